@@ -36,6 +36,7 @@ class FoundBlocks:
         self._models: list[str] = []  # classes of models
         self._trains = False  # a model's first forward had gradients, or an optimizer has stepped
         self._told = False
+        self._began = in_graph.new_number()
         if not stay:
             assignment.when_announced = self._end
 
@@ -80,10 +81,14 @@ class FoundBlocks:
         self._told = True
         if self._assignment.announced and not self._stay:
             self._blocks.use(0)  # restore the modules' own forward
-        elif used := [block.name for block in self._blocks.alive() if _has_run(block)]:
+        elif used := [block.name for block in self._blocks.alive() if self._has_run(block)]:
             self._tell_of(used)
         elif not self._assignment.announced and not self._blocks.met_recomputation():
             self._tell_of_nothing()
+
+    def _has_run(self, block: Block) -> bool:
+        """True if the block has run with gradients, or is a region in a compiled graph."""
+        return block.calls > 0 or block.name in in_graph.names_entered(self._began)
 
     def _tell_of(self, names: list[str]) -> None:
         what = "module is a region" if len(names) == 1 else "modules are regions"
@@ -110,8 +115,3 @@ class FoundBlocks:
             "with gradients. Name modules to make them regions: "
             "EBB_MODULES='*.layers.*'. python -m ebb --list-modules SCRIPT lists their names",
         )
-
-
-def _has_run(block: Block) -> bool:
-    """True if the block has run with gradients, or is a region in a compiled graph."""
-    return block.calls > 0 or block.name in in_graph.names_entered()

@@ -75,9 +75,14 @@ def enter(policy: str, name: str) -> str:
     return f"{outer.split(':')[0] if outer else number}:{number}"
 
 
-def names_entered() -> set[str]:
-    """Names of all regions that Dynamo has traced."""
-    return {name for _, name in _entered.values()}
+def new_number() -> int:
+    """A number below those of all regions that Dynamo traces from now on."""
+    return next(_numbers)
+
+
+def names_entered(since: int = 0) -> set[str]:
+    """Names of the regions that Dynamo has traced since `new_number` returned `since`."""
+    return {name for number, (_, name) in _entered.items() if number > since}
 
 
 # torch.compiler.assume_constant_result sets the same attribute, but imports Dynamo, which takes a
