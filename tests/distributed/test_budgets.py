@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import time
 
 import torch
@@ -206,111 +205,6 @@ def test_a_rank_that_leaves_before_its_plan_stops_no_other():
     dist.barrier()
 
     assert plans == dist.get_rank()
-
-
-def test_an_attempt_after_a_restart_does_not_read_the_plan_of_the_one_before(monkeypatch):
-    prefixes = set()
-    for attempt in ("0", "1"):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
-        monkeypatch.setattr(agreeing, "_sessions", itertools.count())
-        prefixes.add(agreeing.Ranks(None, 0, 2)._prefix)
-    assert len(prefixes) == 2
-
-
-class Store:
-    """A store with the interface of torch's, inside one process."""
-
-    def __init__(self):
-        self.values = {}
-
-    def set(self, key, value):
-        self.values[key] = value
-
-    def get(self, key):
-        return self.values[key]
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
-
-    def add(self, key, number):
-        self.values[key] = self.values.get(key, 0) + number
-        return self.values[key]
-
-    def compare_set(self, key, _expected, value):
-        self.values.setdefault(key, value)
-
-
-def ranks_of(size):
-    store, session = Store(), next(agreeing._sessions)
-    made = []
-    for rank in range(size):
-        made.append(agreeing.Ranks(store, rank, size))
-        made[-1]._prefix = str(session)
-        made[-1].join()
-    return made
-
-
-def offer(kind="a", peak=100, budget=50, base=0, duration=1.0):
-    return agreeing.Offer(kind, peak, budget, duration, base)
-
-
-def plans_of(ranks, offers, looks=1):
-    """Each rank's plan after `looks` looks. A plan here is the offer for which it was made."""
-    found = [None] * len(ranks)
-    for _ in range(looks):
-        for n, (rank, said) in enumerate(zip(ranks, offers, strict=True)):
-            if found[n] is None:
-                is_done, plan = rank.look(said, said is None, lambda most: most)
-                found[n] = plan if is_done else None
-    return found
-
-
-def test_the_rank_that_lacks_most_plans_for_the_largest_values():
-    offers = [
-        offer(peak=100, budget=90, base=5),
-        offer(peak=95, budget=50, base=7, duration=2.0),  # lacks most
-        offer(peak=100, budget=60, base=1),
-        offer(kind="b", peak=7),
-    ]
-    found = plans_of(ranks_of(4), offers, looks=3)
-    together = agreeing.Offer("a", 100, 50, 2.0, 7)
-    assert found == [together] * 3 + [offers[3]]
-    kinds = agreeing._combined([{"rank": n, "offer": vars(o)} for n, o in enumerate(offers)])
-    assert {kind: entry["leader"] for kind, entry in kinds.items()} == {"a": 1, "b": 3}
-
-
-def test_a_rank_that_gave_up_is_not_needed():
-    assert plans_of(ranks_of(3), [offer(), None, offer()], looks=2) == [offer(), None, offer()]
-
-
-def test_a_rank_without_others_offers_plans_alone_after_a_while():
-    first, second = ranks_of(2)
-    for _ in range(agreeing._PATIENCE):
-        assert first.look(offer(), False, lambda most: most) == (False, None)
-    assert first.look(offer(), False, lambda most: most) == (True, offer())
-    assert second.look(None, False, None) == (False, None)
-
-
-def test_a_leader_that_leaves_keeps_no_other_from_its_plan():
-    first, leader = ranks_of(2)
-    assert first.look(offer(), False, lambda most: most) == (False, None)
-    leader._say(offer(peak=1000))
-    for _ in range(2 * agreeing._PATIENCE - 1):
-        assert first.look(offer(), False, lambda most: most) == (False, None)
-    assert first.look(offer(), False, lambda most: most) == (True, offer())
-
-
-def test_a_rank_that_comes_later_gets_the_plan_of_its_kind():
-    [first] = ranks_of(1)
-    assert first.look(offer(), False, lambda most: most) == (True, offer())
-    late = agreeing.Ranks(first._store, 1, 2)
-    late._prefix = first._prefix
-    late.join()
-    assert late.look(offer(peak=1000), False, None) == (True, offer())
-    other = agreeing.Ranks(first._store, 2, 3)
-    other._prefix = first._prefix
-    other.join()
-    assert other.look(offer(kind="b"), False, lambda most: most) == (True, offer(kind="b"))
 
 
 @on_two_ranks

@@ -136,9 +136,11 @@ class Ranks:
         count = self._store.add(self._key("written"), 1)
         if count >= self._store.add(self._key("joined"), 0):
             keys = [self._key("offer", n + 1) for n in range(count)]
-            messages = [json.loads(self._store.get(key)) for key in keys]
-            # offers of ranks that join later do not change the combination
-            self._store.compare_set(self._key("kinds"), "", json.dumps(_combined(messages)))
+            combined = _combined([json.loads(self._store.get(key)) for key in keys])
+            # Ranks that give up in their first step may come before others have joined. A rank that
+            # joins after the first offers changes nothing.
+            if combined:
+                self._store.compare_set(self._key("kinds"), "", json.dumps(combined))
 
     def _key(self, *parts: object) -> str:
         return "/".join(map(str, (self._prefix, *parts)))

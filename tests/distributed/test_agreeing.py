@@ -1,0 +1,187 @@
+"""Offers and plans that ranks exchange through a store, without processes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from ebb._launch import agreeing
+
+
+def test_an_attempt_after_a_restart_does_not_read_the_plan_of_the_one_before(monkeypatch):
+    prefixes = set()
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        monkeypatch.setattr(agreeing, "_sessions", itertools.count())
+        prefixes.add(agreeing.Ranks(None, 0, 2)._prefix)
+    assert len(prefixes) == 2
+
+
+class Store:
+    """A store with the interface of torch's, inside one process."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def get(self, key):
+        return self.values[key]
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def add(self, key, number):
+        self.values[key] = self.values.get(key, 0) + number
+        return self.values[key]
+
+    def compare_set(self, key, _expected, value):
+        self.values.setdefault(key, value)
+
+
+def ranks_of(size):
+    store, session = Store(), next(agreeing._sessions)
+    made = []
+    for rank in range(size):
+        made.append(agreeing.Ranks(store, rank, size))
+        made[-1]._prefix = str(session)
+        made[-1].join()
+    return made
+
+
+def offer(kind="a", peak=100, budget=50, base=0, duration=1.0):
+    return agreeing.Offer(kind, peak, budget, duration, base)
+
+
+def plans_of(ranks, offers, looks=1):
+    """Each rank's plan after `looks` looks. A plan here is the offer for which it was made."""
+    found = [None] * len(ranks)
+    for _ in range(looks):
+        for n, (rank, said) in enumerate(zip(ranks, offers, strict=True)):
+            if found[n] is None:
+                is_done, plan = rank.look(said, said is None, lambda most: most)
+                found[n] = plan if is_done else None
+    return found
+
+
+def test_the_rank_that_lacks_most_plans_for_the_largest_values():
+    offers = [
+        offer(peak=100, budget=90, base=5),
+        offer(peak=95, budget=50, base=7, duration=2.0),  # lacks most
+        offer(peak=100, budget=60, base=1),
+        offer(kind="b", peak=7),
+    ]
+    found = plans_of(ranks_of(4), offers, looks=3)
+    together = agreeing.Offer("a", 100, 50, 2.0, 7)
+    assert found == [together] * 3 + [offers[3]]
+    kinds = agreeing._combined([{"rank": n, "offer": vars(o)} for n, o in enumerate(offers)])
+    assert {kind: entry["leader"] for kind, entry in kinds.items()} == {"a": 1, "b": 3}
+
+
+def test_a_rank_that_gave_up_is_not_needed():
+    assert plans_of(ranks_of(3), [offer(), None, offer()], looks=2) == [offer(), None, offer()]
+
+
+def test_a_rank_that_gives_up_before_others_have_joined_settles_nothing():
+    [first] = ranks_of(1)
+    assert first.look(None, True, None) == (True, None)
+    others = [agreeing.Ranks(first._store, rank, 3) for rank in (1, 2)]
+    for rank in others:
+        rank._prefix = first._prefix
+        rank.join()
+    assert plans_of(others, [offer(peak=3), offer(peak=7)], looks=2) == [offer(peak=7)] * 2
+
+
+def test_a_rank_without_others_offers_plans_alone_after_a_while():
+    first, second = ranks_of(2)
+    for _ in range(agreeing._PATIENCE):
+        assert first.look(offer(), False, lambda most: most) == (False, None)
+    assert first.look(offer(), False, lambda most: most) == (True, offer())
+    assert second.look(None, False, None) == (False, None)
+
+
+def test_a_leader_that_leaves_keeps_no_other_from_its_plan():
+    first, leader = ranks_of(2)
+    assert first.look(offer(), False, lambda most: most) == (False, None)
+    leader._say(offer(peak=1000))
+    for _ in range(2 * agreeing._PATIENCE - 1):
+        assert first.look(offer(), False, lambda most: most) == (False, None)
+    assert first.look(offer(), False, lambda most: most) == (True, offer())
+
+
+def test_a_rank_that_comes_later_gets_the_plan_of_its_kind():
+    [first] = ranks_of(1)
+    assert first.look(offer(), False, lambda most: most) == (True, offer())
+    late = agreeing.Ranks(first._store, 1, 2)
+    late._prefix = first._prefix
+    late.join()
+    assert late.look(offer(peak=1000), False, None) == (True, offer())
+    other = agreeing.Ranks(first._store, 2, 3)
+    other._prefix = first._prefix
+    other.join()
+    assert other.look(offer(kind="b"), False, lambda most: most) == (True, offer(kind="b"))
+
+
+class Schedule:
+    """Ranks whose steps end in a random order, or in turns as collectives enforce.
+
+    Each rank needs some steps to measure. In a random order, ranks may also come late, stop, or
+    give up.
+    """
+
+    def __init__(self, seed, *, in_turns):
+        self.random = random.Random(seed)
+        size = self.random.randint(2, 5)
+        self.ranks = [agreeing.Ranks(Store(), rank, size) for rank in range(size)]
+        for rank in self.ranks:
+            rank._store, rank._prefix = self.ranks[0]._store, ""
+        self.in_turns = in_turns
+        self.offers = [
+            offer(self.random.choice("ab"), self.random.randint(1, 9)) for _ in range(size)
+        ]
+        self.steps_to_measure = [self.random.randint(2, 6) for _ in range(size)]
+        self.give_up = [self.random.random() < 0.15 for _ in range(size)]
+        last = [10**6] * 5 + [self.random.randint(1, 12)]
+        self.last = [self.random.choice(last) for _ in range(size)]
+        self.steps, self.plans = [0] * size, [None] * size
+
+    def run(self):
+        size = len(self.ranks)
+        for turn in range(100 * size):
+            rank = turn % size if self.in_turns else self.random.randrange(size)
+            if self.plans[rank] is None and (self.in_turns or self.steps[rank] < self.last[rank]):
+                self.end_step(rank)
+
+    def end_step(self, n):
+        if self.steps[n] == 0:
+            self.ranks[n].join()
+        self.steps[n] += 1
+        measured = self.steps[n] >= self.steps_to_measure[n]
+        said = self.offers[n] if measured and not self.give_up[n] else None
+        gave_up = measured and self.give_up[n]
+        is_done, plan = self.ranks[n].look(said, gave_up, lambda most: most)
+        if is_done:
+            self.plans[n] = plan or "gave up"
+
+
+def test_no_order_of_steps_leaves_a_rank_without_a_plan():
+    for seed in range(500):
+        schedule = Schedule(seed, in_turns=False)
+        schedule.run()
+        for steps, plan in zip(schedule.steps, schedule.plans, strict=True):
+            assert plan is not None or steps < 6 + 2 * agreeing._PATIENCE + 2, seed
+
+
+def test_ranks_of_a_kind_get_one_plan_if_they_step_together():
+    for seed in range(500):
+        schedule = Schedule(seed, in_turns=True)
+        schedule.run()
+        for kind in "ab":
+            plans = {
+                plan
+                for plan, own in zip(schedule.plans, schedule.offers, strict=True)
+                if own.kind == kind and plan != "gave up"
+            }
+            assert None not in plans, seed
+            assert len(plans) <= 1, seed
