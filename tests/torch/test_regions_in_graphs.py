@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import warnings
 from operator import attrgetter
@@ -341,7 +340,7 @@ def test_gradients_are_those_of_eager(kind, form, policy):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_gradients_are_those_of_eager_in_all_forms(kind, form):
-    for policy, dynamic in itertools.product(POLICIES, (None, True)):
+    for policy, dynamic in zip(POLICIES, (None, True), strict=True):
         torch._dynamo.reset()
         check(kind, form, policy, dynamic=dynamic)
 
@@ -478,8 +477,13 @@ def test_the_log_counts_operators(caplog):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", [Program, Dropout, RandomNumbers, BatchNorm, Attention])
-@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        (Program, "reduce-overhead"),
+        *((kind, None) for kind in (Dropout, RandomNumbers, BatchNorm, Attention)),
+    ],
+)
 def test_inductor_gives_the_gradients_that_it_gives_without_ebb(kind, mode):
     plain, program = kind(), kind()
     expected = steps(plain, torch.compile(plain, mode=mode, fullgraph=True))
