@@ -13,7 +13,7 @@ def test_an_attempt_after_a_restart_does_not_read_the_plan_of_the_one_before(mon
     for attempt in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
         monkeypatch.setattr(agreeing, "_sessions", itertools.count())
-        prefixes.add(agreeing.Ranks(None, 0, 2)._prefix)
+        prefixes.add(agreeing.Ranks(None, 0)._prefix)
     assert len(prefixes) == 2
 
 
@@ -44,7 +44,7 @@ def ranks_of(size):
     store, session = Store(), next(agreeing._sessions)
     made = []
     for rank in range(size):
-        made.append(agreeing.Ranks(store, rank, size))
+        made.append(agreeing.Ranks(store, rank))
         made[-1]._prefix = str(session)
         made[-1].join()
     return made
@@ -86,7 +86,7 @@ def test_a_rank_that_gave_up_is_not_needed():
 def test_a_rank_that_gives_up_before_others_have_joined_settles_nothing():
     [first] = ranks_of(1)
     assert first.look(None, True, None) == (True, None)
-    others = [agreeing.Ranks(first._store, rank, 3) for rank in (1, 2)]
+    others = [agreeing.Ranks(first._store, rank) for rank in (1, 2)]
     for rank in others:
         rank._prefix = first._prefix
         rank.join()
@@ -113,11 +113,11 @@ def test_a_leader_that_leaves_keeps_no_other_from_its_plan():
 def test_a_rank_that_comes_later_gets_the_plan_of_its_kind():
     [first] = ranks_of(1)
     assert first.look(offer(), False, lambda most: most) == (True, offer())
-    late = agreeing.Ranks(first._store, 1, 2)
+    late = agreeing.Ranks(first._store, 1)
     late._prefix = first._prefix
     late.join()
     assert late.look(offer(peak=1000), False, None) == (True, offer())
-    other = agreeing.Ranks(first._store, 2, 3)
+    other = agreeing.Ranks(first._store, 2)
     other._prefix = first._prefix
     other.join()
     assert other.look(offer(kind="b"), False, lambda most: most) == (True, offer(kind="b"))
@@ -133,7 +133,7 @@ class Schedule:
     def __init__(self, seed, *, in_turns):
         self.random = random.Random(seed)
         size = self.random.randint(2, 5)
-        self.ranks = [agreeing.Ranks(Store(), rank, size) for rank in range(size)]
+        self.ranks = [agreeing.Ranks(Store(), rank) for rank in range(size)]
         for rank in self.ranks:
             rank._store, rank._prefix = self.ranks[0]._store, ""
         self.in_turns = in_turns

@@ -51,10 +51,9 @@ class Offer:
 class Ranks:
     """Connects this rank to the other ranks of the job."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
+    def __init__(self, store: Any, rank: int) -> None:
         self._store = store
         self._rank = rank
-        self._size = size
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may reuse the store
         self._prefix = f"ebb/budget/{attempt}/{next(_sessions)}"
         self._has_called = False  # True if this rank has asked the others to measure
@@ -190,4 +189,4 @@ def ranks_of_job() -> Ranks | None:
     except Exception as error:  # the function is internal to torch; some backends have no store
         log.info("budget: the process group has no store, so this rank plans alone: %s", error)
         return None
-    return Ranks(store, dist.get_rank(), dist.get_world_size())
+    return Ranks(store, dist.get_rank())

@@ -19,7 +19,7 @@ from _ebb_switches import is_set
 from ebb import _C
 from ebb._launch.agreeing import Offer, Ranks, has_ranks, ranks_of_job
 from ebb._launch.assignment import Assignment, InCall
-from ebb._launch.budgeted import Blocks, CallAround
+from ebb._launch.budgeted import Blocks, CallAround, is_compiled
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
@@ -30,7 +30,6 @@ from ebb._plan.measured import Measured
 from ebb._plan.measuring import device_of
 from ebb._plan.memory_limit import free
 from ebb._plan.plan import plan_of
-from ebb._region.tracing import is_optimized_module
 from ebb._report import planned
 from ebb._report.planned import ReportedPlan
 from ebb._support.job import is_first
@@ -131,7 +130,7 @@ class Budget:
         try:
             self._models.add(model)
             names = self.blocks.add(model, recompute_all)
-            self._has_compiled |= any(is_optimized_module(inner) for inner in model.modules())
+            self._has_compiled |= any(map(is_compiled, model.modules()))
             if names and torch.is_grad_enabled():
                 self._announce(names)
         except Exception as error:

@@ -206,7 +206,7 @@ class Blocks:
             candidates = block_candidates(root)
             wanted = set(candidates[min(self.candidate, len(candidates) - 1)])
         compiled = {
-            inner for module in root.modules() if _is_compiled(module) for inner in module.modules()
+            inner for module in root.modules() if is_compiled(module) for inner in module.modules()
         }
         found = [
             (plain, _inside(module)) for name, plain, module in modules_of(root) if name in wanted
@@ -375,7 +375,7 @@ def _can_be_around(module: torch.nn.Module) -> bool:
     """True if a module with blocks inside can be a region around them."""
     marks = marks_of(module)
     is_free = can_mark(module) and (marks is None or marks.region is None)
-    return is_free and not isinstance(module, torch.jit.ScriptModule) and not _is_compiled(module)
+    return is_free and not isinstance(module, torch.jit.ScriptModule) and not is_compiled(module)
 
 
 def _is_region(module: torch.nn.Module) -> bool:
@@ -391,6 +391,7 @@ def _inside(module: torch.nn.Module) -> torch.nn.Module:
     return (is_optimized_module(module) and module._modules["_orig_mod"]) or module
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
+def is_compiled(module: torch.nn.Module) -> bool:
+    """True if torch.compile has compiled the module, also in place."""
     compiled: bool = module._compiled_call_impl is not None
     return compiled or is_optimized_module(module)

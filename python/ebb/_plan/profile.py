@@ -172,7 +172,7 @@ def profile_of(fields: dict[str, Any]) -> Profile:
 def from_first_operator(profile: Profile) -> tuple[Profile, int]:
     """The profile without the frees, before its first operator, of memory that is older than the
     step; and the bytes of these frees. See Note [Where a step begins]."""
-    first = min((operator.start for operator in profile.operators), default=0.0)
+    first = _first_start(profile)
     known: set[int] = set()
     kept, freed = [], 0
     for event in profile.allocations:
@@ -187,19 +187,20 @@ def from_first_operator(profile: Profile) -> tuple[Profile, int]:
 
 def without_evaluation(profile: Profile) -> Profile:
     """The profile without memory that was allocated and freed before its first operator."""
-    first = min((operator.start for operator in profile.operators), default=0.0)
-    kept: list[tuple[float, int, int]] = []
-    began: dict[int, int] = {}  # by address: where the allocation is in `kept`
-    dropped = set()
-    for event in profile.allocations:
-        time, address, nbytes = event
+    first = _first_start(profile)
+    began: dict[int, int] = {}  # by address: index of the last allocation
+    dropped: set[int] = set()
+    for n, (time, address, nbytes) in enumerate(profile.allocations):
         if nbytes > 0:
-            began[address] = len(kept)
+            began[address] = n
         elif time < first and address in began:
-            dropped |= {began.pop(address), len(kept)}
-        kept.append(event)
-    allocations = tuple(event for n, event in enumerate(kept) if n not in dropped)
-    return replace(profile, allocations=allocations)
+            dropped |= {began.pop(address), n}
+    kept = tuple(event for n, event in enumerate(profile.allocations) if n not in dropped)
+    return replace(profile, allocations=kept)
+
+
+def _first_start(profile: Profile) -> float:
+    return min((operator.start for operator in profile.operators), default=0.0)
 
 
 def median_of(profiles: list[Profile]) -> Profile:

@@ -7,7 +7,7 @@ import itertools
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -132,15 +132,13 @@ def _install() -> None:
 def _tag(module: torch.fx.GraphModule) -> None:
     nodes = list(module.graph.nodes)
     forward = [n for n in nodes if n.meta.get("partitioner_tag") == "is_forward"]
-    regions = [n for n in forward if _annotation(n).get(REGION) and "recompute" not in n.meta]
+    regions = [n for n in forward if _region(n) and "recompute" not in n.meta]
     if not regions:
         return
     written = _written_inputs(nodes)
     if written is None:
         log.warning("ebb: a compiled graph's written inputs are unknown: regions do nothing in it")
         return
-    for node in regions:
-        node.meta["ac_graph_id"] = int(_annotation(node)[REGION].split(":")[0])
     _decide(regions)
     needed, has_objects = _needed_in_forward(nodes), _has_objects(nodes)
     _save(
@@ -154,6 +152,22 @@ def _tag(module: torch.fx.GraphModule) -> None:
 def _annotation(node: torch.fx.Node) -> dict[str, Any]:
     custom = node.meta.get("custom")
     return custom if isinstance(custom, dict) else {}
+
+
+def _region(node: torch.fx.Node) -> list[int]:
+    """The numbers of the node's unit and region, see `enter`; empty outside of regions."""
+    return [int(number) for number in _annotation(node).get(REGION, "").split(":") if number]
+
+
+def _values(node: torch.fx.Node) -> Sequence[Any]:
+    """The operator's outputs, as fake tensors."""
+    value = node.meta.get("val")
+    return value if isinstance(value, (tuple, list)) else [value]
+
+
+def _items(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The nodes of the single outputs, if the operator has several."""
+    return [user for user in node.users if user.target is operator.getitem]
 
 
 def _written_inputs(nodes: list[torch.fx.Node]) -> set[torch.fx.Node] | None:
@@ -197,7 +211,8 @@ def _decide(nodes: Iterable[torch.fx.Node]) -> None:
     deciders: dict[int, Decider | None] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for node in nodes:
-        number = int(_annotation(node)[REGION].split(":")[1])
+        unit, number = _region(node)
+        node.meta["ac_graph_id"] = unit
         policy_number, name = _entered.get(number, ("", ""))
         if number not in deciders:
             policy = policy_of_number(policy_number)
@@ -209,7 +224,8 @@ def _decide(nodes: Iterable[torch.fx.Node]) -> None:
         for saved, marked in _marks(node, decider, results):
             tag = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
             marked.meta["recompute"] = tag
-        counts[name, "recomputed" if _is_recomputed(node) else "saved"] += 1
+        is_saved = node.meta["recompute"] == CheckpointPolicy.MUST_SAVE
+        counts[name, "saved" if is_saved else "recomputed"] += 1
     for name in dict.fromkeys(name for name, _ in counts):
         log.info(
             "region %s in a compiled graph: %d operators saved, %d recomputed",
@@ -221,13 +237,11 @@ def _decide(nodes: Iterable[torch.fx.Node]) -> None:
 
 def _results(node: torch.fx.Node) -> list[Result | None]:
     """An operator's outputs, None for an output that is no tensor; empty if none is a tensor."""
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else [value]
     results = [
         Result(_hint(v.numel() * v.element_size()), v.dtype)
         if isinstance(v, torch.Tensor)
         else None
-        for v in values
+        for v in _values(node)
     ]
     return results if any(result is not None for result in results) else []
 
@@ -252,17 +266,12 @@ def _marks(
     saved = [namespace not in ("aten", "prims") or d not in MADE_AGAIN for d in decisions]
     if not isinstance(node.meta["val"], (tuple, list)):
         return [(saved[0], node)]
-    items = [(saved[user.args[1]], user) for user in node.users if user.target is operator.getitem]  # type: ignore[index]
-    return [(all(saved), node), *items]
-
-
-def _is_recomputed(node: torch.fx.Node) -> bool:
-    return node.meta.get("recompute") == CheckpointPolicy.PREFER_RECOMPUTE
+    return [(all(saved), node), *((saved[item.args[1]], item) for item in _items(node))]  # type: ignore[index]
 
 
 def _save(nodes: Iterable[torch.fx.Node]) -> None:
     for node in nodes:
-        for result in (node, *(user for user in node.users if user.target is operator.getitem)):
+        for result in (node, *_items(node)):
             result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
@@ -279,9 +288,7 @@ def _has_objects(nodes: list[torch.fx.Node]) -> bool:
 
 
 def _is_small_on_cpu(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else [value]
-    on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+    on_cpu = all(v.device.type == "cpu" for v in _values(node) if isinstance(v, torch.Tensor))
     return on_cpu and sum(r.nbytes for r in _results(node) if r is not None) < _GENERATOR_STATE
 
 
@@ -307,7 +314,8 @@ def _save_dependents(forward: list[torch.fx.Node], written: set[torch.fx.Node]) 
             dependent.update(statistics)
             continue
         dependent.add(node)
-        if _is_view(node):
+        maker = node.args[0] if node.target is operator.getitem else node
+        if _is_view(maker):
             node.meta.pop("recompute", None)  # a saved view of the input shows the new contents
         else:
             _save([node])
@@ -327,11 +335,10 @@ def _statistics(node: torch.fx.Node, dependent: set[torch.fx.Node]) -> list[torc
     if node.target not in _BATCH_NORMS or not is_training or dependent & read:
         return None
     last = len(node.meta["val"])
-    return [user for user in node.users if user.args[1] in (last - 2, last - 1)]
+    return [item for item in _items(node) if item.args[1] in (last - 2, last - 1)]
 
 
-def _is_view(node: torch.fx.Node) -> bool:
+def _is_view(node: Any) -> bool:
     schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return node.target is operator.getitem
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    results = () if schema is None else schema.returns
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in results)

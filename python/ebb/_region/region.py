@@ -76,10 +76,10 @@ class _TracedRegion:
         root: torch.nn.Module | None = None,
     ) -> None:
         _check_region(name, escapes, root)
-        self._settings = (policy, name, "keep")
+        self._policy, self._name, self._escapes = policy, name, escapes
 
     def __enter__(self) -> _TracedRegion:
-        self._context = _annotated(*self._settings)
+        self._context = _annotated(self._policy, self._name)
         self._context.__enter__()
         return self
 
@@ -90,13 +90,15 @@ class _TracedRegion:
         pass
 
     def __call__(self, function: F) -> F:
-        return functools.partial(run_in_region, self._settings, function)  # type: ignore[return-value]
+        return functools.partial(  # type: ignore[return-value]
+            run_in_region, (self._policy, self._name, self._escapes), function
+        )
 
 
 @contextmanager
-def _annotated(policy: Policy | None, name: str | None, _: str) -> Iterator[None]:
-    """Marks what Dynamo traces inside as operators of a region with these settings."""
-    number = (policy or _policies.recompute_all)._number
+def _annotated(policy: Policy | None, name: str | None) -> Iterator[None]:
+    """Marks the operators that Dynamo traces inside as those of a region."""
+    number = _check_policy(policy)._number
     annotation = {in_graph.REGION: in_graph.enter(number, name or "region")}
     with torch.fx.traceback.annotate(annotation):
         yield
@@ -290,7 +292,7 @@ def run_in_region(
     """Call a function in a region with these settings, and return its results."""
     policy, name, escapes = settings
     if is_dynamo_compiling():
-        with _annotated(*settings):
+        with _annotated(policy, name):
             return function(*args, **kwargs)
     with region(policy, name, escapes=escapes) as entered:
         results = function(*args, **kwargs)
