@@ -108,6 +108,19 @@ def pytest_runtest_call(item):
 
 
 @pytest.fixture
+def fresh_dynamo():
+    """Dynamo without compiled functions, and the settings of AOTAutograd that ebb changes."""
+    import torch._dynamo
+    from torch._functorch import config
+
+    torch._dynamo.reset()
+    before = config.joint_custom_pass, config.enable_autograd_cache
+    yield
+    config.joint_custom_pass, config.enable_autograd_cache = before
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def no_objects_left():
     """The test must free every recipe and handle that it made."""
     gc.collect()

@@ -8,13 +8,12 @@ import pytest
 import torch
 from own_checkpointing import (
     check_left_alone,
+    check_offloading,
     check_regions,
     cuda_is_cpu,
+    in_context,
     plain,
-    same,
     stack,
-    taken_over,
-    train,
     without_dropout,
 )
 from torch.utils.checkpoint import checkpoint
@@ -38,24 +37,11 @@ def test_the_offloading_checkpointer_is_left_alone(monkeypatch, capfd):
 
 
 def test_hooks_that_offload(capfd):
-    def make():
-        model, loss = stack(partial(checkpoint, use_reentrant=False))()
+    def offloads():
+        return hooks.CheckpointHiddenStatesOffload(use_pin_memory=False, use_streams=False)
 
-        def inside():
-            with hooks.CheckpointHiddenStatesOffload(use_pin_memory=False, use_streams=False):
-                return loss()
-
-        return model, inside
-
-    expected = train(make)
-    capfd.readouterr()
-    with taken_over(finds_blocks=True):
-        found = train(make)
-
-    assert same(found, expected)
-    assert found.entered == 4
-    line = "ebb: CheckpointHiddenStatesOffload does not offload the tensors that regions save"
-    assert line in capfd.readouterr().err
+    own = in_context(stack(partial(checkpoint, use_reentrant=False)), offloads)
+    check_offloading(stack(plain), own, capfd, "CheckpointHiddenStatesOffload")
 
 
 def test_selective_checkpointing():

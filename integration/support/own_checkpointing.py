@@ -6,7 +6,7 @@ import importlib
 import importlib.abc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
@@ -180,6 +180,36 @@ def check_left_alone(eager: Make | None, own: Make, capfd: Any, line: str) -> No
     assert with_ebb.held <= 1.01 * by_itself.held + 2**10
     assert len(said) == 1, said
     assert said[0].startswith(line)
+
+
+def in_context(make: Make, context: Callable[[], AbstractContextManager[Any]]) -> Make:
+    """The steps of `make`, each inside a context that `context` makes."""
+
+    def made() -> tuple[nn.Module, Loss]:
+        model, loss = make()
+
+        def inside() -> Tensor:
+            with context():
+                return loss()
+
+        return model, inside
+
+    return made
+
+
+def check_offloading(eager: Make, own: Make, capfd: Any, hooks: str) -> None:
+    """Checks that layers inside of the framework's offloading hooks become regions, and that ebb
+    says that the hooks, of class `hooks`, do not offload the tensors that regions save."""
+    by_itself = train(own)
+    capfd.readouterr()
+    with taken_over(finds_blocks=True):
+        found = train(own)
+
+    assert same(found, by_itself)
+    assert same(found, train(eager))
+    assert found.entered == 4
+    line = f"ebb: {hooks} does not offload the tensors that regions save"
+    assert line in capfd.readouterr().err
 
 
 def tiny_llama(

@@ -8,6 +8,7 @@ from own_checkpointing import (
     absent,
     check_regions,
     cuda_is_cpu,
+    in_context,
     load,
     plain,
     same,
@@ -41,22 +42,9 @@ def offloads(monkeypatch):
     return lambda: offloading.OffloadActivations(use_pin_memory=False, use_streams=False)
 
 
-def offloaded(offloads):
-    def make():
-        model, loss = checkpointed()
-
-        def inside():
-            with offloads():
-                return loss()
-
-        return model, inside
-
-    return make
-
-
 def test_offloading_around_checkpoints(offloads, capfd):
     with taken_over():
-        found = train(offloaded(offloads))
+        found = train(in_context(checkpointed, offloads))
 
     assert same(found, train(stack(plain)))
     assert found.entered == 4

@@ -7,7 +7,16 @@ import types
 
 import pytest
 import stand_in
-from own_checkpointing import plain, said_by_ebb, same, stack, taken_over, train
+from own_checkpointing import (
+    check_offloading,
+    in_context,
+    plain,
+    said_by_ebb,
+    same,
+    stack,
+    taken_over,
+    train,
+)
 
 from ebb._launch.frameworks import takeover as frameworks
 
@@ -46,20 +55,6 @@ def test_its_checkpoint_is_left_alone(distributed, reentrant, capfd):
 
 
 def test_its_offloading(capfd):
-    def make():
-        model, loss = stack(plain)()
-        context, _ = stand_in.get_cpu_offload_context()
-
-        def inside():
-            with context:
-                return loss()
-
-        return model, inside
-
-    with taken_over(finds_blocks=True):
-        found = train(make)
-
-    assert same(found, train(stack(plain)))
-    assert found.entered == 4
-    line = "ebb: OffloadSynchronizer does not offload the tensors that regions save"
-    assert line in capfd.readouterr().err
+    context, _ = stand_in.get_cpu_offload_context()
+    own = in_context(stack(plain), lambda: context)
+    check_offloading(stack(plain), own, capfd, "OffloadSynchronizer")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from own_checkpointing import said_by_ebb, same, taken_over, tiny_llama, train
+from own_checkpointing import (
+    in_context,
+    said_by_ebb,
+    same,
+    taken_over,
+    tiny_llama,
+    train,
+)
 
 import ebb
 
@@ -44,14 +51,13 @@ def test_its_setting_beside_gradient_checkpointing(offloads, capfd):
     """The checkpointed layers become regions; a line says that these are not offloaded."""
 
     def make():
-        model, step = tiny_llama(True)
+        return tiny_llama(True)
 
-        def inside():
-            with offloading.OffloadActivations(use_pin_memory=False, use_streams=False):
-                return step()
+    def offloading_hooks():
+        return offloading.OffloadActivations(use_pin_memory=False, use_streams=False)
 
-        return model, inside if offloads else step
-
+    if offloads:
+        make = in_context(make, offloading_hooks)
     expected = train(make)
     capfd.readouterr()
     with taken_over(finds_blocks=True):

@@ -90,6 +90,18 @@ def sharded(model, mesh, **settings):
     return fully_shard(model, mesh=mesh, **settings)
 
 
+def resharded(how, model, mesh, block):
+    """Sharded by FSDP1 or FSDP2, which frees the parameters of each `block` after its forward."""
+    if how == "fsdp2":
+        return sharded(model, mesh, reshard_after_forward=True)
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({block}),
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+
+
 @pytest.mark.parametrize("order", ["apply first", "shard first"])
 @pytest.mark.parametrize("reshard", [True, False], ids=["resharded", "gathered"])
 @on_two_ranks
@@ -177,21 +189,11 @@ def test_a_with_block_around_several_units():
 def test_a_region_around_several_units_moves_to_them(how, order):
     mesh = init_device_mesh("cpu", (2,))
 
-    def shard(model):
-        if how == "fsdp2":
-            return sharded(model, mesh, reshard_after_forward=True)
-        return FullyShardedDataParallel(
-            model,
-            auto_wrap_policy=ModuleWrapPolicy({Block}),
-            use_orig_params=True,
-            device_id=torch.device("cpu"),
-        )
-
     def train(inside):
         model = Net()
         if order == "apply first":
             inside.apply(model, "")
-        model = shard(model)
+        model = resharded(how, model, mesh, Block)
         if order == "shard first":
             inside.apply(model, "")
         return train_steps(model)
@@ -263,22 +265,12 @@ def test_placeholders_come_back_after_parameters(how, order):
     """Both want to be first in a block's backward: ebb needs what the other one gathers."""
     mesh = init_device_mesh("cpu", (2,))
 
-    def shard(model):
-        if how == "fsdp2":
-            return sharded(model, mesh, reshard_after_forward=True)
-        return FullyShardedDataParallel(
-            model,
-            auto_wrap_policy=ModuleWrapPolicy({KeepsHidden}),
-            use_orig_params=True,
-            device_id=torch.device("cpu"),
-        )
-
     def train(inside):
         model = Net()
         model.layers = torch.nn.ModuleList(KeepsHidden() for _ in range(3))
         if order == "apply first":
             inside.apply(model, "layers.*", escapes="placeholder")
-        model = shard(model)
+        model = resharded(how, model, mesh, KeepsHidden)
         if order == "shard first":
             inside.apply(model, "layers.*", escapes="placeholder")
         return train_and_read(model, inside)

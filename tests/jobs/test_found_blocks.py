@@ -179,10 +179,10 @@ def in_place(model):
     return model
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("compiled", [whole, each, in_place])
 def test_compiled_blocks_are_regions_in_their_graphs(install, capsys, compiled):
     def steps():
-        torch._dynamo.reset()
         torch.manual_seed(0)
         model = Net(dropout=0.0)
         call = compiled(model)
@@ -198,12 +198,7 @@ def test_compiled_blocks_are_regions_in_their_graphs(install, capsys, compiled):
 
     eager_saved, expected = steps()
     install()
-    before = torch._functorch.config.joint_custom_pass
-    try:
-        saved, found = steps()
-    finally:
-        torch._functorch.config.joint_custom_pass = before
-        torch._dynamo.reset()
+    saved, found = steps()
 
     assert all(map(torch.equal, found, expected))
     assert max(saved) < 0.4 * min(eager_saved)
@@ -226,16 +221,11 @@ def saved_bytes(node, model):
     return sum(nbytes for at, nbytes in found.items() if at not in own)
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_checkpoints_in_compiled_code_are_named(install, capsys):
-    torch._dynamo.reset()
-    before = torch._functorch.config.joint_custom_pass
     install()
-    try:
-        job = Job(checkpoints=True)
-        job.model.compile(backend="aot_eager")
-        job.train(3)
-    finally:
-        torch._functorch.config.joint_custom_pass = before
-        torch._dynamo.reset()
+    job = Job(checkpoints=True)
+    job.model.compile(backend="aot_eager")
+    job.train(3)
     told = lines(capsys)
     assert all("does not call torch.utils.checkpoint" not in line for line in told), told

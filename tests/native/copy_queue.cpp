@@ -63,7 +63,8 @@ bool CopyQueue::allRan(const Clock& clock) const {
 }
 
 void CopyQueue::runBefore(const Clock& clock) {
-  // What a copy runs after was queued before it, so this order is a right one.
+  // Each copy follows the copies that it waits for in the queue. So the loop collects due copies
+  // from the back, and runs them from the front.
   std::deque<Copy> rest;
   std::vector<Copy> due;
   Clock needed = clock;

@@ -12,6 +12,8 @@ from torch import nn
 import ebb
 from ebb._launch import takeover
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 class Block(nn.Module):
     def __init__(self, width: int = 8) -> None:
@@ -59,13 +61,6 @@ class Counting:
             bw_compiler=count(self.backward),
             partition_fn=min_cut_rematerialization_partition,
         )
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "torchtitan"])

@@ -1,0 +1,162 @@
+"""What compiled graphs save under the policies of their regions, and what ebb says of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+from compiled_programs import Wide, WritesInside
+from torch import nn
+from torch._functorch import config
+
+import ebb
+from ebb._region import in_graph, tracing
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+R = ebb.Rule
+
+
+def saved_bytes(policy, **options):
+    """Bytes that the compiled graph saves for backward, without parameters."""
+    torch._dynamo.reset()
+    program = Wide()
+    if policy is not None:
+        ebb.apply(program, policy, "")
+    y = torch.compile(program, fullgraph=True, **({"backend": "aot_eager"} | options))(
+        torch.randn(4, 8)
+    )
+    own = {p.untyped_storage().data_ptr() for p in program.parameters()}
+    storages = {t.untyped_storage().data_ptr(): t for t in y.grad_fn.saved_tensors}
+    return sum(t.untyped_storage().nbytes() for at, t in storages.items() if at not in own)
+
+
+X, H = 4 * 8 * 4, 4 * 256 * 4  # bytes of a narrow and of a wide activation
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("policy", "bytes_"),
+    [
+        (None, 4 * H + 3 * X),
+        (ebb.policies.recompute_all, X),
+        (ebb.Policy({"aten::addmm": ebb.SAVE}), 2 * H + 2 * X),
+        (ebb.Policy([R("aten::addmm", ebb.SAVE, nth=1)]), H + X),
+        (ebb.Policy([R("aten::addmm", ebb.SAVE, every=2)]), 2 * X),
+        (ebb.Policy([R("aten::addmm", ebb.SAVE, min_bytes=H)]), 2 * H + X),
+        (ebb.Policy([R("aten::addmm", ebb.SAVE, max_bytes=X)]), 2 * X),
+        (ebb.Policy([R("*", ebb.SAVE, dtype="float64")]), X),
+        (ebb.Policy([R("*", ebb.SAVE, module="up")]), 2 * H + X),
+        (ebb.Policy([R("*", ebb.SAVE, module="up", nth=1, per_module=True)]), X),
+        (ebb.Policy([R("*", ebb.SAVE, module="down")]), 2 * X),
+    ],
+)
+def test_a_graph_saves_what_the_policy_says(policy, bytes_, dynamic):
+    assert saved_bytes(policy, dynamic=dynamic) == bytes_
+
+
+def test_what_a_graph_cannot_do_is_said_once():
+    in_graph._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="OFFLOAD and PAGE mean SAVE"):
+        offloaded = saved_bytes(ebb.Policy({"aten::addmm": ebb.OFFLOAD}))
+    assert offloaded == 2 * H + 2 * X
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="ebb:")
+        saved_bytes(ebb.Policy([R("aten::addmm", ebb.SAVE, name="h")]))
+
+
+def test_the_users_pass_on_the_joint_graph_still_runs():
+    seen = []
+
+    def own(graph, inputs):
+        seen.append([n.meta.get("recompute") for n in graph.graph.nodes])
+        return graph
+
+    config.joint_custom_pass = own
+    assert saved_bytes(ebb.policies.recompute_all) == X
+    assert len(seen) == 1
+    assert set(seen[0]) == {None}
+
+
+@pytest.mark.sweep
+def test_caches_that_do_not_know_the_policy_are_off():
+    config.enable_autograd_cache = True
+    found = [saved_bytes(p, backend="inductor") for p in (None, ebb.policies.recompute_all)]
+    assert not config.enable_autograd_cache
+    assert found[1] == X < found[0]
+
+
+@pytest.mark.parametrize("lost", ["the output's", "the inputs'"])
+def test_regions_do_nothing_if_written_inputs_are_unknown(lost, caplog, monkeypatch):
+    tag = in_graph._tag
+
+    def forgets(graph):
+        for node in graph.graph.nodes:
+            if node.op == {"the output's": "output", "the inputs'": "placeholder"}[lost]:
+                node.meta.pop("desc", None)
+        tag(graph)
+        assert all("recompute" not in node.meta for node in graph.graph.nodes)
+
+    monkeypatch.setattr(in_graph, "_tag", forgets)
+    with caplog.at_level(logging.WARNING, "ebb"):
+        program = WritesInside()
+        ebb.apply(program, ebb.policies.recompute_all, "")
+        # This backend's graph returns the new contents of inputs; aot_eager's writes in place.
+        compiled = torch.compile(program, backend="aot_eager_decomp_partition")
+        compiled(torch.randn(4, 8))
+    assert "written inputs are unknown: regions do nothing" in caplog.text
+
+
+def test_another_policy_is_another_graph():
+    program = Wide()
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    found = []
+    for policy in (ebb.policies.recompute_all, ebb.policies.save_all, None):
+        handle = ebb.apply(program, policy, "") if policy else None
+        y = compiled(torch.randn(4, 8))
+        found.append(len(y.grad_fn.saved_tensors))
+        if handle:
+            handle.remove()
+    assert found[0] < found[1] == found[2]
+
+
+def test_an_exported_program_has_no_regions():
+    program = Wide()
+    ebb.apply(program, ebb.policies.recompute_all, "")
+    tracing._warn.cache_clear()
+    with pytest.warns(UserWarning, match="regions have no effect under torch.export"):
+        exported = torch.export.export(program, (torch.randn(4, 8),), strict=True)
+    notes = [node.meta.get("custom") or {} for node in exported.graph.nodes]
+    assert not any(note.get(in_graph.REGION) for note in notes)
+
+
+def test_the_log_counts_operators(caplog):
+    with caplog.at_level(logging.INFO, "ebb"):
+        saved_bytes(ebb.policies.save_matmuls)
+    assert "region Wide in a compiled graph: 4 operators saved, " in caplog.text
+
+
+def test_a_policy_as_an_argument_of_the_compiled_function():
+    linear = nn.Linear(8, 8)
+
+    def function(x, policy):
+        with ebb.region(policy):
+            return linear(x.sin()).exp().sin()
+
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    x = torch.randn(4, 8)
+    counts = []
+    for name in ("recompute_all", "save_all", "save_matmuls", "recompute_all"):
+        counts.append(len(compiled(x, getattr(ebb.policies, name)).grad_fn.saved_tensors))
+    assert counts[0] == counts[3] != counts[1]
+
+
+@pytest.mark.parametrize("wrong", [{"escapes": "bogus"}, {"name": 3}, {"root": 3}, {"nonsense": 1}])
+def test_wrong_arguments_of_a_region_in_a_graph(wrong):
+    def function(x):
+        with ebb.region(**wrong):
+            return x.sin()
+
+    with pytest.raises((TypeError, ValueError, torch._dynamo.exc.Unsupported)):
+        torch.compile(function, backend="aot_eager", fullgraph=True)(torch.ones(1))
