@@ -246,8 +246,9 @@ def test_smaller_steps_are_measured_anew(install, told):
 
     found.train(watch._STEPS_BELOW + PLANNED)
 
-    assert regions(found.model) == {}
-    assert "steps allocate less than planned" in "".join(told())
+    lines = told()
+    assert regions(found.model) == {}, lines
+    assert "steps allocate less than planned" in "".join(lines)
 
 
 # Jobs that had no plan ----------------------------------------------------------------------------
