@@ -75,6 +75,7 @@ def stack(wrap: Callable[[Layer], Callable[[Tensor], Tensor]]) -> Made:
 
 
 def megatron(**settings: Any) -> Made:
+    from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.transformer import TransformerConfig
@@ -87,7 +88,14 @@ def megatron(**settings: Any) -> Made:
         use_cpu_initialization=True,
         **settings,
     )
-    model = GPTModel(config, get_gpt_layer_local_spec(), WORDS, TOKENS)
+    model = GPTModel(
+        config,
+        get_gpt_layer_local_spec(num_experts=config.num_moe_experts),
+        WORDS,
+        TOKENS,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+    )
     words = torch.randint(WORDS, (ROWS, TOKENS + 1))
     positions = torch.arange(TOKENS).expand(ROWS, TOKENS)
     hidden = torch.ones(1, 1, TOKENS, TOKENS).triu(1) > 0
@@ -228,24 +236,28 @@ CASES: dict[str, tuple[Callable[[], Made], Callable[[], Made]]] = {
 }
 
 
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes Megatron-Core run without CUDA and TransformerEngine."""
+    import megatron_on_cpu
+    from megatron.core.tensor_parallel import random
+
+    megatron_on_cpu.stub(monkeypatch)
+    # CheckpointWithoutOutput uses these names, which TransformerEngine would provide.
+    no_fp8 = SimpleNamespace(is_fp8_enabled=lambda: False)
+    monkeypatch.setattr(random, "FP8GlobalStateManager", no_fp8, raising=False)
+    for name in ("activation_recompute_forward", "fp8_autocast"):
+        monkeypatch.setattr(random, name, lambda **_: contextlib.nullcontext(), raising=False)
+
+
 @contextlib.contextmanager
 def one_rank() -> Iterator[None]:
     """A process group of one, and Megatron without CUDA, if Megatron is installed."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
-            import megatron_on_cpu
             from megatron.core import parallel_state
-            from megatron.core.tensor_parallel import random
 
-            megatron_on_cpu.stub(monkeypatch)
-            # CheckpointWithoutOutput uses these names, which TransformerEngine would provide.
-            no_fp8 = SimpleNamespace(is_fp8_enabled=lambda: False)
-            monkeypatch.setattr(random, "FP8GlobalStateManager", no_fp8, raising=False)
-            for name in ("activation_recompute_forward", "fp8_autocast"):
-                monkeypatch.setattr(
-                    random, name, lambda **_: contextlib.nullcontext(), raising=False
-                )
+            on_cpu(monkeypatch)
             parallel_state.initialize_model_parallel()
         except ImportError:
             pass
