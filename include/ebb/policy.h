@@ -77,6 +77,9 @@ EBB_API PolicyPtr torchtitan();
 // Recomputes everything, and offloads inputs that a function outside the region has computed.
 EBB_API PolicyPtr offloadInputs();
 
+// Recomputes everything, including the results of collectives. All ranks must run the same regions.
+EBB_API PolicyPtr recomputeCollectives();
+
 // Policies under JAX's names. dotsSaveable() saves all matrix products; the others save or offload
 // only products without batch dimensions. All else is recomputed. Source: https://docs.jax.dev,
 // jax.checkpoint_policies

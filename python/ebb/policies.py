@@ -29,6 +29,7 @@ __all__ = [
     "offload_dot_with_no_batch_dims",
     "offload_inputs",
     "recompute_all",
+    "recompute_collectives",
     "save_all",
     "save_and_offload_only_these_names",
     "save_matmuls",
@@ -62,6 +63,11 @@ save_matmuls: Policy = _preset("save_matmuls")
 offload_inputs: Policy = _preset("offload_inputs")
 """Recomputes everything, and offloads the region's inputs that have a ``grad_fn``: the activations
 between blocks."""
+
+recompute_collectives: Policy = _preset("recompute_collectives")
+"""Recomputes everything, including the results of collectives, which other presets save. All ranks
+must run the same regions, and their backward in the same order: ebb compares the ranks' collectives
+and raises RuntimeError where they differ."""
 
 torchtitan: Policy = _preset("torchtitan")
 """torchtitan's SelectiveAC: saves attention, collectives and every second matrix product.

@@ -140,6 +140,7 @@ void bindPolicy(py::module_& module) {
   module.def(
       "offload_dot_with_no_batch_dims", [] { return PyPolicy{offloadDotWithNoBatchDims()}; });
   module.def("offload_inputs", [] { return PyPolicy{offloadInputs()}; });
+  module.def("recompute_collectives", [] { return PyPolicy{recomputeCollectives()}; });
 }
 
 }  // namespace ebb::bindings

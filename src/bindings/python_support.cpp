@@ -84,6 +84,14 @@ void tellUnrepeatable(const std::string& op, const std::string& region, size_t b
   }
 }
 
+std::string compareCollectives(
+    const std::string& group, const std::string& region, const std::string& collectives) {
+  py::gil_scoped_acquire gil;
+  const py::object why =
+      helper("ebb._region.repeated_collectives", "compare")(group, region, collectives);
+  return py::cast<std::string>(why);
+}
+
 at::Tensor unflatten(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
   py::list tensors;
@@ -112,6 +120,7 @@ void installPythonSupport(py::module_& module) {
        &flatten,
        &throwReplayMismatch,
        &tellUnrepeatable,
+       &compareCollectives,
        &unflatten});
 }
 

@@ -14,6 +14,7 @@ Graph::~Graph() {
 void Graph::release_resources() {
   countFromOutside();
   lookahead.reset();
+  collectives.reset();
   escapes.all.clear();
   pages.reset();
   journal.reset();

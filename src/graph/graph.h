@@ -11,6 +11,7 @@
 #include "ebb/verify.h"
 #include "graph/escaped.h"
 #include "graph/lookahead.h"
+#include "graph/repeated_collectives.h"
 #include "graph/streams.h"
 #include "kernel/kernel_state.h"
 #include "report/journal.h"
@@ -50,6 +51,8 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   std::vector<c10::weak_intrusive_ptr<Value>> fromOutside;  // see Note [What only ebb holds]
   // see Note [Replays ahead of backward]; null: no replays ahead
   std::unique_ptr<Lookahead> lookahead;
+  // see Note [Repeated collectives]; null: replays repeat none
+  std::unique_ptr<RepeatedCollectives> collectives;
 
   Graph();
   ~Graph() override;

@@ -50,11 +50,12 @@ constexpr std::array<std::string_view, 10> kConstant{
 };
 
 // Note [Never replayed]
-// Replaying a collective would need every rank to replay it at the same moment. The other
-// operators move data or state, and a second run would move them again. torch.linalg.lstsq reads
-// uninitialised memory: LAPACK's gelsy, the CPU's default driver, takes initial pivots from there,
-// and other pivots change the last bits of the solution. The results of all these operators are
-// kept whatever the policy says, unless a rule names the operator exactly, with force.
+// A replay of a collective waits for replays of all other ranks, see Note [Repeated collectives].
+// The other operators move data or state, and a second run would move them again.
+// torch.linalg.lstsq reads uninitialised memory: LAPACK's gelsy, the CPU's default driver, takes
+// initial pivots from there, and other pivots change the last bits of the solution. The results of
+// all these operators are kept whatever the policy says, unless a rule names the operator exactly,
+// with force.
 constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
     "c10d::",
     "_c10d_functional::",
@@ -80,6 +81,33 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
 // Its fingerprint is taken when the region ends. If the version has moved when ebb next looks at
 // the value, ebb attributes the move to the collective: gloo's threads end with operators of their
 // own.
+struct RepeatableCollective {
+  std::string_view name;
+  std::string_view output;  // the argument that receives the result; empty: none is written whole
+};
+// All ranks of the group call these collectives with the same kinds of arguments. Not here: send
+// and receive, reduce, gather and scatter, where ranks differ, and operators with lists of lists.
+constexpr RepeatableCollective kRepeatable[] = {
+    {"c10d::allreduce_", ""},
+    {"c10d::allreduce_coalesced_", ""},
+    {"c10d::broadcast_", ""},
+    {"c10d::_allgather_base_", "output_tensor"},
+    {"c10d::allgather_into_tensor_coalesced_", "outputs"},
+    {"c10d::_reduce_scatter_base_", "output_tensor"},
+    {"c10d::reduce_scatter_tensor_coalesced_", "outputs"},
+    {"c10d::alltoall_base_", "output"},
+    {"c10d::alltoall_", "output_tensors"},
+    {"_c10d_functional::all_reduce", ""},
+    {"_c10d_functional::all_reduce_coalesced", ""},
+    {"_c10d_functional::all_gather_into_tensor", ""},
+    {"_c10d_functional::all_gather_into_tensor_coalesced", ""},
+    {"_c10d_functional::reduce_scatter_tensor", ""},
+    {"_c10d_functional::reduce_scatter_tensor_coalesced", ""},
+    {"_c10d_functional::all_to_all_single", ""},
+    {"_c10d_functional::broadcast", ""},
+    {"_dtensor::shard_dim_alltoall", ""},
+};
+
 struct ReadArgument {
   std::string_view name;
   std::string_view argument;
@@ -328,6 +356,26 @@ bool communicates(std::string_view name) {
       kNeverReplayedNamespaces.begin(),
       kNeverReplayedNamespaces.end(),
       [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+std::vector<std::string_view> repeatableCollectives() {
+  std::vector<std::string_view> names;
+  for (const RepeatableCollective& entry : kRepeatable) {
+    names.push_back(entry.name);
+  }
+  return names;
+}
+
+bool isRepeatableCollective(std::string_view name) {
+  const auto names = repeatableCollectives();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool receivesInto(std::string_view name, std::string_view argument) {
+  return !argument.empty() &&
+         std::any_of(std::begin(kRepeatable), std::end(kRepeatable), [&](const auto& entry) {
+           return entry.name == name && entry.output == argument;
+         });
 }
 
 bool isNeverReplayed(std::string_view name) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "intercept/op_traits.h"
 
@@ -18,6 +19,15 @@ bool isConstantFactory(std::string_view name);
 
 // See Note [Communication]
 bool communicates(std::string_view name);
+
+// The collectives that a rule may force to be recomputed, without overloads.
+std::vector<std::string_view> repeatableCollectives();
+
+// True if a rule may force replays of this collective: see Note [Repeated collectives].
+bool isRepeatableCollective(std::string_view name);
+
+// True if the collective writes this argument whole, and does not read it.
+bool receivesInto(std::string_view name, std::string_view argument);
 
 // See Note [Never replayed].
 bool isNeverReplayed(std::string_view name);

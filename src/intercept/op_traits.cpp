@@ -105,7 +105,7 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
       use = overwrite ? ArgUse::Overwrite : ArgUse::Write;
     } else if (
         typeOf(argument.type()) != ArgType::Other && hidesWrite(schema.name(), argument.name())) {
-      use = ArgUse::Write;
+      use = receivesInto(schema.name(), argument.name()) ? ArgUse::Overwrite : ArgUse::Write;
     }
     all.counted.push_back(isCounted(traits.op, argument));
     all.uses.push_back(use);

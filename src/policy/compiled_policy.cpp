@@ -82,9 +82,15 @@ void checkRule(const Rule& rule) {
       !rule.force || !isGlob(rule.op),
       "combines force with a glob; force needs the exact name of one operator.");
   check(
-      !rule.force || !communicates(rule.op),
-      "has force for a collective. Ranks replay at different times, so collectives cannot be "
-      "replayed and their results are saved; remove force.");
+      !rule.force || !communicates(rule.op) ||
+          isRepeatableCollective(rule.op.substr(0, rule.op.rfind('.'))),
+      "has force for a communication that replays cannot repeat, because ranks have different "
+      "parts "
+      "in it; remove force: its results are saved.");
+  check(
+      !rule.force || !communicates(rule.op) || rule.decision != Decision::RecomputeEachTime,
+      "has RECOMPUTE_EACH_TIME for a collective; use RECOMPUTE: all ranks must repeat a collective "
+      "equally often.");
   check(
       !rule.force || !isOnResult(rule),
       "combines force with a condition on the result, which is not known before the op runs.");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "intercept/op_tables.h"
 #include "policy/compiled_policy.h"
 #include "policy/operator_names.h"
 
@@ -96,6 +97,18 @@ PolicyPtr offloadDotWithNoBatchDims() {
 
 PolicyPtr offloadInputs() {
   return makePolicy({}, Decision::Recompute, Decision::Offload);
+}
+
+PolicyPtr recomputeCollectives() {
+  std::vector<Rule> rules;
+  for (const std::string_view name : repeatableCollectives()) {
+    if (c10::Dispatcher::singleton().findSchema({std::string(name), ""})) {
+      Rule rule{std::string(name) + ".default", Decision::Recompute};
+      rule.force = true;
+      rules.push_back(std::move(rule));
+    }
+  }
+  return makePolicy(std::move(rules));
 }
 
 PolicyPtr torchtitan() {

@@ -5,6 +5,7 @@
 #include "graph/geometry.h"
 #include "intercept/each_tensor.h"
 #include "intercept/key.h"
+#include "kernel/collective.h"
 #include "kernel/convolutions.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
@@ -86,7 +87,7 @@ const char* findObstacle(
     return "uninitialized memory (torch.empty), which code outside of torch may fill";
   }
   if (op.limits.neverReplayed && !verdict.forced) {
-    return op.limits.communicates ? "collectives are never recomputed"
+    return op.limits.communicates ? "collectives are recomputed only by a rule with force=True"
                                   : "ebb recomputes this operator only by a rule with force=True";
   }
   const bool mayDiffer = op.kernel.isConvolution && arguments.areOffCpu() && !verdict.forced;
@@ -157,7 +158,9 @@ void OpRecording::run() {
   }
   if (op_.kernel.isConvolution && arguments_.areOffCpu()) [[unlikely]] {
     runConvolution();
-  } else if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
+  } else if (op_.limits.communicates) [[unlikely]] {
+    runCollective();
+  } else if (op_.limits.untrusted) [[unlikely]] {
     runUntrusted();
   } else {
     runKernel();
@@ -199,6 +202,8 @@ void OpRecording::writeRecipe() {
   }
   if (!replay_.recipe) {
     learnReads(values_, arguments_);
+  } else if (op_.limits.communicates && !context_.graph->collectives) {
+    context_.graph->collectives = std::make_unique<RepeatedCollectives>();
   }
 }
 
@@ -268,6 +273,15 @@ void OpRecording::runKernel() {
   unsaid.warn();
 }
 
+// Fingerprints and witnesses need the complete result.
+[[gnu::noinline]] void OpRecording::runCollective() {
+  runKernel();
+  const bool isCompared = !arguments_.areOffCpu() || context_.graph->verify != VerifyMode::Off;
+  if (replay_.recipe && isCompared) {
+    waitForCollective(results_, op_.results.size());
+  }
+}
+
 // See Note [Kernels chosen by free memory]
 [[gnu::noinline]] void OpRecording::runConvolution() {
   const WorkspaceWatch watch(arguments_.device());
@@ -303,7 +317,8 @@ void OpRecording::runKernel() {
     }
     const Verdict verdict = verdictOn(write.tensor);
     auto rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
-    auto after = stateAfter(write, op_, verdict, std::move(rows));
+    const bool decides = replay_.recipe || !op_.limits.communicates;
+    auto after = stateAfter(write, op_, verdict, std::move(rows), decides);
     giveRecipe(after, write, verdict);
     if (after->facts.writtenHere) {
       values_.sender().noteStream(write.tensor.device());
@@ -385,7 +400,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   }
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
-  value->facts.madeHere = onlyResultsHold(op_, results_, tensor);
+  // The thread of a collective holds the results for some time, on each rank for another time.
+  const bool isRepeated = replay_.recipe && op_.limits.communicates;
+  value->facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
   value->rows = flow_ ? flow_->of(tensor) : nullptr;
   value->facts.underWay = op_.limits.communicates;

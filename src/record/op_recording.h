@@ -49,6 +49,7 @@ class OpRecording {
   }
   void runKernel();
   void runUntrusted();
+  void runCollective();
   void runConvolution();
   void runRandomKernel();
   void recover(bool draws);

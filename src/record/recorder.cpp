@@ -333,6 +333,9 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
     notePacked(*value, tensor, isResident(retention) || stays);
     packed.entry = value->entry;
   }
+  if (context_.graph->collectives && retention == Retention::Recomputed) [[unlikely]] {
+    context_.graph->collectives->needs(value);
+  }
   if (retention != Retention::Unmanaged) {
     packed.value = value;
     packed.recompute = retention != Retention::Saved;
@@ -370,6 +373,9 @@ void Recorder::close() {
     context_.graph->lookahead->close();
   }
   values_.settle();
+  if (context_.graph->collectives) {
+    context_.graph->collectives->close(*context_.graph);
+  }
   unrepeatable_.closing();
   for (const auto& entry : values_.all()) {
     closeOwned(*entry.second);
@@ -400,6 +406,9 @@ void Recorder::emptyEscapes(
   const auto hasHandle = [](const auto& entry) { return entry.second->uses.handles() > 0; };
   if (!hasBackward && std::none_of(values_.all().begin(), values_.all().end(), hasHandle)) {
     return;
+  }
+  if (context_.graph->collectives) {
+    return;  // ranks may have different escapes, and would refill them at different times
   }
   const auto isResult = [&](const c10::Storage& storage) {
     return std::any_of(results.begin(), results.end(), [&](const at::Tensor& result) {

@@ -40,7 +40,11 @@ void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* r
 }
 
 c10::intrusive_ptr<Value> stateAfter(
-    const Write& write, const OpTraits& op, const Verdict& verdict, std::unique_ptr<Rows> rows) {
+    const Write& write,
+    const OpTraits& op,
+    const Verdict& verdict,
+    std::unique_ptr<Rows> rows,
+    bool decides) {
   const Value& before = *write.before;
   auto after = c10::make_intrusive<Value>();
   after->stamp(write.tensor);
@@ -52,7 +56,7 @@ c10::intrusive_ptr<Value> stateAfter(
   after->rows = std::move(rows);
   after->facts.rule = verdict.rule;
   after->facts.underWay = op.limits.communicates;
-  if (!write.sideEffect && before.facts.madeHere && !op.limits.communicates) {
+  if (!write.sideEffect && before.facts.madeHere && decides) {
     decideOnWritten(*after, before, verdict);
   }
   return after;

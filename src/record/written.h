@@ -17,7 +17,11 @@ void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* r
 // The state that `op` left, with the policy's decision; without a recipe as yet. `rows`: the valid
 // rows of the written tensor, or null.
 c10::intrusive_ptr<Value> stateAfter(
-    const Write& write, const OpTraits& op, const Verdict& verdict, std::unique_ptr<Rows> rows);
+    const Write& write,
+    const OpTraits& op,
+    const Verdict& verdict,
+    std::unique_ptr<Rows> rows,
+    bool decides);
 
 // True if a replay of the op would write the same part of the storage.
 bool canBeRepeated(const Write& write);

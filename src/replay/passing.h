@@ -19,6 +19,9 @@ class Passing {
   // that a handle waits for.
   Passing(const Value& wanted, bool isBackward);
 
+  // The slice runs a recipe for its own sake.
+  Passing() = default;
+
   // Frees the remaining values.
   ~Passing();
   Passing(const Passing&) = delete;

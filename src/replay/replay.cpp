@@ -1,6 +1,7 @@
 #include "replay/replay.h"
 
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "kernel/kernel_state.h"
 #include "memory/relief.h"
 #include "memory/stash.h"
+#include "replay/agreement.h"
 #include "replay/passing.h"
 #include "replay/rerun.h"
 #include "report/statistics.h"
@@ -65,13 +67,18 @@ class Slice {
  public:
   // `watch` is set for a replay ahead; null: backward waits for the value.
   Slice(Graph& graph, Value& wanted, AheadWatch* watch = nullptr)
-      : graph_(graph), wanted_(wanted), watch_(watch), passing_(wanted, watch == nullptr) {
+      : graph_(graph), root_(wanted.recipe()), watch_(watch), passing_(wanted, watch == nullptr) {
+  }
+
+  // For a recipe that must run whoever needs its results: see Note [Repeated collectives].
+  Slice(Graph& graph, c10::intrusive_ptr<Recipe> root)
+      : graph_(graph), root_(std::move(root)), watch_(nullptr) {
   }
 
   // Returns false if the replay may not go on.
   bool collect() {
     ++graph_.lastVisit;
-    add(wanted_.recipe());
+    add(std::exchange(root_, {}));
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
       for (const Input& input : recipe.inputs()) {
@@ -153,6 +160,7 @@ class Slice {
     if (recipe->visit != graph_.lastVisit) {
       recipe->visit = graph_.lastVisit;
       checkRegistered(*recipe);
+      checkIsListed(*recipe);
       recipes_.push_back(recipe);
     }
   }
@@ -214,6 +222,18 @@ class Slice {
         " the decision SAVE.");
   }
 
+  // See Note [Repeated collectives]. The list is being repeated, or has been repeated.
+  void checkIsListed(const Recipe& recipe) const {
+    TORCH_CHECK(
+        !recipe.op.limits.communicates || graph_.collectives->areUnfinished(),
+        "ebb: cannot recompute ",
+        where(graph_, recipe),
+        ": ebb repeats only the collectives on which saved tensors depended when the region ended. "
+        "Give ",
+        recipe.op.name,
+        " the decision SAVE.");
+  }
+
   void checkRegistered(const Recipe& recipe) const {
     TORCH_CHECK(
         recipe.op.state.registered.load(std::memory_order_acquire),
@@ -261,7 +281,7 @@ class Slice {
   }
 
   Graph& graph_;
-  Value& wanted_;
+  c10::intrusive_ptr<Recipe> root_;  // null after collect()
   AheadWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run, sorted by sequence
   std::vector<Pinned> pinned_;
@@ -269,6 +289,36 @@ class Slice {
 };
 
 }  // namespace
+
+[[gnu::cold]] void repeatCollectives(Graph& graph) {
+  RepeatedCollectives& collectives = *graph.collectives;
+  if (!collectives.areDue()) {
+    return;  // another thread has repeated them meanwhile
+  }
+  const std::string& region = graph.names.front();
+  TORCH_CHECK(
+      !collectives.areUnfinished(),
+      "ebb: cannot recompute region '",
+      region,
+      "': an earlier backward failed while it repeated the region's collectives. Run the forward "
+      "again.");
+  TORCH_CHECK(
+      torch::autograd::get_current_graph_task_id() != -1,
+      "ebb: a saved tensor of region '",
+      region,
+      "' was read outside of backward. Its recomputation repeats collectives, in which all ranks "
+      "must take part. Read it in a hook that runs in backward on all ranks, or use a policy that "
+      "keeps the results of collectives.");
+  for (const auto& [group, names] : collectives.inWords()) {
+    agreeOnCollectives(group, region, names, graph.verify != VerifyMode::Off);
+  }
+  for (auto& recipe : collectives.take()) {
+    Slice slice(graph, std::move(recipe));
+    slice.collect();
+    slice.run();
+  }
+  collectives.finished();
+}
 
 // Note [Replay]
 // To materialise a value, ebb collects the needed recipes backwards from the value and stops at
@@ -290,6 +340,12 @@ c10::Storage materialise(Graph& graph, Value& value) {
       graph.names.front(),
       "': an earlier backward of this graph failed while it recomputed the tensor. Run the forward "
       "again.");
+  if (graph.collectives && graph.collectives->areDue()) [[unlikely]] {
+    repeatCollectives(graph);
+    if (c10::Storage storage = value.available()) {
+      return storage;
+    }
+  }
   Slice slice(graph, value);
   slice.collect();
   slice.run();
@@ -300,6 +356,9 @@ c10::Storage materialise(Graph& graph, Value& value) {
 bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {
   if (!value.recipe() || value.available()) {
     return true;
+  }
+  if (graph.collectives && graph.collectives->areDue()) {
+    return false;
   }
   Slice slice(graph, value, &watch);
   return slice.collect() && slice.run();

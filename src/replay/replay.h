@@ -13,6 +13,11 @@ namespace ebb {
 // error with op, region and fix.
 c10::Storage materialise(Graph& graph, Value& value);
 
+// Repeats the collectives that are due. Called at the first unpack of the graph, whether or not the
+// unpacked bytes need a replay. See Note [Repeated collectives]. The caller holds the graph's lock
+// and not the GIL.
+void repeatCollectives(Graph& graph);
+
 // Decides how far a replay ahead of backward may go. All methods are called under the graph's lock.
 // See Note [Replays ahead of backward].
 class AheadWatch {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "kernel/collective.h"
 #include "kernel/convolutions.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
@@ -118,7 +119,8 @@ class Rerun {
   // Called if the replay threw. Values get their own buffers back. Returns false if the kernel may
   // have written to such a buffer, so the replay cannot be tried again.
   bool undo() {
-    return buffers_.putBack(began_) && !over_;
+    const bool hasSent = began_ && recipe_.op.limits.communicates;
+    return buffers_.putBack(began_) && !over_ && !hasSent;
   }
 
  private:
@@ -205,6 +207,9 @@ class Rerun {
       runConvolution();
     } else {
       recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
+      if (recipe_.op.limits.communicates) [[unlikely]] {
+        waitForCollective(stack_.data(), stack_.size());
+      }
     }
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),

@@ -222,7 +222,12 @@ at::Tensor SavedTensor::unpack() {
     packed_.entry->journal().asked(*packed_.entry);
   }
   asksFor(*graph_);  // see Note [Replays ahead of backward]
-  refill(*graph_);   // see Note [Escapes]
+  if (graph_->collectives && graph_->collectives->areDue()) [[unlikely]] {
+    WithoutGil withoutGil;
+    std::lock_guard<PythonMutex> lock(graph_->mutex);
+    repeatCollectives(*graph_);
+  }
+  refill(*graph_);  // see Note [Escapes]
   if (kept_.defined()) {
     return unpackKept();
   }

@@ -17,6 +17,7 @@ import ebb
 POLICIES = {
     "recompute_all": ebb.policies.recompute_all,
     "save_matmuls": ebb.policies.save_matmuls,
+    "recompute_collectives": ebb.policies.recompute_collectives,
     "mixed": ebb.Policy(
         {
             "aten::*mm": ebb.OFFLOAD,

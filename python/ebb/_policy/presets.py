@@ -9,6 +9,7 @@ PRESETS: dict[str, _C.Policy] = {
     "save_all": _C.save_all(),
     "save_matmuls": _C.save_matmuls(),
     "offload_inputs": _C.offload_inputs(),
+    "recompute_collectives": _C.recompute_collectives(),
     "torchtitan": _C.torchtitan(),
     "torchtitan_full": _C.recompute_all(),
     "everything_saveable": _C.save_all(),

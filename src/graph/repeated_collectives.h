@@ -1,0 +1,71 @@
+// The collectives that the replays of a graph repeat.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "graph/recipe.h"
+#include "graph/value.h"
+
+namespace ebb {
+
+struct Graph;
+
+// Note [Repeated collectives]
+// ebb keeps the results of collectives, unless a rule names the collective with force. A replay of
+// a collective waits for the replays of all other ranks, so all ranks must repeat the same
+// collectives in the same order. Four rules ensure that:
+// 1. When a region ends, ebb lists the collectives on which the region's saved tensors depend. The
+//    list follows the recipes and the policy's decisions, and not the references that the program
+//    happens to hold.
+// 2. The first unpack of the graph in backward repeats the whole list, in the order of the forward,
+//    even if this rank still has the unpacked bytes. Later replays find the results. So the order
+//    depends only on the order in which backward reaches the regions, which is the same on all
+//    ranks that run the same program.
+// 3. Before the ranks of a process group repeat a list for the first time, they compare the list
+//    through the group's store (in verify mode: each time). A rank with another list, or without
+//    one, causes an error on every rank.
+// 4. Nothing else repeats a collective: no replay ahead of backward, no second run after an
+//    allocation has failed, and no unpack outside of backward.
+class RepeatedCollectives {
+ public:
+  // Autograd packed `value`, which is to be recomputed.
+  void needs(const c10::intrusive_ptr<Value>& value);
+
+  // The region has ended.
+  void close(Graph& graph);
+
+  // True if the list has still to be repeated, or that has failed. May be called without the lock.
+  bool areDue() const {
+    return due_.load(std::memory_order_acquire);
+  }
+
+  // True while the list is being repeated, or if that has failed.
+  bool areUnfinished() const {
+    return unfinished_;
+  }
+
+  // The list, which the caller is about to repeat.
+  std::vector<c10::intrusive_ptr<Recipe>> take();
+
+  // The whole list has run.
+  void finished() {
+    unfinished_ = false;
+    due_.store(false, std::memory_order_release);
+  }
+
+  // For each process group, by name: the collectives of the list.
+  std::vector<std::pair<std::string, std::string>> inWords() const;
+
+ private:
+  std::vector<c10::weak_intrusive_ptr<Value>> needed_;
+  std::vector<c10::intrusive_ptr<Recipe>> list_;  // in the order of the forward
+  bool unfinished_ = false;
+  std::atomic<bool> due_{false};
+};
+
+}  // namespace ebb

@@ -1,0 +1,21 @@
+// Collectives as kernels: the group of ranks, and the end of the communication.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstddef>
+#include <string>
+
+#include "intercept/op_traits.h"
+
+namespace ebb {
+
+// The name of the process group of a call. `others` are the call's arguments that are not single
+// tensors, as ArgumentTraits::others lists them.
+std::string processGroupOf(const OpTraits& op, const c10::IValue* others);
+
+// Waits until the communication of a call with these `results` is complete. As the program's own
+// wait does: on a GPU the current stream waits, else the thread. A second wait does nothing.
+void waitForCollective(const c10::IValue* results, size_t count);
+
+}  // namespace ebb
