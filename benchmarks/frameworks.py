@@ -266,8 +266,8 @@ def one_rank() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_regions() -> Iterator[None]:
-    takeover.install(ebb.policies.recompute_all, "1", ())
+def as_regions(policy: ebb.Policy = ebb.policies.recompute_all) -> Iterator[None]:
+    takeover.install(policy, "1", ())
     try:
         yield
     finally:

@@ -24,10 +24,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from frameworks import (
-    LAYERS,
     ROWS,
     TOKENS,
-    WIDTH,
     WORDS,
     Made,
     Way,
@@ -40,6 +38,7 @@ from held_bytes import held_and_peak_of
 from timing import steady_memory
 from torch import Tensor
 
+import ebb
 from report import table
 
 RANKS = 2
@@ -140,6 +139,9 @@ def measure(kind: str, own: str, rounds: int) -> list[list[str]]:
         "plain": way(plain, contextlib.nullcontext),
         "by itself": way(recomputed, contextlib.nullcontext),
         "EBB=1": way(recomputed, as_regions),
+        "EBB=recompute_collectives": way(
+            recomputed, functools.partial(as_regions, ebb.policies.recompute_collectives)
+        ),
     }
     expected = ways["plain"].bits()
     differ = {name: most(not all(map(torch.equal, w.bits(), expected))) for name, w in ways.items()}

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("megatron.core", reason="needs Megatron-Core")
 
 import megatron_on_cpu
-from comparing import assert_exact, describe, run
+from comparing import POLICIES, assert_exact, describe, run
 from exactness import same_bits
 from two_ranks import on_two_ranks
 
@@ -85,9 +85,10 @@ OWN = [
 ]
 
 
+@pytest.mark.parametrize("policy", ["recompute_all", "recompute_collectives"])
 @pytest.mark.parametrize(("kind", "own"), OWN)
 @on_two_ranks
-def test_own_recomputation_in_regions(kind, own):
+def test_own_recomputation_in_regions(kind, own, policy):
     from megatron.core import parallel_state
 
     settings = KINDS[kind]
@@ -98,7 +99,7 @@ def test_own_recomputation_in_regions(kind, own):
         parallel_state.initialize_model_parallel(**sizes)
         try:
             expected = run(lambda _: train_steps(gpt(settings)), None)
-            takeover.install(ebb.policies.recompute_all, "1", ())
+            takeover.install(POLICIES[policy], "1", ())
             ebb.reset_stats()
             actual = run(lambda _: train_steps(gpt(settings | own)), None)
         finally:

@@ -25,7 +25,7 @@ from typing import Any
 
 RANKS = 2
 # For one test, which takes one or two. A collective whose peer does not come fails after half.
-SECONDS = 30
+SECONDS = 240
 
 
 def on_two_ranks(test: Callable[..., None]) -> Callable[..., None]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import noop_context_fn
 
+from ebb import _C
 from ebb._launch import checkpoint_calls
 from ebb._launch.variables import say_ignored
 from ebb._region.placeholder import discard, discardable
@@ -42,6 +43,14 @@ def code_of_discard(self: Any, hook_tensor: Any) -> Any:
     from ebb._launch.frameworks import calls
 
     return calls.discard_output(self, hook_tensor)
+
+
+def code_of_buffer(
+    self: Any, tensor_shape: Any, dtype: Any, name: Any, mem_alloc_context: Any = None
+) -> Any:
+    from ebb._launch.frameworks import calls
+
+    return calls.buffer(self, tensor_shape, dtype, name, mem_alloc_context)
 
 
 def code_of_deepspeed(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +108,16 @@ def megatron(function: Callable[..., Any], distribute: bool, *args: Any) -> Any:
         )
         return ORIGINALS["code_of_megatron"](function, distribute, *args)
     return _in_region("Megatron-Core", "checkpoint", function, *args)
+
+
+def buffer(itself: Any, shape: Any, dtype: torch.dtype, name: str, context: Any) -> torch.Tensor:
+    """GlobalMemoryBuffer.get_tensor. Layers write to one buffer, so a region would have to keep its
+    contents. In a region, the buffer is new memory, which a replay can fill again."""
+    if not _C.in_region():
+        original = ORIGINALS["code_of_buffer"]
+        return cast(torch.Tensor, original(itself, shape, dtype, name, context))
+    # ebb sees new_empty, which has a tensor argument, but not torch.empty.
+    return torch.empty(0, dtype=dtype, device=torch.cuda.current_device()).new_empty(shape)
 
 
 def without_output(itself: Any, function: Callable[..., Any], *args: Any) -> Any:

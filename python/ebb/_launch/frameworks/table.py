@@ -42,6 +42,13 @@ FRAMEWORKS = (
         },
     ),
     Framework(
+        "Megatron-Core",
+        "megatron-core",
+        ("0.14", "0.15", "0.16"),
+        "megatron.core.utils",
+        {"GlobalMemoryBuffer.get_tensor": calls.code_of_buffer},
+    ),
+    Framework(
         "DeepSpeed",
         "deepspeed",
         ("0.18", "0.19"),
