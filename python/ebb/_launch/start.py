@@ -19,7 +19,6 @@ from ebb._plan.budget import read_budget
 from ebb._plan.memory_limit import Limit, limit_of
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
-from ebb._policy.presets import PRESETS
 from ebb._policy.text import has_regions, loaded, parsed
 from ebb._report import files
 from ebb._support.job import say
@@ -57,7 +56,7 @@ def policy_from(text: str) -> Policy:
     if text.lower() in ("1", "true", "yes", "on"):
         return recompute_all
     read = loaded if _is_file(text) else parsed
-    return Policy._from_compiled(read(text, PRESETS, late=True))
+    return Policy._from_compiled(read(text, late=True))
 
 
 def _check_rank() -> None:

@@ -1,4 +1,4 @@
-"""The environment variables: their names, how they are read, and messages about invalid values.
+"""The environment variables: how they are read, and messages about invalid values.
 
 An invalid setting never breaks a job: ebb prints one line and ignores the setting. With EBB_STRICT
 it raises a ValueError instead, which ends the job.
@@ -11,21 +11,13 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
-from _ebb_switches import is_set, unknown_names
+from _ebb_switches import NAMES, is_set, unknown_names
 
 from ebb._policy.text import nearest
 from ebb._support.job import say
 from ebb._support.shown import clipped, shown
-
-
-class Variable(NamedTuple):
-    """A row of docs/reference/environment.md."""
-
-    kind: str
-    default: str
-    meaning: str
 
 
 def _whole_number(name: str, text: str) -> int:
@@ -48,52 +40,6 @@ def _flag(name: str, text: str) -> bool:
     return text == "1"
 
 
-VARIABLES = {
-    "EBB": Variable(
-        "policy",
-        "0",
-        "`1` (`recompute_all`), a policy's name, a TOML file, or rules such as `mm:save`; `0`: off",
-    ),
-    "EBB_MODULES": Variable(
-        "globs, separated by commas; `auto` or `none`",
-        "the blocks, if the job does not call checkpoint",
-        "modules that become regions, in every model; `auto`: the blocks of each model, even "
-        "if the job calls checkpoint; `none`: no module",
-    ),
-    "EBB_BUDGET": Variable(
-        "size, share or `auto`",
-        "none",
-        "memory budget (`24GiB`, or `40%` of a step's peak): ebb profiles a few steps and plans "
-        "what each block saves; `auto`: ebb does so only when memory runs short",
-    ),
-    "EBB_DISABLE": Variable("`0` or `1`", "0", "`1`: EBB, EBB_MODULES and EBB_BUDGET are ignored"),
-    "EBB_STRICT": Variable(
-        "`0` or `1`",
-        "0",
-        "`1`: the job ends if a setting is invalid or has no effect, or if a budget is too small",
-    ),
-    "EBB_VERIFY": Variable(
-        "`0`, `1` or `demote`", "0", "compare recomputed values with the forward's, bit for bit"
-    ),
-    "EBB_REPORT": Variable(
-        "file", "none", "report of the last step, written at exit; `.html`, `.json` or `.txt`"
-    ),
-    "EBB_TRACE": Variable("folder", "none", "one Perfetto trace for each of the last ten steps"),
-    "EBB_AHEAD": Variable(
-        "number, size or `auto`",
-        "0",
-        "number of regions that ebb recomputes ahead of backward; a size: one region, with this "
-        "byte limit; `auto`: one region",
-    ),
-    "EBB_CONFIG": Variable(
-        "file", "none", "TOML file with settings of OFFLOAD, PAGE and replays ahead; see below"
-    ),
-    "EBB_OFFLOAD_MIN_BYTES": Variable(
-        "size", "1MiB", "OFFLOAD leaves smaller storages on the device"
-    ),
-    "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "limit for pinned host memory"),
-    "EBB_OFFLOAD_DISK": Variable("folder", "none", "folder for the disk tier of OFFLOAD"),
-}
 # Variables of an earlier release, with functions that read their values. They still work, and a
 # line says that EBB_CONFIG replaces them.
 OLD: dict[str, Callable[[str, str], Any] | None] = {
@@ -110,6 +56,7 @@ OLD: dict[str, Callable[[str, str], Any] | None] = {
     "EBB_PAGING_DEAD_ROWS": None,
     "EBB_PAGING_PREFETCH": _whole_number,
 }
+VARIABLES = sorted(NAMES - OLD.keys())  # the rows of docs/reference/environment.md
 
 
 def say_ignored(what: str, error: object) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from ebb._plan.process_settings import ProcessSettings
 from ebb._policy.policy import Policy
-from ebb._policy.presets import PRESETS
 from ebb._policy.text import loaded_regions, regions_to_toml
 from ebb._region.apply import RegionHandle, apply
 from ebb._support.names import in_ranges
@@ -157,7 +156,7 @@ class ModulePolicies:
 
     @staticmethod
     def _load(path: str | Path, late: bool = False) -> ModulePolicies:
-        regions, settings, ahead = loaded_regions(path, PRESETS, late)
+        regions, settings, ahead = loaded_regions(path, late)
         return ModulePolicies(
             {
                 name: Policy._from_compiled(compiled)

@@ -15,7 +15,6 @@ from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
 from ebb._policy.most_rules import check_number
 from ebb._policy.operators import Operator, operator_name
-from ebb._policy.presets import PRESETS
 from ebb._policy.rule import Part, Rule, check_decision
 from ebb._policy.text import loaded, parsed, to_toml
 from ebb._policy.to_sac import sac_context_fn
@@ -118,7 +117,7 @@ class Policy:
             ValueError: the file is not TOML, or does not describe a policy. The message names the
                 file, the line or the key's path, and the nearest valid name.
         """
-        return cls._from_compiled(loaded(path, PRESETS))
+        return cls._from_compiled(loaded(path))
 
     def to_sac(self) -> Callable[[], Any]:
         """Convert the policy for torch's selective checkpointing, also under torch.compile.
@@ -181,7 +180,7 @@ class Policy:
         """
         if not isinstance(text, str):
             raise TypeError(f"ebb: a policy's text must be a str; got {type(text).__name__}")
-        return cls._from_compiled(parsed(text, PRESETS))
+        return cls._from_compiled(parsed(text))
 
     def explain(self, op: Operator) -> str:
         """Describe the rules that may match an operator, in the order in which ebb tries them.

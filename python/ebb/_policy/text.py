@@ -9,13 +9,14 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from itertools import starmap
-from typing import Any, TypeAlias
+from typing import Any
 
 from ebb import _C
 from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
 from ebb._policy.decision import MADE_AGAIN, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
 from ebb._policy.most_rules import check_number
+from ebb._policy.presets import PRESETS
 from ebb._policy.rule import Part, Rule
 from ebb._support.shown import clipped, shown
 from ebb._support.sizes import number_of_bytes, whole_number
@@ -28,8 +29,6 @@ _RULE_KEYS = (
 _PART_KEYS = ("default", "rules")
 _OFFLOAD_KEYS = ("min_bytes", "in_flight_bytes", "prefetch_bytes", "keep_last")
 _POLICY_KEYS = (*_PART_KEYS, "inputs", "preset", "either")
-
-Presets: TypeAlias = Mapping[str, _C.Policy]  # the policies that a text can name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -130,7 +129,7 @@ def _rules(tables: object, at: _At) -> list[Rule]:
     return rules
 
 
-def _policy(table: object, at: _At, presets: Presets) -> _C.Policy:
+def _policy(table: object, at: _At) -> _C.Policy:
     given = at.table(table, _POLICY_KEYS)
     rules = _rules(given.get("rules", []), at / "rules")
     inputs = (at / "inputs").decision(given.get("inputs", "save"))
@@ -140,7 +139,7 @@ def _policy(table: object, at: _At, presets: Presets) -> _C.Policy:
         )
     default = (at / "default").decision(given.get("default", "recompute"))
     if "preset" in given:
-        base = _preset(given["preset"], at / "preset", presets)
+        base = _preset(given["preset"], at / "preset")
         if "default" in given or "either" in given:
             raise at.error("'preset' cannot be combined with 'default' or 'either'")
         inputs = inputs if "inputs" in given else Decision(base.inputs())
@@ -172,10 +171,10 @@ def _part(table: object, at: _At) -> Part:
     return tuple(_rules(given.get("rules", []), at / "rules")), default
 
 
-def _preset(name: object, at: _At, presets: Presets) -> _C.Policy:
-    if not isinstance(name, str) or name not in presets:
-        raise at.error(f"unknown preset {shown(name)}; {nearest(shown(name), presets)}")
-    return presets[name]
+def _preset(name: object, at: _At) -> _C.Policy:
+    if not isinstance(name, str) or name not in PRESETS:
+        raise at.error(f"unknown preset {shown(name)}; {nearest(shown(name), PRESETS)}")
+    return PRESETS[name]
 
 
 def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, Any], _At]:
@@ -191,13 +190,13 @@ def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, A
         raise at.error(error) from None
 
 
-def loaded(path: str | os.PathLike[str], presets: Presets, late: bool = False) -> _C.Policy:
+def loaded(path: str | os.PathLike[str], late: bool = False) -> _C.Policy:
     """See :meth:`ebb.Policy.load`; `late`: operators may be registered later."""
-    return _policy(*_read(path, late), presets)
+    return _policy(*_read(path, late))
 
 
 def loaded_regions(
-    path: str | os.PathLike[str], presets: Presets, late: bool = False
+    path: str | os.PathLike[str], late: bool = False
 ) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
     """Returns modules and their policies, the settings of OFFLOAD, and True if replays may run
     ahead. See :meth:`ebb.ModulePolicies.load`. `late`: as for `loaded`."""
@@ -221,7 +220,7 @@ def loaded_regions(
                     f"module {shown(name)} is listed twice; give each module one policy"
                 )
             known.add(name)
-        found.append((names, _policy(given, here, presets)))
+        found.append((names, _policy(given, here)))
     return found, _offload(whole.get("offload", {}), at / "offload"), ahead
 
 
@@ -290,21 +289,21 @@ def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
     return text.lstrip("\n")
 
 
-def parsed(text: str, presets: Presets, late: bool = False) -> _C.Policy:
+def parsed(text: str, late: bool = False) -> _C.Policy:
     """See :meth:`ebb.Policy.parse`; `late` as for `loaded`."""
     text = text.strip()
-    if text in presets:
-        return presets[text]
+    if text in PRESETS:
+        return PRESETS[text]
     at = _At(f"policy {shown(text)}", late=late)
     table: dict[str, Any] = {"rules": []}
     entries = [entry for entry in map(str.strip, text.split(",")) if entry]
     for entry in entries:
         op, colon, decision = (part.strip() for part in entry.rpartition(":"))
-        if entry in presets and "preset" not in table:
+        if entry in PRESETS and "preset" not in table:
             table["preset"] = entry
         elif not colon or op.endswith(":"):
             raise at.error(
-                f"{shown(entry)} is neither a preset ({nearest(entry, presets)}) nor a rule "
+                f"{shown(entry)} is neither a preset ({nearest(entry, PRESETS)}) nor a rule "
                 "such as 'mm:save'"
             )
         elif op in ("default", "inputs"):
@@ -316,4 +315,4 @@ def parsed(text: str, presets: Presets, late: bool = False) -> _C.Policy:
             "ebb: the policy text is empty; write for example 'mm:save,gelu:recompute', or the "
             "name of a preset"
         )
-    return _policy(table, at, presets)
+    return _policy(table, at)
