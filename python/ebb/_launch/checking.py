@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ebb import _C, ahead
-from ebb._plan.for_reports import measured_course
+from ebb._plan.described import measured_course
 from ebb._plan.profile import Profile
 from ebb._plan.recording import Purpose, Recording
 from ebb._report.planned import ReportedPlan

@@ -8,10 +8,9 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from ebb._plan.choice import EAGER, Choice, Operators
-from ebb._plan.front import Point, front, hull, not_beaten, point_of
+from ebb._plan.front import Point, front, hull, not_beaten, point_of, recomputed_each_time
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.step import Call, Step
-from ebb._plan.tight import recomputed_each_time
 
 Chosen = Mapping[str, Point]
 """The point for each region, by the region's name."""

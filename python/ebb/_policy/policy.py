@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ebb import _C
-from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
+from ebb._policy.compiled import check_number, compiled_parts, compiled_rules, parts_of
 from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
-from ebb._policy.most_rules import check_number
 from ebb._policy.operators import Operator, operator_name
 from ebb._policy.rule import Part, Rule, check_decision
 from ebb._policy.text import loaded, parsed, to_toml

@@ -13,7 +13,7 @@ from ebb._policy.operators import Operator, operator_name
 from ebb._support.shown import checked_name, shown
 from ebb._support.sizes import Bytes, number_of_bytes
 
-_ANY_SIZE = 2**64 - 1
+ANY_SIZE = 2**64 - 1
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -130,7 +130,7 @@ class Rule:
             self.module or "",
             self.name or "",
             int(self.min_bytes),
-            _ANY_SIZE if self.max_bytes is None else int(self.max_bytes),
+            ANY_SIZE if self.max_bytes is None else int(self.max_bytes),
             cast("torch.dtype | None", self.dtype),
         )
 
@@ -146,7 +146,7 @@ class Rule:
             module=rule.module or None,
             name=rule.name or None,
             min_bytes=rule.min_bytes,
-            max_bytes=None if rule.max_bytes == _ANY_SIZE else rule.max_bytes,
+            max_bytes=None if rule.max_bytes == ANY_SIZE else rule.max_bytes,
             dtype=rule.dtype,
         )
 

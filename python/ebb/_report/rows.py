@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ebb._support.names import ranges, template
-from ebb._support.renamed import Renamed
+from ebb._support.old import Renamed
 
 FATES = {
     "saved": "saved on the device, as the policy decides",

@@ -10,7 +10,7 @@ from typing import Any
 from ebb._report.advice import Advice, Replays
 from ebb._report.planned import ReportedPlan
 from ebb._report.rows import FATES, HELD, Row, collapsed
-from ebb._support.renamed import Renamed
+from ebb._support.old import Renamed
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Warns of names of an earlier release, which work for one more release."""
+"""Names of an earlier release, which work for one more release and warn."""
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 
 def warn_of_old(name: str, instead: str) -> None:
@@ -14,3 +15,26 @@ def warn_of_old(name: str, instead: str) -> None:
     """
     message = f"ebb: {name} is deprecated and will be removed in the next release: use {instead}"
     warnings.warn(message, FutureWarning, stacklevel=3)
+
+
+class Renamed:
+    """The old name of an attribute. It warns, and will be removed in the next release.
+
+    Args:
+        new: the attribute's new name.
+    """
+
+    def __init__(self, new: str) -> None:
+        self._new = new
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._old = name
+
+    def __get__(self, instance: object, owner: type[Any]) -> Any:
+        warnings.warn(
+            f"ebb: {owner.__name__}.{self._old} is deprecated and will be removed in the next "
+            f"release: use {self._new}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(owner if instance is None else instance, self._new)

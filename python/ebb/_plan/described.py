@@ -1,72 +1,31 @@
-"""Describes plans in words. In: a plan and its choices. Out: text, a `Cut` for each region kind."""
+"""Describes plans. In: a plan's choices, or a measured step. Out: text, and data of reports."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
 
+from ebb import ahead
 from ebb._plan.choice import EAGER
 from ebb._plan.choose import OUTSIDE, Chooser, Chosen
-from ebb._plan.pages import has_rows
-from ebb._plan.process_settings import ProcessSettings
-from ebb._plan.profile import Value
-from ebb._policy.policy import Policy
-from ebb._report.planned import Cut
+from ebb._plan.pages import has_rows, pool_bytes
+from ebb._plan.profile import Profile, Value, from_first_operator
+from ebb._plan.simulate import Estimate
+from ebb._plan.step import EPSILON, Step
+from ebb._report.planned import BudgetPoint, Course, Cut, Points, ReportedPlan, thinned
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
+_BUDGETS = 12  # points of the curve, beside the plan's own
 _INPUTS = "what it reads"
-_EQUAL, _UNKNOWN = 0.01, 0.3  # spread of times: exact below the first, unknown above the second
 
 
-class Plan(Protocol):
-    """The part of an ``ebb.Plan`` that is described."""
-
-    policies: dict[str, Policy]
-    settings: ProcessSettings
-    budget: int
-    peak: int
-    duration: float
-    plain_peak: int
-    plain_duration: float
-    spread: float
-
-
-def summary(plan: Plan) -> str:
-    """Describe a plan in one line."""
-    if not plan.policies:
-        return (
-            f"ebb: the step fits as it is ({size(plan.plain_peak)} of {size(plan.budget)}): "
-            "nothing is recomputed, and no module is a region"
-        )
-    share = plan.peak / max(1, plan.plain_peak)
-    regions = ", ".join(in_ranges(name or "the model" for name in plan.policies))
-    many = "region" if len(plan.policies) == 1 else "regions"
-    ahead = "" if plan.settings.ahead else ", without replays ahead of backward"
-    return (
-        f"ebb: {len(plan.policies)} {many} ({regions}); predicted peak {size(plan.peak)} "
-        f"({share:.0%} of eager's {size(plan.plain_peak)}), {_more_time(plan)}{ahead}"
-    )
-
-
-def _more_time(plan: Plan) -> str:
-    """Additional time, as precise as the measured times, which differed by ``plan.spread``."""
-    ratio = plan.duration / plan.plain_duration
-    if plan.spread < _EQUAL:
-        return f"{ratio - 1:.1%} more time"
-    if plan.spread > _UNKNOWN:
-        return "more time by an unknown amount (the times of profiled steps vary too much)"
-    least = max(0.0, ratio / (1 + plan.spread) - 1)
-    return f"{least:.0%} to {ratio * (1 + plan.spread) - 1:.0%} more time"
-
-
-def explained(plan: Plan, chooser: Chooser, chosen: Chosen) -> str:
-    """One paragraph for each kind of region."""
-    lines = [summary(plan).removeprefix("ebb: "), ""]
+def paragraphs(chooser: Chooser, chosen: Chosen) -> Iterable[str]:
+    """Lines for each kind of region."""
     for cut in cuts_of(chooser, chosen):
-        lines += _paragraph(cut)
-    return "\n".join(lines)
+        yield from _paragraph(cut)
 
 
 def _paragraph(cut: Cut) -> list[str]:
@@ -191,3 +150,99 @@ def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
 def _live(value: Value) -> int:
     """Bytes of the valid rows."""
     return value.live_rows * (value.memory // value.rows)
+
+
+def reported(
+    chooser: Chooser,
+    chosen: Chosen,
+    budget: int,
+    regions: Iterable[str],
+    course: Course | None = None,
+) -> ReportedPlan:
+    """A plan as reports show it.
+
+    Args:
+        regions: names of the plan's regions.
+        course: memory and time of a step under the plan; None: as predicted.
+    """
+    estimate, plain = chooser.estimate(chosen), chooser.simulator.plain
+    course = course or _predicted(chooser, chosen, estimate)
+    assert course.peak is not None
+    assert course.duration is not None
+    cuts = cuts_of(chooser, chosen)
+    own = BudgetPoint(budget, course.peak, course.duration, estimate.replays, True, cuts)
+    return ReportedPlan(
+        budget,
+        course,
+        _predicted(chooser, chooser.plain(), plain),
+        {*regions, *(operator.region for operator in chooser.simulator.step.operators)},
+        lambda: _points(chooser, own),
+    )
+
+
+def _points(chooser: Chooser, own: BudgetPoint) -> Points:
+    points = {}
+    for budget, chosen in chooser.curve(_BUDGETS):
+        estimate, cuts = chooser.estimate(chosen), cuts_of(chooser, chosen)
+        points[budget] = BudgetPoint(
+            budget, estimate.peak, estimate.duration, estimate.replays, False, cuts
+        )
+    points[own.budget] = own
+    return tuple(points[budget] for budget in sorted(points))
+
+
+def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
+    """Memory over time of a recorded step, scaled to its duration without recording. `standing`:
+    bytes that the plan allocated before the step."""
+    sums = itertools.accumulate((size for _, _, size in profile.allocations), initial=standing)
+    next(sums)
+    times = (time for time, _, _ in profile.allocations)
+    scale = duration / profile.duration if profile.duration > 0 else 1.0
+    timeline = thinned(zip(times, sums, strict=True))
+    peak = profile.peak + standing
+    return Course(peak, duration, _rounded((t * scale, size) for t, size in timeline))
+
+
+def measured_course(profile: Profile | None, duration: float) -> Course:
+    """A measured step under a plan; its duration is without recording. Steps are recorded without
+    replays ahead, so the memory of plans with replays ahead is unknown."""
+    if profile is None or ahead.configure()["regions"] > 0:
+        return Course(None, duration)
+    return course_of(from_first_operator(profile)[0], duration, pool_bytes())
+
+
+def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:
+    """Predicted memory and time of a step. The recorded times include the recomputation of
+    everything: that time is removed, and the time that the choice adds is placed in backward."""
+    step, plain = chooser.simulator.step, chooser.simulator.plain.duration
+    duration = estimate.duration
+    timeline = thinned(point for point in chooser.timeline(chosen) if point[0] < math.inf)
+    clock = _without_replays(
+        step, [step.forward_ends, step.duration, *(time for time, _ in timeline)]
+    )
+    forward, whole = clock[step.forward_ends], max(clock.values())
+    begins = forward / max(whole, EPSILON) * min(plain, duration)  # when backward begins
+
+    def stretched(time: float) -> float:
+        if time <= forward:
+            return time / max(forward, EPSILON) * begins
+        return begins + (time - forward) / max(whole - forward, EPSILON) * (duration - begins)
+
+    rounded = _rounded((stretched(clock[time]), size) for time, size in timeline)
+    return Course(estimate.peak, duration, rounded)
+
+
+def _without_replays(step: Step, times: Iterable[float]) -> dict[float, float]:
+    """For each time, the milliseconds before it without those of replays."""
+    clock = {}
+    before = now = most = 0.0
+    for time in sorted(times):
+        now += step.working(before, time)
+        before, most = time, max(most, now)  # a time inside a replay moves to the replay's start
+        clock[time] = most
+    return clock
+
+
+def _rounded(timeline: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """Round times to a tenth of a microsecond, to keep files small."""
+    return tuple((round(time, 4), size) for time, size in timeline)
