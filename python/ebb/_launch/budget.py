@@ -446,12 +446,12 @@ class Budget:
         self._sized = sized
         may_measure = self._measured < _MOST_MEASURED
         if not is_step or self.blocks.have_new():
-            if watch.is_over():
+            if watch.is_over:
                 self._tell(f"{watch.in_words()}; ebb profiles steps again")
             self._begin()
         elif sized != before:
             return  # this step recorded the sizes of page pools, and used none
-        elif watch.is_over():
+        elif watch.is_over:
             has_changed = self._measured == 1 or self._since > _SOON or watch.was_over
             if may_measure and has_changed:
                 self._tell(f"{watch.in_words()}; ebb profiles steps again")

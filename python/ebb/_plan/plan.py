@@ -33,6 +33,7 @@ from ebb._report import planned
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, shown
+from ebb._support.sizes import whole_number
 
 _EQUAL, _UNKNOWN = 0.01, 0.3  # spread of times: exact below the first, unknown above the second
 
@@ -176,10 +177,7 @@ class Plan(ModulePolicies):
             TypeError: ``points`` is no int.
             ValueError: ``points`` is less than 2.
         """
-        if isinstance(points, bool) or not isinstance(points, int):
-            raise TypeError(f"ebb: points must be an int; got {shown(points)}")
-        if points < 2:
-            raise ValueError(f"ebb: points must be 2 or more; got {points}")
+        whole_number("points", points, least=2)
         curve = []
         for budget, chosen in self._chooser.curve(points):
             estimate = self._chooser.estimate(chosen)

@@ -11,7 +11,7 @@ from ebb import _C
 from ebb._policy.decision import Decision
 from ebb._policy.operators import Operator, operator_name
 from ebb._support.shown import checked_name, shown
-from ebb._support.sizes import Bytes, number_of_bytes
+from ebb._support.sizes import Bytes, number_of_bytes, whole_number
 
 ANY_SIZE = 2**64 - 1
 
@@ -83,13 +83,8 @@ class Rule:
         object.__setattr__(self, "op", operator_name(self.op))
         check_decision(self.decision, f"the decision for {self.op}")
         for count in ("every", "nth"):
-            value = getattr(self, count)
-            if value is None and count == "nth":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"ebb: {count} must be an int; got {shown(value)}")
-            if not 1 <= value < 2**32:
-                raise ValueError(f"ebb: {count} must be from 1 to {2**32 - 1}; got {shown(value)}")
+            if count == "every" or self.nth is not None:
+                whole_number(count, getattr(self, count), least=1, most=2**32 - 1)
         for flag in ("force", "per_module"):
             if not isinstance(getattr(self, flag), bool):
                 raise TypeError(f"ebb: {flag} must be a bool; got {shown(getattr(self, flag))}")

@@ -12,7 +12,7 @@ import torch
 from ebb import _C
 from ebb._report.report import reports
 from ebb._support.job import label
-from ebb._support.shown import shown
+from ebb._support.sizes import whole_number
 
 _PHRASES = ("you tried to allocate", "out of memory", "ALLOC_FAILED")  # of torch, CUDA, cuBLAS
 
@@ -98,10 +98,7 @@ class record_reports:
     """
 
     def __init__(self, steps: int = 1) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, int):
-            raise TypeError(f"ebb: steps must be an int; got {type(steps).__name__}")
-        if not 0 <= steps < 2**32:
-            raise ValueError(f"ebb: steps must be from 0 to {2**32 - 1}; got {shown(steps)}")
+        whole_number("steps", steps, most=2**32 - 1)
         if steps > 0:
             watch_for_out_of_memory()
         self._before = _C.set_reporting(steps)
