@@ -21,10 +21,10 @@ import ebb
 from ebb._plan.choice import EAGER, Choice, policy_of
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.front import Point
-from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.measuring import base_bytes
 from ebb._plan.module_policies import ModulePolicies
 from ebb._plan.profile import Operator
-from ebb._plan.simulate import Simulator
+from ebb._plan.simulate import Measured, Simulator
 
 WIDTH = 32
 LENGTH = 16

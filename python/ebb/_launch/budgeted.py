@@ -15,19 +15,18 @@ from torch.compiler import is_compiling
 from ebb import _C
 from ebb._launch import other_work
 from ebb._launch.agreeing import has_ranks
-from ebb._plan.callers import Callers
+from ebb._plan.measuring import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.blocks import block_candidates
 from ebb._region.module_names import modules_of
 from ebb._region.modules import (
     can_mark,
-    can_unmark,
     mark,
     marks_of,
     modules_are_asked_for,
     number_modules_once,
-    unmark,
+    unmark_if_unused,
 )
 from ebb._region.region import run_in_region
 from ebb._region.tracing import is_optimized_module
@@ -114,8 +113,7 @@ class Block:
         if module is None or marks is None or marks.region is not self:
             return
         marks.region = None
-        if marks.number == 0 and can_unmark(module):
-            unmark(module)
+        unmark_if_unused(module)
 
 
 class CallAround(AbstractContextManager[Any]):

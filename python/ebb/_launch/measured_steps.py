@@ -16,10 +16,10 @@ from ebb import _C, ahead
 from ebb._launch.budgeted import Blocks
 from ebb._plan.budget import NothingToPlanError
 from ebb._plan.link import may_send, measure_link
-from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.measuring import (
     AWAY,
     RECOMPUTED,
+    base_bytes,
     device_of,
     may_send_all,
     measured_of,
@@ -29,6 +29,7 @@ from ebb._plan.measuring import (
 from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, median_of, without_evaluation
 from ebb._plan.recording import Purpose, Recording
+from ebb._plan.simulate import Measured
 from ebb.policies import recompute_all
 
 _MOST_AGAIN = 20  # maximum number of steps that do not count; more end the measurement

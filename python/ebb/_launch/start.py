@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -84,7 +85,9 @@ def _start_reports() -> None:
     if not os.environ.get("EBB_REPORT") and not os.environ.get("EBB_TRACE"):
         return
     given = {"EBB_REPORT": "", "EBB_TRACE": ""}
-    checks = {"EBB_REPORT": files.check_report, "EBB_TRACE": files.make_folder}
+    make_folder = functools.partial(os.makedirs, exist_ok=True)
+    checks: dict[str, Callable[[str], object]]
+    checks = {"EBB_REPORT": files.check_report, "EBB_TRACE": make_folder}
     for variable, check in checks.items():
         text = os.environ.get(variable, "")
         if text:

@@ -19,42 +19,25 @@ from ebb._policy.text import nearest
 from ebb._support.job import say
 from ebb._support.shown import clipped, shown
 
-
-def _whole_number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"ebb: {name} must be a whole number; got {shown(text)}") from None
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"ebb: {name} must be a number; got {shown(text)}") from None
-
-
-def _flag(name: str, text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError(f"ebb: {name} must be 0 or 1; got {shown(text)}")
-    return text == "1"
-
-
-# Variables of an earlier release, with functions that read their values. They still work, and a
-# line says that EBB_CONFIG replaces them.
-OLD: dict[str, Callable[[str, str], Any] | None] = {
-    "EBB_OFFLOAD_IN_FLIGHT_BYTES": None,
-    "EBB_OFFLOAD_PREFETCH_BYTES": None,
-    "EBB_OFFLOAD_KEEP_LAST": _whole_number,
-    "EBB_OFFLOAD_DISK_LIMIT": None,
-    "EBB_OFFLOAD_STATIC": _flag,
-    "EBB_PAGING_PAGE_ROWS": _whole_number,
-    "EBB_PAGING_HEADROOM": _number,
-    "EBB_PAGING_HOST_HEADROOM": _number,
-    "EBB_PAGING_DEVICE_LIMIT": None,
-    "EBB_PAGING_OVERFLOW": None,
-    "EBB_PAGING_DEAD_ROWS": None,
-    "EBB_PAGING_PREFETCH": _whole_number,
+_SIZE = (str, "a size")
+_WHOLE_NUMBER = (int, "a whole number")
+_NUMBER = (float, "a number")
+_FLAG = ({"0": False, "1": True}.__getitem__, "0 or 1")
+# Variables of an earlier release: how to read their values, and what these must be. They still
+# work, and a line says that EBB_CONFIG replaces them.
+OLD: dict[str, tuple[Callable[[str], Any], str]] = {
+    "EBB_OFFLOAD_IN_FLIGHT_BYTES": _SIZE,
+    "EBB_OFFLOAD_PREFETCH_BYTES": _SIZE,
+    "EBB_OFFLOAD_KEEP_LAST": _WHOLE_NUMBER,
+    "EBB_OFFLOAD_DISK_LIMIT": _SIZE,
+    "EBB_OFFLOAD_STATIC": _FLAG,
+    "EBB_PAGING_PAGE_ROWS": _WHOLE_NUMBER,
+    "EBB_PAGING_HEADROOM": _NUMBER,
+    "EBB_PAGING_HOST_HEADROOM": _NUMBER,
+    "EBB_PAGING_DEVICE_LIMIT": _SIZE,
+    "EBB_PAGING_OVERFLOW": (str, "a mode"),
+    "EBB_PAGING_DEAD_ROWS": (str, "a mode"),
+    "EBB_PAGING_PREFETCH": _WHOLE_NUMBER,
 }
 VARIABLES = sorted(NAMES - OLD.keys())  # the rows of docs/reference/environment.md
 
@@ -76,6 +59,13 @@ def say_value_ignored(variable: str, error: object) -> None:
     say_ignored(f"ebb: {variable}={clipped(os.environ[variable])} is ignored", error)
 
 
+def _read(variable: str, text: str, read: Callable[[str], Any], kind: str) -> Any:
+    try:
+        return read(text)
+    except (ValueError, KeyError):
+        raise ValueError(f"ebb: {variable} must be {kind}; got {shown(text)}") from None
+
+
 def configure_from(section: str, names: Iterable[str], configure: Callable[..., object]) -> None:
     """Pass settings from environment variables to a module's `configure`.
 
@@ -92,9 +82,9 @@ def configure_from(section: str, names: Iterable[str], configure: Callable[..., 
         text = os.environ.get(variable)
         if text is None:
             continue
-        read = OLD.get(variable)
+        read, kind = OLD.get(variable, _SIZE)
         try:
-            configure(**{name: read(variable, text) if read else text})
+            configure(**{name: _read(variable, text, read, kind)})
         except Exception as error:
             say_value_ignored(variable, error)
             continue

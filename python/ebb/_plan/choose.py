@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -330,8 +331,4 @@ def _most(count: int, fits: Callable[[int], bool]) -> int:
     always fits."""
     if count == 0 or fits(count):
         return count
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect.bisect(range(1, count), False, key=lambda number: not fits(number))

@@ -199,7 +199,7 @@ def _size(simulator: Simulator, call: int, value: int) -> int:
     memory = step.memory_of.get(value)
     if (
         memory is None
-        or step.is_saved_input(memory)
+        or memory in step.saved_inputs
         or step.released(value) > step.calls[call].forward_ends
     ):
         return 0

@@ -19,13 +19,11 @@ from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, r
 from ebb._plan.choice import EAGER, policy_of
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.described import course_of, least_explained, measured_course, paragraphs, reported
-from ebb._plan.measured import Measured
 from ebb._plan.measuring import measure, measure_again
-from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.module_policies import ModulePolicies, ProcessSettings
 from ebb._plan.pareto import Pareto, ParetoPoint
-from ebb._plan.process_settings import ProcessSettings
 from ebb._plan.profile import Profile
-from ebb._plan.simulate import Simulator
+from ebb._plan.simulate import Measured, Simulator
 from ebb._plan.stacks import Stacked, find_stacks
 from ebb._policy.policy import Policy
 from ebb._region.blocks import block_candidates
@@ -254,9 +252,9 @@ def plan_of(
         choosers = [Chooser(Simulator(step, ahead=True)) for step in (alone, *copying)]
     choosers += [chooser, *(Chooser(Simulator(step)) for step in copying)]
     stacked = None
-    if chooser.made_once(bytes_allowed) is None:
-        stacked = _stacked(measured, simulator)
-    if stacked is not None:
+    stacks = find_stacks(simulator.step, measured.parents)
+    if stacks and chooser.made_once(bytes_allowed) is None:  # several blocks in each region
+        stacked = Stacked(measured, simulator, stacks)
         choosers.append(Chooser(stacked.simulator, given=stacked.choices))
     fastest = _fastest(choosers, bytes_allowed)
     if fastest is None:
@@ -284,12 +282,6 @@ def _with_copies(measured: Measured) -> Iterable[Measured]:
 
 def ahead_is_on() -> bool:
     return int(ahead.configure()["regions"]) > 0
-
-
-def _stacked(measured: Measured, simulator: Simulator) -> Stacked | None:
-    """The step with several blocks in each region; None if no module calls blocks in a row."""
-    stacks = find_stacks(simulator.step, measured.parents)
-    return Stacked(measured, simulator, stacks) if stacks else None
 
 
 def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen] | None:

@@ -171,7 +171,8 @@ class Step:
                     users[self.memory_of[value]].add(self.call_of[op])
         # Memories that several regions use.
         self.shared = {memory for memory, calls in users.items() if len(calls) > 1}
-        self._saved_inputs = {
+        # Memories that autograd needs as inputs of regions, so no policy frees them.
+        self.saved_inputs = {
             memory
             for value, memory in self.memory_of.items()
             if value not in self.maker and self.values[value].saved
@@ -191,10 +192,6 @@ class Step:
             counts[name] += 1
             names.append((name, counts[name]))
         return names
-
-    def is_saved_input(self, memory: int) -> bool:
-        """True if autograd needs the memory as an input of a region, so no policy frees it."""
-        return memory in self._saved_inputs
 
     def released(self, value: int) -> float:
         """When the program itself releases a value."""

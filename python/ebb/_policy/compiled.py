@@ -19,6 +19,21 @@ _MOST = 5_000
 _MOST_OF_ONE_OPERATOR = 64  # as kMostCandidates in src/policy/compiled_policy.cpp
 
 
+PRESETS: dict[str, _C.Policy] = {
+    "recompute_all": _C.recompute_all(),
+    "save_all": _C.save_all(),
+    "save_matmuls": _C.save_matmuls(),
+    "offload_inputs": _C.offload_inputs(),
+    "torchtitan": _C.torchtitan(),
+    "torchtitan_full": _C.recompute_all(),
+    "everything_saveable": _C.save_all(),
+    "nothing_saveable": _C.recompute_all(),
+    "dots_saveable": _C.dots_saveable(),
+    "dots_with_no_batch_dims_saveable": _C.dots_with_no_batch_dims_saveable(),
+    "offload_dot_with_no_batch_dims": _C.offload_dot_with_no_batch_dims(),
+}
+
+
 def check_number(rules: int) -> None:
     """Checks the number of rules before a policy is compiled.
 

@@ -12,10 +12,9 @@ from itertools import starmap
 from typing import Any
 
 from ebb import _C
-from ebb._policy.compiled import check_number, compiled_parts, compiled_rules, parts_of
+from ebb._policy.compiled import PRESETS, check_number, compiled_parts, compiled_rules, parts_of
 from ebb._policy.decision import MADE_AGAIN, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
-from ebb._policy.presets import PRESETS
 from ebb._policy.rule import Part, Rule
 from ebb._support.shown import clipped, shown
 from ebb._support.sizes import number_of_bytes, whole_number

@@ -325,6 +325,13 @@ def unmark(module: torch.nn.Module) -> None:
     del module.__dict__[_KEY]
 
 
+def unmark_if_unused(module: torch.nn.Module) -> None:
+    """Removes marks that nothing needs any more, unless other code has wrapped the module since."""
+    marks = marks_of(module)
+    if marks and marks.region is None and marks.number == 0 and can_unmark(module):
+        unmark(module)
+
+
 def can_unmark(module: torch.nn.Module) -> bool:
     """True if ebb's wrapper is still the outermost one."""
     if isinstance(module.__dict__.get("forward"), _MarkedForward):
@@ -376,5 +383,4 @@ def unnumber(modules: list[torch.nn.Module]) -> None:
         marks.asked_by -= 1
         if marks.asked_by == 0:
             marks.number = 0
-            if marks.region is None and can_unmark(module):
-                unmark(module)
+            unmark_if_unused(module)

@@ -106,12 +106,7 @@ class record_reports:
     def __enter__(self) -> record_reports:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             note_error(error)
         _C.set_reporting(self._before)
