@@ -32,14 +32,8 @@ class Checking:
         self._begin_recording()
 
     def step_ended(self, peak: int) -> bool:
-        """Record the step that has ended, and begin the next one.
-
-        Args:
-            peak: peak bytes that the step allocated.
-
-        Returns:
-            True if more steps are to be measured.
-        """
+        """Record the step that has ended, which allocated `peak` bytes, and begin the next one.
+        True if more steps are to be measured."""
         try:
             self._record(peak)
             if self._todo:

@@ -67,15 +67,8 @@ def _read(variable: str, text: str, read: Callable[[str], Any], kind: str) -> An
 
 
 def configure_from(section: str, names: Iterable[str], configure: Callable[..., object]) -> None:
-    """Pass settings from environment variables to a module's `configure`.
-
-    Args:
-        section: ``"offload"`` or ``"paging"``.
-        names: names of the settings.
-        configure: takes the settings by name.
-
-    Raises:
-        ValueError: a setting is invalid, and EBB_STRICT is set.
+    """Pass the settings `names` of a section from environment variables to `configure`. Raises
+    ValueError if one is invalid and EBB_STRICT is set.
     """
     for name in names:
         variable = f"EBB_{section}_{name}".upper()
@@ -96,14 +89,8 @@ def configure_from(section: str, names: Iterable[str], configure: Callable[..., 
 
 
 def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]) -> None:
-    """Pass the settings in EBB_CONFIG's file to each module's `configure`.
-
-    Args:
-        path: of the file.
-        sections: by name, such as ``"offload"``: a function that takes the section's settings.
-
-    Raises:
-        ValueError: a setting is invalid, and EBB_STRICT is set.
+    """Pass the settings of each section in EBB_CONFIG's file to the function in `sections`. Raises
+    ValueError if one is invalid and EBB_STRICT is set.
     """
     try:
         with open(path, "rb") as file:

@@ -27,11 +27,7 @@ _HEAD = """\
 
 class Layers:
     """A stack of changes to settings. The last layer is in force; layers may be removed in any
-    order.
-
-    Args:
-        configure: changes settings, and returns all current ones.
-    """
+    order. `configure` changes settings, and returns all current ones."""
 
     def __init__(self, configure: Callable[..., Mapping[str, Any]]) -> None:
         self._configure = configure

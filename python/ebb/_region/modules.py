@@ -356,10 +356,7 @@ def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
     """Numbers the modules inside `root` by their names in `root`, for rules with ``module=`` and
     for reports.
 
-    Modules that are added later are not included.
-
-    Returns:
-        The modules, for `unnumber`.
+    Modules that are added later are not included. Returns the modules, for `unnumber`.
     """
     numbered = []
     for full, plain, module in modules_of(root):

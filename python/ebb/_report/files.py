@@ -22,12 +22,8 @@ _HINT = (
 
 
 def check_report(report: str) -> None:
-    """Checks that a report can be written to a file.
-
-    Raises:
-        ValueError: the file's suffix is unknown.
-        OSError: the file's folder does not exist or is not writable.
-    """
+    """Raises ValueError if the file's suffix is unknown, and OSError if its folder does not exist
+    or is not writable."""
     check_path(Path(report))
     if not os.access(Path(report).parent, os.W_OK):
         raise OSError(f"cannot write to the folder {str(Path(report).parent)!r}")

@@ -7,22 +7,13 @@ from typing import Any
 
 
 def warn_of_old(name: str, instead: str) -> None:
-    """Warns the caller's caller.
-
-    Args:
-        name: the deprecated name.
-        instead: the replacement.
-    """
+    """Warns the caller's caller."""
     message = f"ebb: {name} is deprecated and will be removed in the next release: use {instead}"
     warnings.warn(message, FutureWarning, stacklevel=3)
 
 
 class Renamed:
-    """The old name of an attribute. It warns, and will be removed in the next release.
-
-    Args:
-        new: the attribute's new name.
-    """
+    """The old name of the attribute `new`. It warns, and will be removed in the next release."""
 
     def __init__(self, new: str) -> None:
         self._new = new
