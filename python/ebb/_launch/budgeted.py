@@ -243,10 +243,6 @@ class Blocks:
     def used(self) -> list[Block]:
         return [block for block in self.alive() if block in self._used]
 
-    def called(self) -> list[Block]:
-        """Blocks called with gradients since the last `take`."""
-        return [block for block in self.alive() if block.calls > 0]
-
     def roots(self) -> list[torch.nn.Module]:
         """Models with blocks that were called with gradients, each once."""
         roots = {id(root): root for block in self.used() if (root := block.root()) is not None}
@@ -256,7 +252,7 @@ class Blocks:
         """Return the number of calls with gradients since the last `take`, and True if a block
         was called for the first time. Resets the counts."""
         self._new = []
-        called = self.called()
+        called = [block for block in self.alive() if block.calls > 0]
         has_new = not self._used.issuperset(called)
         self._used = self._used.intersection(self._all).union(called)
         calls = sum(block.calls for block in called)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ebb import ahead
+from ebb._plan.budget import BudgetError, in_all
 from ebb._plan.choice import EAGER
 from ebb._plan.choose import OUTSIDE, Chooser, Chosen
 from ebb._plan.pages import has_rows, pool_bytes
@@ -56,28 +57,24 @@ def _sizes(operators: Mapping[str, int]) -> str:
     return ", ".join(f"{op} ({size(nbytes)})" for op, nbytes in operators.items())
 
 
-def least_explained(
-    budget: int | float,
-    base: int,
-    plain_peak: int,
-    peak: int,
-    minimum: int,
-    chooser: Chooser,
-    chosen: Chosen,
-) -> str:
-    """Explain why a budget is too small."""
+def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) -> BudgetError:
+    """The error of a budget that is too small. `chosen`: the choice with the lowest peak. `base`:
+    bytes in use when the step begins."""
+    peak = chooser.estimate(chosen).peak
+    minimum = in_all(base, peak)
     if isinstance(budget, float):
-        share = min(1.0, peak / max(1, plain_peak) + 0.0051)
+        share = min(1.0, peak / max(1, chooser.simulator.plain.peak) + 0.0051)
         given, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} in total"
     else:
         given, least = size(budget), size(minimum)
     uses = chooser.users_of_peak(chosen)
     parts = ", ".join(f"{size(nbytes)} {use}" for use, nbytes in uses[:4])
-    return (
+    message = (
         f"ebb: a budget of {given} is too small; the lowest possible budget is {least}. "
         f"{size(base)} are in use when the step begins, and the step allocates {size(peak)} even "
         f"with everything recomputed: {parts}. {_remedy(uses[0][0])}"
     )
+    return BudgetError(message, minimum)
 
 
 def _remedy(use: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -145,27 +145,23 @@ def measure(
         measured = measured_of(profile, durations, base, device, measure_link(device), again)
         whole = root if "" in handle.names else None
         measured = replace(measured, whole=whole, root=root, parents=parents)
-        if may_send_all(measured, budget):
-            with sending_all(measured), apply(model, offload_all, modules):
+        if (window := window_of_all(measured, budget)) is not None:
+            undo.enter_context(transfers_of(in_flight_bytes=window, prefetch_bytes=window))
+            with apply(model, offload_all, modules):
                 _, durations = run(step, (*AWAY, *[Purpose.TIME] * 2))
             measured = replace(measured, away=min(durations))
     return measured
 
 
-def may_send_all(measured: Measured, budget: int | float) -> bool:
-    """True if a step that offloads all saved tensors stays within the budget, or within the
-    measured peak."""
+def window_of_all(measured: Measured, budget: int | float) -> int | None:
+    """Bytes in flight in steps that offload all saved tensors; None if such a step would exceed
+    both the budget and the measured peak."""
     if measured.link is None:
-        return False
+        return None
     simulator = Simulator(measured)
-    most = allowed(budget, measured.base, simulator.plain.peak)
-    return simulator.estimate(simulator.all_offloaded).peak <= max(most, measured.profile.peak)
-
-
-def sending_all(measured: Measured) -> AbstractContextManager[None]:
-    """The settings of OFFLOAD in steps that offload everything."""
-    window = Simulator(measured).window
-    return transfers_of(in_flight_bytes=window, prefetch_bytes=window)
+    most = max(allowed(budget, measured.base, simulator.plain.peak), measured.profile.peak)
+    fits = simulator.estimate(simulator.all_offloaded).peak <= most
+    return simulator.window if fits else None
 
 
 def base_bytes(

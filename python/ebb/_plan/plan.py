@@ -15,10 +15,10 @@ import torch
 
 from ebb import ahead
 from ebb._plan.as_before import as_before
-from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
+from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, read_budget
 from ebb._plan.choice import EAGER, policy_of
 from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.described import course_of, least_explained, measured_course, paragraphs, reported
+from ebb._plan.described import course_of, measured_course, paragraphs, reported, too_small
 from ebb._plan.measuring import measure, measure_again
 from ebb._plan.module_policies import ModulePolicies, ProcessSettings
 from ebb._plan.pareto import Pareto, ParetoPoint
@@ -262,12 +262,10 @@ def plan_of(
             ((chooser, chooser.least()) for chooser in choosers),
             key=lambda pair: pair[0].estimate(pair[1]).peak,
         )
+        if not at_least:
+            raise too_small(budget, measured.base, chooser, chosen)
         peak = chooser.estimate(chosen).peak
         fastest = _fastest([chooser], peak) or (chooser, chosen)
-        if not at_least:
-            minimum = in_all(measured.base, peak)
-            message = least_explained(budget, measured.base, plain, peak, minimum, chooser, chosen)
-            raise BudgetError(message, minimum)
     return Plan(fastest[0], measured, bytes_allowed, fastest[1], stacked)
 
 

@@ -129,13 +129,12 @@ def _rules(tables: object, at: _At) -> list[Rule]:
 
 def _policy(table: object, at: _At) -> _C.Policy:
     given = at.table(table, _POLICY_KEYS)
-    rules = _rules(given.get("rules", []), at / "rules")
+    rules, default = _part(given, at)
     inputs = (at / "inputs").decision(given.get("inputs", "save"))
     if inputs in MADE_AGAIN:
         raise (at / "inputs").error(
             "inputs of a region cannot be recomputed: must be 'save', 'offload' or 'page'"
         )
-    default = (at / "default").decision(given.get("default", "recompute"))
     if "preset" in given:
         base = _preset(given["preset"], at / "preset")
         if "default" in given or "either" in given:
@@ -150,21 +149,20 @@ def _policy(table: object, at: _At) -> _C.Policy:
                 "[[either]] table"
             )
         parts = [
-            _part(table, at / "either" / i)
+            _part((at / "either" / i).table(table, _PART_KEYS), at / "either" / i)
             for i, table in enumerate((at / "either").array(given["either"]))
         ]
         if not parts:
             raise (at / "either").error("must not be empty")
     else:
-        parts = [(tuple(rules), default)]
+        parts = [(rules, default)]
     try:
         return compiled_parts(parts, inputs, at.late)
     except (ValueError, NotImplementedError) as error:
         raise at.error(error) from None
 
 
-def _part(table: object, at: _At) -> Part:
-    given = at.table(table, _PART_KEYS)
+def _part(given: dict[str, Any], at: _At) -> Part:
     default = (at / "default").decision(given.get("default", "recompute"))
     return tuple(_rules(given.get("rules", []), at / "rules")), default
 
