@@ -15,9 +15,9 @@ from torch import Tensor
 
 import ebb
 from ebb._plan.budget import BudgetError
-from ebb._plan.measured import Measured
 from ebb._plan.measuring import measure
 from ebb._plan.plan import Plan, plan_of
+from ebb._plan.simulate import Measured
 from ebb._region.blocks import find_blocks
 
 Row = dict[str, Any]

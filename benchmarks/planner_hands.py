@@ -13,9 +13,9 @@ from timing import Trial, interleaved, time_step
 
 import ebb
 from ebb._plan.budget import BudgetError, in_all
-from ebb._plan.measured import Measured
 from ebb._plan.measuring import measure
 from ebb._plan.plan import Plan, plan_of
+from ebb._plan.simulate import Measured
 
 Row = dict[str, Any]
 

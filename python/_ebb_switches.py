@@ -11,7 +11,8 @@ def is_set(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
-# Other names are misspelt. These are the rows of ebb._launch.variables.
+# The rows of docs/reference/environment.md, and variables of an earlier release. Other names are
+# misspelt.
 NAMES = frozenset((
     "EBB", "EBB_MODULES", "EBB_BUDGET", "EBB_DISABLE", "EBB_STRICT", "EBB_VERIFY", "EBB_REPORT",
     "EBB_TRACE", "EBB_AHEAD", "EBB_CONFIG", "EBB_OFFLOAD_MIN_BYTES", "EBB_OFFLOAD_PINNED_LIMIT",

@@ -47,8 +47,8 @@ from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
 from ebb._report.stats import reset_stats, stats  # noqa: E402
 from ebb._support.old import warn_of_old as _warn_of_old  # noqa: E402
+from ebb.paging._agreement import PageOverflowError  # noqa: E402
 from ebb.paging._mark_rows import mark_rows  # noqa: E402
-from ebb.paging._overflow import PageOverflowError  # noqa: E402
 
 __version__ = "0.1.0"
 

@@ -12,10 +12,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from ebb import _C
-from ebb._policy.compiled import checked
+from ebb._policy.compiled import PRESETS, checked
 from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE
 from ebb._policy.policy import Policy
-from ebb._policy.presets import PRESETS
 from ebb._policy.rule import Rule
 from ebb._support.shown import shown
 
@@ -86,14 +85,10 @@ nothing_saveable: Policy = recompute_all
 dots_saveable: Policy = _preset("dots_saveable")
 """Saves matrix products and batched matrix products."""
 
-dots_with_no_batch_dims_saveable: Policy = Policy._from_compiled(
-    PRESETS["dots_with_no_batch_dims_saveable"]
-)
+dots_with_no_batch_dims_saveable: Policy = _preset("dots_with_no_batch_dims_saveable")
 """Saves matrix products but not batched ones: products with weights, but not attention."""
 
-offload_dot_with_no_batch_dims: Policy = Policy._from_compiled(
-    PRESETS["offload_dot_with_no_batch_dims"]
-)
+offload_dot_with_no_batch_dims: Policy = _preset("offload_dot_with_no_batch_dims")
 """Offloads the outputs that :data:`dots_with_no_batch_dims_saveable` saves."""
 
 

@@ -36,16 +36,21 @@ struct PageGroup;
 // its region, so ebb marks the value and the graph counts the bytes. If the recorder's map has the
 // last reference, backward did not need the storage, which then does not count.
 //
+// The latest numbers that recipes got.
+struct RecipeNumbers {
+  uint64_t sequence = 0;  // in the order of recording; replays run in this order
+  uint32_t visit = 0;     // of the latest search, which marks the recipes that it visits
+};
+
 // The classes that record a region store data for backward here.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
-  PythonMutex mutex;                    // See Note [One lock per graph]
-  std::vector<std::string> names;       // names of the nested regions; the outermost is first
-  KernelStates kernelStates;            // settings under which recipes were recorded
-  GraphStreams streams;                 // see Note [Bytes of several streams]
-  uint64_t lastSequence = 0;            // of the latest recipe; replays run in this order
+  PythonMutex mutex;               // See Note [One lock per graph]
+  std::vector<std::string> names;  // names of the nested regions; the outermost is first
+  KernelStates kernelStates;       // settings under which recipes were recorded
+  GraphStreams streams;            // see Note [Bytes of several streams]
+  RecipeNumbers numbers;
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   JournalPtr journal;                   // null unless reports are recorded
-  uint32_t lastVisit = 0;               // marks recipes that a search has visited
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
   Escapes escapes;                   // see Note [Escapes]
   std::vector<c10::weak_intrusive_ptr<Value>> fromOutside;  // see Note [What only ebb holds]

@@ -97,7 +97,7 @@ struct Recipe final : c10::intrusive_ptr_target {
 
   const OpTraits& op;
   uint64_t sequence = 0;  // order of recording; replays run in this order
-  uint32_t visit = 0;     // Graph::lastVisit of the last search that visited this recipe
+  uint32_t visit = 0;     // RecipeNumbers::visit of the last search that visited this recipe
   uint16_t region = 0;    // index in Graph::names
   KernelInputs kernel;
   c10::IValue* others;  // see ArgumentTraits::others; lists of tensors are stored empty

@@ -1,7 +1,6 @@
 #include "graph/repeated_collectives.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "graph/graph.h"
@@ -14,7 +13,7 @@ void RepeatedCollectives::needs(const c10::intrusive_ptr<Value>& value) {
 }
 
 void RepeatedCollectives::close(Graph& graph) {
-  ++graph.lastVisit;
+  const uint32_t visit = ++graph.numbers.visit;
   std::vector<const Value*> toVisit;
   for (const auto& weak : needed_) {
     if (const auto value = weak.lock()) {
@@ -25,10 +24,10 @@ void RepeatedCollectives::close(Graph& graph) {
     const Value* value = toVisit.back();
     toVisit.pop_back();
     const auto& recipe = value->recipe();
-    if (!recipe || value->decision.isKept() || recipe->visit == graph.lastVisit) {
+    if (!recipe || value->decision.isKept() || recipe->visit == visit) {
       continue;
     }
-    recipe->visit = graph.lastVisit;
+    recipe->visit = visit;
     if (recipe->op.limits.communicates) {
       list_.push_back(recipe);
     }
@@ -50,12 +49,20 @@ std::vector<c10::intrusive_ptr<Recipe>> RepeatedCollectives::take() {
   return std::exchange(list_, {});
 }
 
-std::vector<std::pair<std::string, std::string>> RepeatedCollectives::inWords() const {
-  std::map<std::string, std::string> ofGroups;
+// Groups may have other names on other ranks, so a list has the names of operators only.
+std::map<std::string, std::string> RepeatedCollectives::ofGroups() const {
+  std::map<std::string, std::string> lists;
   for (const auto& recipe : list_) {
-    ofGroups[processGroupOf(recipe->op, recipe->others)] += recipe->op.name + ' ';
+    lists[processGroupOf(recipe->op, recipe->others)];
   }
-  return {ofGroups.begin(), ofGroups.end()};
+  for (const auto& recipe : list_) {
+    const std::string group = processGroupOf(recipe->op, recipe->others);
+    for (auto& [name, list] : lists) {
+      list +=
+          (list.empty() ? "" : ", ") + recipe->op.name + (name == group ? "" : " of another group");
+    }
+  }
+  return lists;
 }
 
 }  // namespace ebb

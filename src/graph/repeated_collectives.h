@@ -4,8 +4,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
+#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "graph/recipe.h"
@@ -58,8 +58,8 @@ class RepeatedCollectives {
     due_.store(false, std::memory_order_release);
   }
 
-  // For each process group, by name: the collectives of the list.
-  std::vector<std::pair<std::string, std::string>> inWords() const;
+  // The list in words, for each process group, by its name. Ranks of the group compare these.
+  std::map<std::string, std::string> ofGroups() const;
 
  private:
   std::vector<c10::weak_intrusive_ptr<Value>> needed_;

@@ -14,6 +14,9 @@ namespace ebb {
 // tensors, as ArgumentTraits::others lists them.
 std::string processGroupOf(const OpTraits& op, const c10::IValue* others);
 
+// True if a call with these arguments waits for its end itself.
+bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
+
 // Waits until the communication of a call with these `results` is complete. As the program's own
 // wait does: on a GPU the current stream waits, else the thread. A second wait does nothing.
 void waitForCollective(const c10::IValue* results, size_t count);

@@ -127,6 +127,14 @@ uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
   return whole ? fingerprint(result.storage()) : 0;
 }
 
+// True if ebb may wait for a collective, since witnesses and fingerprints need complete results.
+// The program itself waits for a synchronous collective. A wait for another one could keep the
+// other ranks waiting, so only verify mode does that.
+bool mayWait(const Context& context, const Call& call, const Arguments& arguments) {
+  return context.graph->verify != VerifyMode::Off ||
+         (!arguments.areOffCpu() && isSynchronous(call.op, call.arguments));
+}
+
 // True if ebb could free memory after a failed allocation: values that regions keep, or values on
 // their way to the host.
 bool hasReserve(const Context& context) {
@@ -158,12 +166,16 @@ void OpRecording::run() {
   }
   if (op_.kernel.isConvolution && arguments_.areOffCpu()) [[unlikely]] {
     runConvolution();
-  } else if (op_.limits.communicates) [[unlikely]] {
-    runCollective();
-  } else if (op_.limits.untrusted) [[unlikely]] {
+  } else if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
     runUntrusted();
   } else {
+    const bool waits =
+        op_.limits.communicates && replay_.recipe && mayWait(context_, call_, arguments_);
     runKernel();
+    if (waits) {
+      waitForCollective(results_, op_.results.size());
+      replay_.isPrinted = true;
+    }
   }
   // Results are not visible to other threads yet, so only writes need the lock again.
   if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
@@ -202,7 +214,10 @@ void OpRecording::writeRecipe() {
   }
   if (!replay_.recipe) {
     learnReads(values_, arguments_);
-  } else if (op_.limits.communicates && !context_.graph->collectives) {
+    return;
+  }
+  replay_.isPrinted = op_.limits.untrusted && !op_.limits.communicates;
+  if (op_.limits.communicates && !context_.graph->collectives) {
     context_.graph->collectives = std::make_unique<RepeatedCollectives>();
   }
 }
@@ -273,15 +288,6 @@ void OpRecording::runKernel() {
   unsaid.warn();
 }
 
-// Fingerprints and witnesses need the complete result.
-[[gnu::noinline]] void OpRecording::runCollective() {
-  runKernel();
-  const bool isCompared = !arguments_.areOffCpu() || context_.graph->verify != VerifyMode::Off;
-  if (replay_.recipe && isCompared) {
-    waitForCollective(results_, op_.results.size());
-  }
-}
-
 // See Note [Kernels chosen by free memory]
 [[gnu::noinline]] void OpRecording::runConvolution() {
   const WorkspaceWatch watch(arguments_.device());
@@ -348,7 +354,7 @@ void OpRecording::giveRecipe(
   const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
   const bool exact = after->rows || !(readsLossy() || wasLossy);
   if (replay_.recipe && exact && isTrusted(context_, op_, verdict) && canBeRepeated(write)) {
-    const uint64_t print = op_.limits.untrusted ? fingerprint(write.tensor.storage()) : 0;
+    const uint64_t print = replay_.isPrinted ? fingerprint(write.tensor.storage()) : 0;
     addOutput(
         after,
         write.tensor,
@@ -442,7 +448,7 @@ void OpRecording::decideOnResult(
     value->facts.rule = verdict.rule;
     const bool stays = verdict.decision == Decision::Page && !pages;
     value->decision.decide(stays ? Decision::Save : verdict.decision);
-    const uint64_t print = op_.limits.untrusted ? fingerprintOfShown(tensor) : 0;
+    const uint64_t print = replay_.isPrinted ? fingerprintOfShown(tensor) : 0;
     addOutput(value, tensor, {.slot = slot, .element = element, .fingerprint = print});
   }
 }

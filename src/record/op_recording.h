@@ -34,6 +34,7 @@ class OpRecording {
   struct Replay {
     c10::intrusive_ptr<Recipe> recipe;  // null if there is an obstacle
     const char* obstacle = nullptr;
+    bool isPrinted = false;  // outputs get fingerprints: see Note [Operators from elsewhere]
 
     void giveUp(const char* why) {
       recipe.reset();
@@ -49,7 +50,6 @@ class OpRecording {
   }
   void runKernel();
   void runUntrusted();
-  void runCollective();
   void runConvolution();
   void runRandomKernel();
   void recover(bool draws);

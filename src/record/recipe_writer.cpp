@@ -19,7 +19,7 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
   recipe_ = Recipe::make(
       op_, static_cast<uint32_t>(arguments_.tensors().size()), arguments_.shapeCount());
   recipe_->kernel.keys = call_.below;
-  recipe_->sequence = ++graph.lastSequence;
+  recipe_->sequence = ++graph.numbers.sequence;
   recipe_->region = context_.region;
   recipe_->kernel.gradMode = c10::GradMode::is_enabled();
   recipe_->kernel.state = &graph.kernelStates.current();

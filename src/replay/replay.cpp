@@ -77,7 +77,7 @@ class Slice {
 
   // Returns false if the replay may not go on.
   bool collect() {
-    ++graph_.lastVisit;
+    ++graph_.numbers.visit;
     add(std::exchange(root_, {}));
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
@@ -157,8 +157,8 @@ class Slice {
   }
 
   void add(const c10::intrusive_ptr<Recipe>& recipe) {
-    if (recipe->visit != graph_.lastVisit) {
-      recipe->visit = graph_.lastVisit;
+    if (recipe->visit != graph_.numbers.visit) {
+      recipe->visit = graph_.numbers.visit;
       checkRegistered(*recipe);
       checkIsListed(*recipe);
       recipes_.push_back(recipe);
@@ -309,8 +309,8 @@ class Slice {
       "' was read outside of backward. Its recomputation repeats collectives, in which all ranks "
       "must take part. Read it in a hook that runs in backward on all ranks, or use a policy that "
       "keeps the results of collectives.");
-  for (const auto& [group, names] : collectives.inWords()) {
-    agreeOnCollectives(group, region, names, graph.verify != VerifyMode::Off);
+  for (const auto& [group, list] : collectives.ofGroups()) {
+    agreeOnCollectives(group, region, list, graph.verify != VerifyMode::Off);
   }
   for (auto& recipe : collectives.take()) {
     Slice slice(graph, std::move(recipe));

@@ -21,7 +21,7 @@ import ebb
 from ebb._launch import takeover
 from ebb._launch.frameworks import takeover as frameworks
 from ebb._launch.frameworks.after_import import AfterImport
-from ebb._launch.frameworks.table import FRAMEWORKS
+from ebb._launch.frameworks.takeover import FRAMEWORKS
 
 MEGATRON = "megatron.core.tensor_parallel.random"
 SOURCE = """

@@ -12,8 +12,8 @@ import pytest
 from planned_programs import PROGRAMS, planned, planning
 
 import ebb
+from ebb._plan import pareto
 from ebb._plan.plan import plan_of
-from ebb._support import figures
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
@@ -84,7 +84,7 @@ def test_pareto_has_nothing_to_do_with_matplotlib_until_it_draws(monkeypatch, tm
     def missing(name):
         raise ModuleNotFoundError(name)
 
-    monkeypatch.setattr(figures.importlib, "import_module", missing)
+    monkeypatch.setattr(pareto.importlib, "import_module", missing)
     curve = plan_of(planning(programs.chain).measured, 0.9).pareto(points=3)
 
     with pytest.raises(ModuleNotFoundError, match=r"a plot needs matplotlib"):

@@ -234,8 +234,8 @@ def test_steps_that_differ():
     [
         ({"steps": 0}, ValueError, "steps must be 1 or more; got 0"),
         ({"warmup": -1}, ValueError, "warmup must be 0 or more; got -1"),
-        ({"steps": 1.5}, TypeError, "steps must be an int; got float"),
-        ({"warmup": True}, TypeError, "warmup must be an int; got bool"),
+        ({"steps": 1.5}, TypeError, "steps must be an int; got 1.5"),
+        ({"warmup": True}, TypeError, "warmup must be an int; got True"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments, error, message):

@@ -11,8 +11,8 @@ from planned_programs import PROGRAMS, planning
 
 import ebb
 from ebb._plan.choice import Choice
+from ebb._plan.front import recomputed_each_time
 from ebb._plan.plan import plan_of
-from ebb._plan.tight import recomputed_each_time
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

@@ -11,7 +11,7 @@ import torch
 from exactness import leaves, replayed
 
 import ebb
-from ebb._policy.presets import PRESETS
+from ebb._policy.compiled import PRESETS
 
 
 def saves(policy: ebb.Policy, op: str = "mm") -> bool:

@@ -400,7 +400,7 @@ def test_under_compile_conditions_that_torch_does_not_know_are_left_out():
     policy = ebb.Policy(
         [ebb.Rule("aten::sin", ebb.SAVE, module="*"), ebb.Rule("aten::mm", ebb.SAVE, nth=2)]
     )
-    ebb._policy.to_sac._warn_conditions.cache_clear()
+    ebb._policy.policy._warn_conditions.cache_clear()
 
     def block(x):
         return ((x @ x).sin() @ x).sin()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ebb
-from ebb._policy.presets import PRESETS
+from ebb._policy.compiled import PRESETS
 
 FULL = """
 default = "save"

@@ -18,14 +18,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ebb
-from ebb._plan.choice import EAGER, Choice
+from ebb._plan.choice import EAGER, Choice, policy_of
 from ebb._plan.choose import Chooser, Chosen
 from ebb._plan.front import Point
-from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.measuring import base_bytes
 from ebb._plan.module_policies import ModulePolicies
 from ebb._plan.profile import Operator
-from ebb._plan.rules import policy_of
-from ebb._plan.simulate import Simulator
+from ebb._plan.simulate import Measured, Simulator
 
 WIDTH = 32
 LENGTH = 16

@@ -157,7 +157,7 @@ def _combined(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for kind, members in kinds.items():
         leader, most = max(members, key=lambda member: (_lack(member[1]), -member[0]))
         for _, offer in members:
-            most = {name: _most(most[name], offer[name]) for name in most}
+            most = {name: max(most[name], offer[name]) for name in most}
         most["budget"] = min(offer["budget"] for _, offer in members)
         combined[kind] = {"leader": leader, "offer": most}
     return combined
@@ -167,11 +167,6 @@ def _lack(offer: dict[str, Any]) -> float:
     """Bytes that a rank needs beyond its budget."""
     need: float = offer["peak"] + offer["base"] - offer["budget"]
     return need
-
-
-def _most(left: Any, right: Any) -> Any:
-    """The larger value; None if a rank has not measured it."""
-    return None if left is None or right is None else max(left, right)
 
 
 def has_ranks() -> bool:

@@ -23,13 +23,14 @@ from ebb._launch.budgeted import Blocks, CallAround, is_compiled
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
+from ebb._launch.models import Meets
 from ebb._launch.step_clock import StepClock
 from ebb._launch.watch import Watch
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed
-from ebb._plan.measured import Measured
 from ebb._plan.measuring import device_of
 from ebb._plan.memory_limit import free
 from ebb._plan.plan import plan_of
+from ebb._plan.simulate import Measured
 from ebb._report import planned
 from ebb._report.planned import ReportedPlan
 from ebb._support.job import is_first
@@ -78,7 +79,7 @@ _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that ta
 # continues.
 
 
-class Budget:
+class Budget(Meets):
     """Applies a memory budget to a job.
 
     Args:
@@ -446,12 +447,12 @@ class Budget:
         self._sized = sized
         may_measure = self._measured < _MOST_MEASURED
         if not is_step or self.blocks.have_new():
-            if watch.is_over():
+            if watch.is_over:
                 self._tell(f"{watch.in_words()}; ebb profiles steps again")
             self._begin()
         elif sized != before:
             return  # this step recorded the sizes of page pools, and used none
-        elif watch.is_over():
+        elif watch.is_over:
             has_changed = self._measured == 1 or self._since > _SOON or watch.was_over
             if may_measure and has_changed:
                 self._tell(f"{watch.in_words()}; ebb profiles steps again")

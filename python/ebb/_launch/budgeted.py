@@ -15,19 +15,18 @@ from torch.compiler import is_compiling
 from ebb import _C
 from ebb._launch import other_work
 from ebb._launch.agreeing import has_ranks
-from ebb._plan.callers import Callers
+from ebb._plan.measuring import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.blocks import block_candidates
 from ebb._region.module_names import modules_of
 from ebb._region.modules import (
     can_mark,
-    can_unmark,
     mark,
     marks_of,
     modules_are_asked_for,
     number_modules_once,
-    unmark,
+    unmark_if_unused,
 )
 from ebb._region.region import run_in_region
 from ebb._region.tracing import is_optimized_module
@@ -114,8 +113,7 @@ class Block:
         if module is None or marks is None or marks.region is not self:
             return
         marks.region = None
-        if marks.number == 0 and can_unmark(module):
-            unmark(module)
+        unmark_if_unused(module)
 
 
 class CallAround(AbstractContextManager[Any]):
@@ -245,10 +243,6 @@ class Blocks:
     def used(self) -> list[Block]:
         return [block for block in self.alive() if block in self._used]
 
-    def called(self) -> list[Block]:
-        """Blocks called with gradients since the last `take`."""
-        return [block for block in self.alive() if block.calls > 0]
-
     def roots(self) -> list[torch.nn.Module]:
         """Models with blocks that were called with gradients, each once."""
         roots = {id(root): root for block in self.used() if (root := block.root()) is not None}
@@ -258,7 +252,7 @@ class Blocks:
         """Return the number of calls with gradients since the last `take`, and True if a block
         was called for the first time. Resets the counts."""
         self._new = []
-        called = self.called()
+        called = [block for block in self.alive() if block.calls > 0]
         has_new = not self._used.issuperset(called)
         self._used = self._used.intersection(self._all).union(called)
         calls = sum(block.calls for block in called)

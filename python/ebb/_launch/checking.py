@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ebb import _C, ahead
-from ebb._plan.for_reports import measured_course
+from ebb._plan.described import measured_course
 from ebb._plan.profile import Profile
 from ebb._plan.recording import Purpose, Recording
 from ebb._report.planned import ReportedPlan
@@ -32,14 +32,8 @@ class Checking:
         self._begin_recording()
 
     def step_ended(self, peak: int) -> bool:
-        """Record the step that has ended, and begin the next one.
-
-        Args:
-            peak: peak bytes that the step allocated.
-
-        Returns:
-            True if more steps are to be measured.
-        """
+        """Record the step that has ended, which allocated `peak` bytes, and begin the next one.
+        True if more steps are to be measured."""
         try:
             self._record(peak)
             if self._todo:

@@ -9,6 +9,7 @@ import torch
 
 from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Block, Blocks
+from ebb._launch.models import Meets
 from ebb._launch.variables import say_ignored
 from ebb._region import in_graph
 from ebb._support.job import is_first, is_launcher, say
@@ -24,7 +25,7 @@ from ebb._support.shown import clipped, tell
 # which modules are regions, or that none is.
 
 
-class FoundBlocks:
+class FoundBlocks(Meets):
     """Makes the blocks of each model regions. `stay`: True if blocks stay regions even if the job
     calls torch.utils.checkpoint."""
 
@@ -55,8 +56,7 @@ class FoundBlocks:
         if len(list(self._blocks.of(model))) > 1:
             self._names += self._blocks.add(model, self._assignment.policy)
 
-    def settled(self) -> None:
-        """Optimizers have stepped. Raises as `tell`."""
+    def settled(self, models: list[torch.nn.Module]) -> None:
         self._trains = True
         self.tell()
 

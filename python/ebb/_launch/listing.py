@@ -26,7 +26,7 @@ from ebb.policies import save_all
 _MOST_STEPS = 16  # optimizer steps, after which ebb stops waiting for models that have not run
 
 
-class Listing:
+class Listing(models.Meets):
     """Runs each model of a job as one region that saves everything, until a report shows what
     autograd saves in all models. A report needs a second forward: ebb first sees a model when its
     first forward has begun.

@@ -15,20 +15,20 @@ import torch
 from ebb import _C, ahead
 from ebb._launch.budgeted import Blocks
 from ebb._plan.budget import NothingToPlanError
-from ebb._plan.link import may_send, measure_link
-from ebb._plan.measured import Measured, base_bytes
+from ebb._plan.link import may_send, measure_link, transfers_of
 from ebb._plan.measuring import (
     AWAY,
     RECOMPUTED,
+    base_bytes,
     device_of,
-    may_send_all,
     measured_of,
     offload_all,
-    sending_all,
+    window_of_all,
 )
 from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, median_of, without_evaluation
 from ebb._plan.recording import Purpose, Recording
+from ebb._plan.simulate import Measured
 from ebb.policies import recompute_all
 
 _MOST_AGAIN = 20  # maximum number of steps that do not count; more end the measurement
@@ -102,7 +102,8 @@ class Measuring:
 
     def _begin_anew(self) -> None:
         self._todo = list(RECOMPUTED)
-        self._is_away = False  # True in the last steps, which offload everything
+        # Bytes in flight in the last steps, which offload everything; None before them.
+        self._window: int | None = None
         self._profiles: list[tuple[int, Profile]] = []  # with the peaks of their steps
         self._times: list[tuple[int, float]] = []
         self._times_away: list[float] = []
@@ -126,15 +127,16 @@ class Measuring:
         """
         ended = self._recording.end()
         self._blocks.stop_watching_callers()
-        if not self._is_away and not self._is_first:
+        if self._window is None and not self._is_first:
             self._peaks.append(peak)
         self._is_first = False
         if self._counts(calls) and ended is not None:
             self._note(self._todo.pop(0), peak, *ended)
-            is_last = not self._todo and not self._is_away
-            if is_last and may_send_all(self._outcome().measured, self._budget):
-                self._is_away, self._todo = True, list(AWAY)
-                self._blocks.put(offload_all)
+            if not self._todo and self._window is None:
+                self._window = window_of_all(self._outcome().measured, self._budget)
+                if self._window is not None:
+                    self._todo = list(AWAY)
+                    self._blocks.put(offload_all)
         else:
             self._uncounted += 1
             if self._uncounted > _MOST_AGAIN:
@@ -157,22 +159,23 @@ class Measuring:
 
     def left(self) -> int:
         """Maximum number of steps that are still to be measured."""
-        return len(self._todo) + (0 if self._is_away else _steps_away(self._device))
+        return len(self._todo) + (_steps_away(self._device) if self._window is None else 0)
 
     def stop(self) -> None:
         """Stop measuring, and restore the job's settings."""
         self._recording.end()
         self._blocks.stop_watching_callers()
         self._settings.close()
-        if self._is_away:  # copies have ended: this call makes the engine free their memory
-            _C.offload_stats()
+        if self._window is not None:
+            _C.offload_stats()  # copies have ended: this call makes the engine free their memory
         if ahead.configure()["regions"] == 0:  # the job has not changed the setting meanwhile
             ahead.configure(regions=self._ahead)
 
     def _prepare(self) -> None:
         self._settings.close()
-        if self._is_away:
-            self._settings.enter_context(sending_all(self._outcome().measured))
+        if self._window is not None:
+            settings = transfers_of(in_flight_bytes=self._window, prefetch_bytes=self._window)
+            self._settings.enter_context(settings)
         if self._todo[0] is Purpose.PROFILE:
             self._base = base_bytes(self._blocks.roots(), self._optimizers())
             self._beside = _C.tensor_bytes()[0] - self._base
@@ -201,7 +204,7 @@ class Measuring:
             if self._blocks.evaluation.has_run:
                 profile = without_evaluation(profile)
             self._profiles.append((peak, profile))
-        elif purpose is Purpose.TIME and self._is_away:
+        elif purpose is Purpose.TIME and self._window is not None:
             self._times_away.append(duration)
         elif purpose is Purpose.TIME:
             self._times.append((peak, duration))

@@ -6,9 +6,9 @@ import functools
 import importlib
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb._launch import other_work
 from ebb._launch.assignment import Assignment
-from ebb._launch.found_blocks import FoundBlocks
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.module_names import plain_names
@@ -49,24 +48,24 @@ _MOST_OTHERS = 100  # steps of other optimizers during the wait for one
 # has no extra cost.
 
 
+class Meets:
+    """Receives the models of a job."""
+
+    def meet(self, model: torch.nn.Module) -> None:
+        """Called with each new model, before its first forward."""
+
+    def settled(self, models: list[torch.nn.Module]) -> None:
+        """Called with all models when the forward hook is removed."""
+
+
 class Models:
-    """The models of a job. Each is looked at when it first runs.
+    """The models of a job. Each is looked at when it first runs, by each of `receivers`."""
 
-    Args:
-        looked_at: called with each new model, before its first forward.
-        settled: called with all models when the forward hook is removed.
-    """
-
-    def __init__(
-        self,
-        looked_at: Callable[[torch.nn.Module], None],
-        settled: Callable[[list[torch.nn.Module]], None],
-    ) -> None:
+    def __init__(self, receivers: Iterable[Meets]) -> None:
         self.roots: list[weakref.ref[torch.nn.Module]] = []  # models that were looked at
         # Optimizers that have stepped, with their number of parameter groups.
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._looked_at = looked_at
-        self._settled = settled
+        self._receivers = tuple(receivers)
         self._seen: weakref.WeakValueDictionary[int, torch.nn.Module] = (
             weakref.WeakValueDictionary()
         )
@@ -99,7 +98,8 @@ class Models:
         self.roots = [*alive, weakref.ref(module)]
         for inner in module.modules():
             self._seen[id(inner)] = inner
-        self._looked_at(module)
+        for receiver in self._receivers:
+            receiver.meet(module)
 
     def _look_again(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         self._steps = self._others = 0
@@ -139,7 +139,9 @@ class Models:
         if self._steps < _STEPS:
             return
         self._stop_looking()
-        self._settled([model for model in (root() for root in self.roots) if model is not None])
+        models = [model for model in (root() for root in self.roots) if model is not None]
+        for receiver in self._receivers:
+            receiver.settled(models)
 
 
 def _run(settings: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +151,7 @@ def _run(settings: Any, function: Callable[..., Any], *args: Any, **kwargs: Any)
     return run_in_region(settings, function, *args, **kwargs)
 
 
-class ByName:
+class ByName(Meets):
     """Makes modules regions by name, and numbers modules if rules refer to modules."""
 
     def __init__(self, assignment: Assignment) -> None:
@@ -157,7 +159,7 @@ class ByName:
         self._lines: set[str] = set()  # messages about modules that became regions
         self._warned = False  # about patterns that match no module
 
-    def mark(self, model: torch.nn.Module) -> None:
+    def meet(self, model: torch.nn.Module) -> None:
         made = []
         for policy, patterns in self._assignment.modules():
             made += self._mark(model, policy, patterns)
@@ -190,7 +192,7 @@ class ByName:
             tell(line)
         self._lines.add(line)
 
-    def warn_if_none(self, models: list[torch.nn.Module]) -> None:
+    def settled(self, models: list[torch.nn.Module]) -> None:
         patterns = [glob for _, globs in self._assignment.modules() for glob in globs]
         if not patterns or self._lines or self._warned or not is_first():
             return
@@ -213,29 +215,11 @@ class ByName:
 _models: Models | None = None  # while ebb takes models over
 
 
-class Meets(Protocol):
-    """Receives each model before its first forward."""
-
-    def meet(self, model: torch.nn.Module) -> None: ...
-
-
 def take_over(assignment: Assignment, undo: ExitStack, blocks: Meets | None = None) -> None:
     """Make modules with matching names regions, and number modules if rules refer to modules, in
     all models that run until `undo` is closed. `blocks` makes blocks of each model regions."""
     global _models
-    by_name = ByName(assignment)
-
-    def looked_at(model: torch.nn.Module) -> None:
-        by_name.mark(model)
-        if blocks is not None:
-            blocks.meet(model)
-
-    def settled(models: list[torch.nn.Module]) -> None:
-        by_name.warn_if_none(models)
-        if isinstance(blocks, FoundBlocks):
-            blocks.settled()
-
-    _models = Models(looked_at, settled)
+    _models = Models(filter(None, (ByName(assignment), blocks)))
     undo.callback(_forget)
     asked = any(
         patterns or modules_are_asked_for(policy._compiled)

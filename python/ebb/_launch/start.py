@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -19,7 +20,6 @@ from ebb._plan.budget import read_budget
 from ebb._plan.memory_limit import Limit, limit_of
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
-from ebb._policy.presets import PRESETS
 from ebb._policy.text import has_regions, loaded, parsed
 from ebb._report import files
 from ebb._support.job import say
@@ -57,7 +57,7 @@ def policy_from(text: str) -> Policy:
     if text.lower() in ("1", "true", "yes", "on"):
         return recompute_all
     read = loaded if _is_file(text) else parsed
-    return Policy._from_compiled(read(text, PRESETS, late=True))
+    return Policy._from_compiled(read(text, late=True))
 
 
 def _check_rank() -> None:
@@ -85,7 +85,9 @@ def _start_reports() -> None:
     if not os.environ.get("EBB_REPORT") and not os.environ.get("EBB_TRACE"):
         return
     given = {"EBB_REPORT": "", "EBB_TRACE": ""}
-    checks = {"EBB_REPORT": files.check_report, "EBB_TRACE": files.make_folder}
+    make_folder = functools.partial(os.makedirs, exist_ok=True)
+    checks: dict[str, Callable[[str], object]]
+    checks = {"EBB_REPORT": files.check_report, "EBB_TRACE": make_folder}
     for variable, check in checks.items():
         text = os.environ.get(variable, "")
         if text:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import glob
 from contextlib import ExitStack
+from typing import Any
 
-from ebb._launch import checkpoint_calls, late_rules, models
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ebb._launch import checkpoint_calls, models
 from ebb._launch.assignment import Assignment
 from ebb._launch.auto_budget import AutoBudget
 from ebb._launch.budget import Budget
 from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.frameworks import takeover as frameworks
+from ebb._launch.variables import say_ignored
 from ebb._plan.memory_limit import Limit
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
@@ -86,10 +91,38 @@ def install_budget(
 def _take_over(assignment: Assignment, blocks: models.Meets | None = None) -> None:
     checkpoint_calls.take_over(assignment, _undo)
     frameworks.take_over(_undo)
-    late_rules.watch(assignment, _undo)
+    _watch_late_rules(assignment, _undo)
     models.take_over(assignment, _undo, blocks)
 
 
 def remove() -> None:
     """Restore torch's own functions. Modules that are regions stay regions."""
     _undo.close()
+
+
+def _watch_late_rules(assignment: Assignment, undo: ExitStack) -> None:
+    """Report rules that match no operator, after the first optimizer step, or at exit if ebb has
+    taken something over: a library that ebb has not met may register operators until then. Stop
+    when `undo` is closed.
+
+    Raises:
+        ValueError: EBB_STRICT is set; raised in the optimizer's step.
+    """
+    policies = [policy._compiled for policy, _ in assignment.modules()]
+    if not any(policy.unmatched() for policy in policies):
+        return
+
+    def tell(*_: Any) -> None:
+        hook.remove()
+        atexit.unregister(at_exit)
+        for message in dict.fromkeys(line for policy in policies for line in policy.unmatched()):
+            say_ignored(f"ebb: {assignment.text}", message)
+
+    def at_exit() -> None:
+        if assignment.announced:
+            tell()
+
+    hook = register_optimizer_step_post_hook(tell)
+    atexit.register(at_exit)
+    undo.callback(hook.remove)
+    undo.callback(atexit.unregister, at_exit)

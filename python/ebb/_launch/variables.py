@@ -1,4 +1,4 @@
-"""The environment variables: their names, how they are read, and messages about invalid values.
+"""The environment variables: how they are read, and messages about invalid values.
 
 An invalid setting never breaks a job: ebb prints one line and ignores the setting. With EBB_STRICT
 it raises a ValueError instead, which ends the job.
@@ -11,105 +11,35 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
-from _ebb_switches import is_set, unknown_names
+from _ebb_switches import NAMES, is_set, unknown_names
 
 from ebb._policy.text import nearest
 from ebb._support.job import say
 from ebb._support.shown import clipped, shown
 
-
-class Variable(NamedTuple):
-    """A row of docs/reference/environment.md."""
-
-    kind: str
-    default: str
-    meaning: str
-
-
-def _whole_number(name: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"ebb: {name} must be a whole number; got {shown(text)}") from None
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"ebb: {name} must be a number; got {shown(text)}") from None
-
-
-def _flag(name: str, text: str) -> bool:
-    if text not in ("0", "1"):
-        raise ValueError(f"ebb: {name} must be 0 or 1; got {shown(text)}")
-    return text == "1"
-
-
-VARIABLES = {
-    "EBB": Variable(
-        "policy",
-        "0",
-        "`1` (`recompute_all`), a policy's name, a TOML file, or rules such as `mm:save`; `0`: off",
-    ),
-    "EBB_MODULES": Variable(
-        "globs, separated by commas; `auto` or `none`",
-        "the blocks, if the job does not call checkpoint",
-        "modules that become regions, in every model; `auto`: the blocks of each model, even "
-        "if the job calls checkpoint; `none`: no module",
-    ),
-    "EBB_BUDGET": Variable(
-        "size, share or `auto`",
-        "none",
-        "memory budget (`24GiB`, or `40%` of a step's peak): ebb profiles a few steps and plans "
-        "what each block saves; `auto`: ebb does so only when memory runs short",
-    ),
-    "EBB_DISABLE": Variable("`0` or `1`", "0", "`1`: EBB, EBB_MODULES and EBB_BUDGET are ignored"),
-    "EBB_STRICT": Variable(
-        "`0` or `1`",
-        "0",
-        "`1`: the job ends if a setting is invalid or has no effect, or if a budget is too small",
-    ),
-    "EBB_VERIFY": Variable(
-        "`0`, `1` or `demote`", "0", "compare recomputed values with the forward's, bit for bit"
-    ),
-    "EBB_REPORT": Variable(
-        "file", "none", "report of the last step, written at exit; `.html`, `.json` or `.txt`"
-    ),
-    "EBB_TRACE": Variable("folder", "none", "one Perfetto trace for each of the last ten steps"),
-    "EBB_AHEAD": Variable(
-        "number, size or `auto`",
-        "0",
-        "number of regions that ebb recomputes ahead of backward; a size: one region, with this "
-        "byte limit; `auto`: one region",
-    ),
-    "EBB_CONFIG": Variable(
-        "file", "none", "TOML file with settings of OFFLOAD, PAGE and replays ahead; see below"
-    ),
-    "EBB_OFFLOAD_MIN_BYTES": Variable(
-        "size", "1MiB", "OFFLOAD leaves smaller storages on the device"
-    ),
-    "EBB_OFFLOAD_PINNED_LIMIT": Variable("size", "16GiB", "limit for pinned host memory"),
-    "EBB_OFFLOAD_DISK": Variable("folder", "none", "folder for the disk tier of OFFLOAD"),
+_SIZE = (str, "a size")
+_WHOLE_NUMBER = (int, "a whole number")
+_NUMBER = (float, "a number")
+_FLAG = ({"0": False, "1": True}.__getitem__, "0 or 1")
+# Variables of an earlier release: how to read their values, and what these must be. They still
+# work, and a line says that EBB_CONFIG replaces them.
+OLD: dict[str, tuple[Callable[[str], Any], str]] = {
+    "EBB_OFFLOAD_IN_FLIGHT_BYTES": _SIZE,
+    "EBB_OFFLOAD_PREFETCH_BYTES": _SIZE,
+    "EBB_OFFLOAD_KEEP_LAST": _WHOLE_NUMBER,
+    "EBB_OFFLOAD_DISK_LIMIT": _SIZE,
+    "EBB_OFFLOAD_STATIC": _FLAG,
+    "EBB_PAGING_PAGE_ROWS": _WHOLE_NUMBER,
+    "EBB_PAGING_HEADROOM": _NUMBER,
+    "EBB_PAGING_HOST_HEADROOM": _NUMBER,
+    "EBB_PAGING_DEVICE_LIMIT": _SIZE,
+    "EBB_PAGING_OVERFLOW": (str, "a mode"),
+    "EBB_PAGING_DEAD_ROWS": (str, "a mode"),
+    "EBB_PAGING_PREFETCH": _WHOLE_NUMBER,
 }
-# Variables of an earlier release, with functions that read their values. They still work, and a
-# line says that EBB_CONFIG replaces them.
-OLD: dict[str, Callable[[str, str], Any] | None] = {
-    "EBB_OFFLOAD_IN_FLIGHT_BYTES": None,
-    "EBB_OFFLOAD_PREFETCH_BYTES": None,
-    "EBB_OFFLOAD_KEEP_LAST": _whole_number,
-    "EBB_OFFLOAD_DISK_LIMIT": None,
-    "EBB_OFFLOAD_STATIC": _flag,
-    "EBB_PAGING_PAGE_ROWS": _whole_number,
-    "EBB_PAGING_HEADROOM": _number,
-    "EBB_PAGING_HOST_HEADROOM": _number,
-    "EBB_PAGING_DEVICE_LIMIT": None,
-    "EBB_PAGING_OVERFLOW": None,
-    "EBB_PAGING_DEAD_ROWS": None,
-    "EBB_PAGING_PREFETCH": _whole_number,
-}
+VARIABLES = sorted(NAMES - OLD.keys())  # the rows of docs/reference/environment.md
 
 
 def say_ignored(what: str, error: object) -> None:
@@ -129,25 +59,25 @@ def say_value_ignored(variable: str, error: object) -> None:
     say_ignored(f"ebb: {variable}={clipped(os.environ[variable])} is ignored", error)
 
 
+def _read(variable: str, text: str, read: Callable[[str], Any], kind: str) -> Any:
+    try:
+        return read(text)
+    except (ValueError, KeyError):
+        raise ValueError(f"ebb: {variable} must be {kind}; got {shown(text)}") from None
+
+
 def configure_from(section: str, names: Iterable[str], configure: Callable[..., object]) -> None:
-    """Pass settings from environment variables to a module's `configure`.
-
-    Args:
-        section: ``"offload"`` or ``"paging"``.
-        names: names of the settings.
-        configure: takes the settings by name.
-
-    Raises:
-        ValueError: a setting is invalid, and EBB_STRICT is set.
+    """Pass the settings `names` of a section from environment variables to `configure`. Raises
+    ValueError if one is invalid and EBB_STRICT is set.
     """
     for name in names:
         variable = f"EBB_{section}_{name}".upper()
         text = os.environ.get(variable)
         if text is None:
             continue
-        read = OLD.get(variable)
+        read, kind = OLD.get(variable, _SIZE)
         try:
-            configure(**{name: read(variable, text) if read else text})
+            configure(**{name: _read(variable, text, read, kind)})
         except Exception as error:
             say_value_ignored(variable, error)
             continue
@@ -159,14 +89,8 @@ def configure_from(section: str, names: Iterable[str], configure: Callable[..., 
 
 
 def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]) -> None:
-    """Pass the settings in EBB_CONFIG's file to each module's `configure`.
-
-    Args:
-        path: of the file.
-        sections: by name, such as ``"offload"``: a function that takes the section's settings.
-
-    Raises:
-        ValueError: a setting is invalid, and EBB_STRICT is set.
+    """Pass the settings of each section in EBB_CONFIG's file to the function in `sections`. Raises
+    ValueError if one is invalid and EBB_STRICT is set.
     """
     try:
         with open(path, "rb") as file:

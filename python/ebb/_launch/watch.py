@@ -33,7 +33,7 @@ class Watch:
         self._share = 0  # the budget as bytes that a step may allocate
         self._accepted = 0  # accepted peak of a step above the budget, if no plan needs less
         self._times_accepted = 0
-        self._is_over = False
+        self.is_over = False  # True if the last step exceeded the budget
         self._over: list[tuple[int, int]] = []  # steps over the budget: planned and actual bytes
         self._below = 0  # consecutive steps far below the plan
         self._replays = 0
@@ -60,7 +60,7 @@ class Watch:
             share: bytes that a step may allocate.
         """
         self.has_plan, self.planned, self._freed = True, planned, freed
-        self.was_over = self._is_over = False
+        self.was_over = self.is_over = False
         self._whole, self._beside, self._share = whole, beside, share
         self._accepted, self._times_accepted = 0 if fits else int(_OVER * planned), 0
         self._below, self._over = 0, []
@@ -76,14 +76,14 @@ class Watch:
             is_counted: True resets the peak on an accelerator, so that the next step has its own;
                 this also resets torch.accelerator.max_memory_allocated().
         """
-        self.was_over = self._is_over
+        self.was_over = self.is_over
         self._began = self._next - self._freed
         self._next, most = _C.tensor_bytes()
         self.peak = max(0, most - self._began)
         slack = _SLACK + (_OVER - 1) * (self._share if self._whole is None else self._whole)
         is_over = self.peak > max(self._allowed + slack, self._accepted)
-        self._is_over = self.has_plan and is_over
-        if is_counted or devices.in_use() is None or self.is_over():
+        self.is_over = self.has_plan and is_over
+        if is_counted or devices.in_use() is None or self.is_over:
             _C.reset_most_tensor_bytes()
 
     def leave_out(self) -> None:
@@ -96,10 +96,6 @@ class Watch:
         if self._whole is None:
             return self._share
         return self._whole + self._beside - self._began
-
-    def is_over(self) -> bool:
-        """True if the last step exceeded the budget."""
-        return self._is_over
 
     def is_far_below(self) -> bool:
         """True if steps have allocated far less than planned for a long time. Call once a step."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from ebb._plan.choice import EAGER, Choice, Operators
-from ebb._plan.front import Point, front, hull, not_beaten, point_of
+from ebb._plan.front import Point, front, hull, not_beaten, point_of, recomputed_each_time
 from ebb._plan.simulate import Estimate, Simulator
 from ebb._plan.step import Call, Step
-from ebb._plan.tight import recomputed_each_time
 
 Chosen = Mapping[str, Point]
 """The point for each region, by the region's name."""
@@ -137,7 +137,8 @@ class Chooser:
         most = self.simulator.work + _MOST_TIGHT_WORK
         for regions in self._groups.values():
             tried = []
-            for choice in self._tight_choices(regions[0]):
+            given = self._given.get(regions[0])
+            for choice in given or recomputed_each_time(self.simulator, self.calls[regions[0]][0]):
                 if self.simulator.work > most:
                     break
                 chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
@@ -145,11 +146,6 @@ class Chooser:
             tight += [chosen for its_costs, chosen in tried if its_costs < costs]
             costs, best = min([(costs, best), *tried], key=lambda pair: pair[0])
         return tight
-
-    def _tight_choices(self, region: str) -> Iterable[Choice]:
-        if region in self._given:
-            return self._given[region]
-        return recomputed_each_time(self.simulator, self.calls[region][0])
 
     def made_once(self, budget: int) -> Chosen | None:
         """A choice within the budget that recomputes no operator twice; None if there is none. The
@@ -206,8 +202,10 @@ class Chooser:
         start = self._start(budget)
         if start is None:
             return None
-        chosen = self._filled(self._along_hulls(dict(start), budget), budget)
-        self._improve(chosen, budget)
+        chosen = self._along_hulls(dict(start), budget)
+        self._fill(chosen, self._groups.values(), budget)
+        # Single regions may save more than those like them.
+        self._fill(chosen, [[region] for region in self.fronts], budget, _MOST_IMPROVED)
         self._plans.append((self.estimate(chosen), chosen))
         fitting = [plan for plan in self._plans if plan[0].peak <= budget]
         # A plan found for a lower budget may be faster: more memory must never cost time.
@@ -239,27 +237,27 @@ class Chooser:
             self._raise(chosen, ready, high, budget)
         return chosen
 
-    def _filled(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
-        for regions in self._groups.values():
-            for target in reversed(self.fronts[regions[0]]):
-                left = budget - self.estimate(chosen).peak
-                ready = [
-                    region
-                    for region in regions
-                    if chosen[region].added > target.added
-                    and (target.resident - chosen[region].resident <= left or region == regions[-1])
-                ]
-                self._raise(chosen, ready, target, budget)
-        return chosen
-
-    def _improve(self, chosen: dict[str, Point], budget: int) -> None:
-        """Let single regions save more than those like them, where the budget allows it."""
+    def _fill(
+        self,
+        chosen: dict[str, Point],
+        groups: Iterable[Sequence[str]],
+        budget: int,
+        most: int | None = None,
+    ) -> None:
+        """Let regions save more where the budget allows it, group by group. `most`: choices to
+        try; None: all."""
         tries = (
-            (region, point) for region, points in self.fronts.items() for point in reversed(points)
+            (regions, target) for regions in groups for target in reversed(self.fronts[regions[0]])
         )
-        for region, point in itertools.islice(tries, _MOST_IMPROVED):
-            if point.added < chosen[region].added:
-                self._raise(chosen, [region], point, budget)
+        for regions, target in itertools.islice(tries, most):
+            left = budget - self.estimate(chosen).peak
+            ready = [
+                region
+                for region in regions
+                if chosen[region].added > target.added
+                and (target.resident - chosen[region].resident <= left or region == regions[-1])
+            ]
+            self._raise(chosen, ready, target, budget)
 
     def _raise(
         self, chosen: dict[str, Point], regions: Sequence[str], to: Point, budget: int
@@ -331,8 +329,4 @@ def _most(count: int, fits: Callable[[int], bool]) -> int:
     always fits."""
     if count == 0 or fits(count):
         return count
-    low, high = 0, count
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect.bisect(range(1, count), False, key=lambda number: not fits(number))

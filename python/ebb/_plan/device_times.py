@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
+from typing import Any, cast
 
 from ebb._plan.profile import Profile
 
+_TIMES = ("made", "let_go", "asked", "again", "ended")  # of a value
 _LEAST = 1e-3  # minimum of device time per host time while no operator of a region runs
 
 
@@ -64,14 +66,7 @@ def on_device(profile: Profile) -> Profile:
             for name, start, runtime in profile.replays
         ),
         values=tuple(
-            replace(
-                value,
-                made=there(value.made),
-                let_go=there(value.let_go),
-                asked=there(value.asked),
-                again=there(value.again),
-                ended=there(value.ended),
-            )
+            replace(value, **{name: cast(Any, there(getattr(value, name))) for name in _TIMES})
             for value in profile.values
         ),
         allocations=tuple((there(time), at, size) for time, at, size in profile.allocations),

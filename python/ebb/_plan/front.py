@@ -16,15 +16,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ebb._plan.choice import EAGER, Choice, Operators
+from ebb._plan.choice import EAGER, Choice, Operators, can_be_said
 from ebb._plan.min_cut import Network
 from ebb._plan.pages import Pager, has_rows
-from ebb._plan.rules import can_be_said
 from ebb._plan.simulate import Simulator
 
 _MOST_POINTS = 40
 _MOST_OPERATORS = 12_000  # of all points together: large regions get fewer points
 _MOST_TRIED = 24  # operators tried between two corners
+_MOST_CUTS, _MOST_PAIRED = 16, 6  # cuts of a region's operators: single ones, and pairs of these
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _size(simulator: Simulator, call: int, value: int) -> int:
     memory = step.memory_of.get(value)
     if (
         memory is None
-        or step.is_saved_input(memory)
+        or memory in step.saved_inputs
         or step.released(value) > step.calls[call].forward_ends
     ):
         return 0
@@ -277,6 +277,42 @@ def _first(simulator: Simulator, call: int, kept: Operators, room: float) -> Ope
             first.add(op)
             room -= size
     return frozenset(first)
+
+
+def recomputed_each_time(simulator: Simulator, call: int) -> Iterable[Choice]:
+    """Choices that cut the sequence of a region's operators once or twice. A value made before a
+    cut stays resident only if an operator after the cut reads it; the others are recomputed each
+    time. So backward of the operators after a cut needs no other memory from before it. Values
+    before the last cut are recomputed from those that are resident at the cut before. See
+    Note [Made each time].
+    """
+    count = len(simulator.step.calls[call].operators)
+    cuts = _spread(range(1, count + 1), _MOST_CUTS)
+    few = _spread(cuts, _MOST_PAIRED)
+    for chosen in (*((cut,) for cut in cuts), *itertools.combinations(few, 2)):
+        yield Choice(each_time=frozenset(_between(simulator, call, chosen)))
+
+
+def _spread(cuts: Sequence[int], most: int) -> list[int]:
+    """At most `most` of the cuts, evenly spread, with the first and the last."""
+    count = min(most, len(cuts))
+    if count < 2:
+        return list(cuts)
+    return [cuts[number * (len(cuts) - 1) // (count - 1)] for number in range(count)]
+
+
+def _between(simulator: Simulator, call: int, cuts: Sequence[int]) -> Iterable[int]:
+    """Operators before the last cut whose results are not read across a cut."""
+    step = simulator.step
+    operators = step.calls[call].operators
+    for index, op in enumerate(operators[: cuts[-1]]):
+        if op in step.always_kept:
+            continue
+        outputs = step.operators[op].outputs
+        readers = [reader - operators.start for value in outputs for reader in step.readers[value]]
+        last = max(readers, default=index)
+        if not any(index < cut <= last for cut in cuts):
+            yield index
 
 
 def not_beaten(points: Iterable[Point]) -> list[Point]:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ebb import _C, ahead
 from ebb._plan.budget import allowed
-from ebb._plan.callers import Callers
 from ebb._plan.link import measure_link, transfers_of
-from ebb._plan.measured import Measured, base_bytes
 from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, from_first_operator, median_of
 from ebb._plan.recording import Purpose, run
-from ebb._plan.simulate import Simulator
+from ebb._plan.simulate import Measured, Simulator
 from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.apply import apply
+from ebb._support import devices
 from ebb._support.shown import shown
 from ebb.policies import recompute_all
 
@@ -41,6 +42,50 @@ RECOMPUTED = (Purpose.WARM_UP, *[Purpose.PROFILE] * 2, *[Purpose.TIME] * 2)
 AWAY = (Purpose.SKIP, Purpose.TIME)
 _UNDER_A_PLAN = (Purpose.WARM_UP, Purpose.PROFILE, *[Purpose.TIME] * 3)
 offload_all = Policy(default=OFFLOAD)
+
+
+class Callers:
+    """Observes with hooks, until `close`, whether modules run in the forward of the module around
+    them. Another module may call them, or another method of that module.
+
+    Args:
+        pairs: tuples of a module's name, the module, and the module around it.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, torch.nn.Module, torch.nn.Module]]) -> None:
+        self._running: Counter[int] = Counter()  # by id, so that hooks keep no model alive
+        self._inside: set[str] = set()
+        self._outside: set[str] = set()
+        self._hooks: list[Any] = []
+        around = set()
+        for name, module, outer in pairs:
+            self._hooks.append(module.register_forward_pre_hook(self._looking(name, id(outer))))
+            around.add(outer)
+        for outer in around:
+            self._hooks.append(outer.register_forward_pre_hook(self._begins))
+            self._hooks.append(outer.register_forward_hook(self._ends, always_call=True))
+
+    def _looking(self, name: str, outer: int) -> Any:
+        def look(module: torch.nn.Module, args: object) -> None:
+            (self._inside if self._running[outer] else self._outside).add(name)
+
+        return look
+
+    def _begins(self, module: torch.nn.Module, args: object) -> None:
+        self._running[id(module)] += 1
+
+    def _ends(self, module: torch.nn.Module, args: object, result: object) -> None:
+        self._running[id(module)] -= 1
+
+    def close(self) -> set[str]:
+        """Remove the hooks.
+
+        Returns:
+            Names of the modules that ran, each time in the forward of the module around them.
+        """
+        while self._hooks:
+            self._hooks.pop().remove()
+        return self._inside - self._outside
 
 
 def measured_of(
@@ -86,53 +131,67 @@ def measure(
         ValueError: the step has a region already; or as :func:`ebb.apply`.
         RuntimeError: as :func:`ebb.profile`.
     """
-    regions = ahead.configure()["regions"]
-    ahead.configure(regions=0)  # replays ahead would hide part of the replay time
-    try:
-        return _measure(step, model, modules, budget)
-    finally:
-        ahead.configure(regions=regions)
-
-
-def _measure(
-    step: Callable[[], object],
-    model: torch.nn.Module,
-    modules: Sequence[str],
-    budget: int | float,
-) -> Measured:
-    root = type(model).__name__
-    with apply(model, recompute_all, modules) as handle:
-        parents = _parents(step, model, [name for name in handle.names if name])
-        base = base_bytes([model])  # after a step, so that gradients count
-        again = StepsThatRunAgain()
-        profiles, durations = run(step, (*RECOMPUTED, Purpose.TIME))
-        profile = median_of(profiles)
-        _check_regions(profile, {name or root for name in handle.names})
-    device = device_of([model])
-    measured = measured_of(profile, durations, base, device, measure_link(device), again)
-    whole = root if "" in handle.names else None
-    measured = replace(measured, whole=whole, root=root, parents=parents)
-    if may_send_all(measured, budget):
-        with sending_all(measured), apply(model, offload_all, modules):
-            _, durations = run(step, (*AWAY, *[Purpose.TIME] * 2))
-        measured = replace(measured, away=min(durations))
+    root, device = type(model).__name__, device_of([model])
+    with ExitStack() as undo:
+        undo.callback(ahead.configure, regions=ahead.configure()["regions"])
+        ahead.configure(regions=0)  # replays ahead would hide part of the replay time
+        with apply(model, recompute_all, modules) as handle:
+            parents = _parents(step, model, [name for name in handle.names if name])
+            base = base_bytes([model])  # after a step, so that gradients count
+            again = StepsThatRunAgain()
+            profiles, durations = run(step, (*RECOMPUTED, Purpose.TIME))
+            profile = median_of(profiles)
+            _check_regions(profile, {name or root for name in handle.names})
+        measured = measured_of(profile, durations, base, device, measure_link(device), again)
+        whole = root if "" in handle.names else None
+        measured = replace(measured, whole=whole, root=root, parents=parents)
+        if (window := window_of_all(measured, budget)) is not None:
+            undo.enter_context(transfers_of(in_flight_bytes=window, prefetch_bytes=window))
+            with apply(model, offload_all, modules):
+                _, durations = run(step, (*AWAY, *[Purpose.TIME] * 2))
+            measured = replace(measured, away=min(durations))
     return measured
 
 
-def may_send_all(measured: Measured, budget: int | float) -> bool:
-    """True if a step that offloads all saved tensors stays within the budget, or within the
-    measured peak."""
+def window_of_all(measured: Measured, budget: int | float) -> int | None:
+    """Bytes in flight in steps that offload all saved tensors; None if such a step would exceed
+    both the budget and the measured peak."""
     if measured.link is None:
-        return False
+        return None
     simulator = Simulator(measured)
-    most = allowed(budget, measured.base, simulator.plain.peak)
-    return simulator.estimate(simulator.all_offloaded).peak <= max(most, measured.profile.peak)
+    most = max(allowed(budget, measured.base, simulator.plain.peak), measured.profile.peak)
+    fits = simulator.estimate(simulator.all_offloaded).peak <= most
+    return simulator.window if fits else None
 
 
-def sending_all(measured: Measured) -> AbstractContextManager[None]:
-    """The settings of OFFLOAD in steps that offload everything."""
-    window = Simulator(measured).window
-    return transfers_of(in_flight_bytes=window, prefetch_bytes=window)
+def base_bytes(
+    models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
+) -> int:
+    """Current bytes of models and optimizers: parameters, gradients, buffers, optimizer states.
+
+    On an accelerator: at least all that is allocated on it.
+    """
+    tensors: list[Any] = []
+    for model in models:
+        for parameter in model.parameters():
+            tensors += [parameter, parameter.grad]
+        tensors += model.buffers()
+    for optimizer in optimizers:
+        tensors += [value for state in optimizer.state.values() for value in state.values()]
+    sizes = {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor) and _has_storage(tensor)
+    }
+    return max(sum(sizes.values()), devices.allocated())
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def _parents(

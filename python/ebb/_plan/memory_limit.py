@@ -68,7 +68,7 @@ def there_is(device: torch.device, root: str = _CGROUP) -> int:
         ValueError: the available memory is unknown.
     """
     if (memory := devices.memory_of(_where(device))) is not None:
-        return memory.available
+        return memory[0]
     limits = [_number_in(Path(root, name)) for name in _LIMITS]
     limits = [limit for limit in limits if 0 < limit < _NONE]
     if total := _in_meminfo("MemTotal:"):
@@ -88,7 +88,7 @@ def free(device: torch.device) -> int:
         device: on which the job computes.
     """
     if (memory := devices.memory_of(_where(device))) is not None:
-        return memory.free
+        return memory[1]
     sizes = [_in_meminfo("MemAvailable:")]
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most != resource.RLIM_INFINITY:

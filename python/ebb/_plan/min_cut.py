@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+_LEAST = 1e-12  # capacities up to this count as 0
+
 
 class Network:
     """A directed graph with capacities. Nodes are numbers.
@@ -24,36 +26,29 @@ class Network:
             self._ends.append(other)
             self._left.append(left)
 
-    def cut(self, source: int, sink: int, least: float = 1e-12) -> set[int]:
-        """Nodes on the source's side of a minimum cut. Capacities up to `least` count as 0."""
+    def cut(self, source: int, sink: int) -> set[int]:
+        """Nodes on the source's side of a minimum cut."""
         while True:
-            levels = self._levels(source, least)
+            levels = self._levels(source)
             if sink not in levels:
                 return set(levels)
             places = dict.fromkeys(levels, 0)
-            while self._push(source, sink, levels, places, least):
+            while self._push(source, sink, levels, places):
                 pass
 
-    def _levels(self, source: int, least: float) -> dict[int, int]:
+    def _levels(self, source: int) -> dict[int, int]:
         levels = {source: 0}
         waiting = deque([source])
         while waiting:
             node = waiting.popleft()
             for edge in self._edges[node]:
                 end = self._ends[edge]
-                if self._left[edge] > least and end not in levels:
+                if self._left[edge] > _LEAST and end not in levels:
                     levels[end] = levels[node] + 1
                     waiting.append(end)
         return levels
 
-    def _push(
-        self,
-        source: int,
-        sink: int,
-        levels: dict[int, int],
-        places: dict[int, int],
-        least: float,
-    ) -> bool:
+    def _push(self, source: int, sink: int, levels: dict[int, int], places: dict[int, int]) -> bool:
         """Push as much flow as possible along one path; False if there is no path."""
         path: list[int] = []
         node = source
@@ -62,7 +57,7 @@ class Network:
             while places[node] < len(edges):
                 edge = edges[places[node]]
                 end = self._ends[edge]
-                if self._left[edge] > least and levels.get(end) == levels[node] + 1:
+                if self._left[edge] > _LEAST and levels.get(end) == levels[node] + 1:
                     path.append(edge)
                     node = end
                     break
@@ -72,8 +67,8 @@ class Network:
                     return False
                 node = self._ends[path.pop() ^ 1]
                 places[node] += 1
-        least_left = min(self._left[edge] for edge in path)
+        least = min(self._left[edge] for edge in path)
         for edge in path:
-            self._left[edge] -= least_left
-            self._left[edge ^ 1] += least_left
+            self._left[edge] -= least
+            self._left[edge ^ 1] += least
         return True

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ebb._plan.process_settings import ProcessSettings
+from ebb import ahead, offload
+from ebb._plan.pages import size_pools_anew
 from ebb._policy.policy import Policy
-from ebb._policy.presets import PRESETS
 from ebb._policy.text import loaded_regions, regions_to_toml
 from ebb._region.apply import RegionHandle, apply
 from ebb._support.names import in_ranges
@@ -21,6 +23,57 @@ _HEAD = """\
 #     ebb.ModulePolicies.load("{name}").apply(model)
 # or, without changing the job's code, with EBB={name}
 """
+
+
+class Layers:
+    """A stack of changes to settings. The last layer is in force; layers may be removed in any
+    order. `configure` changes settings, and returns all current ones."""
+
+    def __init__(self, configure: Callable[..., Mapping[str, Any]]) -> None:
+        self._configure = configure
+        self._below: list[dict[str, Any]] = []  # for each layer, the settings that it replaced
+
+    def put(self, wanted: Mapping[str, Any], undo: ExitStack) -> None:
+        """Put settings in place until `undo` is closed."""
+        now = self._configure()
+        below = {name: now[name] for name in wanted}
+        self._below.append(below)
+        undo.callback(self._take_away, below)
+        self._configure(**wanted)
+
+    def _take_away(self, below: dict[str, Any]) -> None:
+        index = next(n for n, layer in enumerate(self._below) if layer is below)
+        del self._below[index]
+        for name, value in below.items():
+            above = next((layer for layer in self._below[index:] if name in layer), None)
+            if above is not None:
+                above[name] = value
+            else:
+                self._configure(**{name: value})
+
+
+_offload = Layers(offload.configure)
+_ahead = Layers(ahead.configure)
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """Process-wide settings while policies are in place."""
+
+    # Settings of ebb.offload.configure; empty: unchanged.
+    offload: Mapping[str, int] = field(default_factory=dict)
+    ahead: bool = True  # False disables replays ahead of backward; True leaves them as configured
+    pages: bool = False  # True if the policies use page pools, which get new sizes
+
+    def put(self, undo: ExitStack) -> None:
+        """Put the settings in place until `undo` is closed."""
+        if self.offload:
+            _offload.put(self.offload, undo)
+        if not self.ahead:
+            _ahead.put({"regions": 0}, undo)
+        if self.pages:
+            size_pools_anew()
+            undo.callback(size_pools_anew)
 
 
 class RegionHandles:
@@ -157,7 +210,7 @@ class ModulePolicies:
 
     @staticmethod
     def _load(path: str | Path, late: bool = False) -> ModulePolicies:
-        regions, settings, ahead = loaded_regions(path, PRESETS, late)
+        regions, settings, ahead = loaded_regions(path, late)
         return ModulePolicies(
             {
                 name: Policy._from_compiled(compiled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ebb._report.text import size
-from ebb._support.figures import new_figure
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,13 @@ class Pareto(Sequence[ParetoPoint]):
             ModuleNotFoundError: matplotlib is not installed.
             OSError: the file cannot be written.
         """
-        figure = new_figure("a plot", 7, 4.5)
+        try:
+            figures: Any = importlib.import_module("matplotlib.figure")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "ebb: a plot needs matplotlib; pip install 'torch-ebb[plot]'"
+            ) from error
+        figure = figures.Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.subplots()
         peaks, times = zip(*self._shares(), strict=True)
         axes.step(peaks, times, where="post", marker="o", markersize=3, color="#2f6fb5")

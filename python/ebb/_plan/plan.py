@@ -15,19 +15,15 @@ import torch
 
 from ebb import ahead
 from ebb._plan.as_before import as_before
-from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, in_all, read_budget
-from ebb._plan.choice import EAGER
+from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, read_budget
+from ebb._plan.choice import EAGER, policy_of
 from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.for_reports import measured_course, reported, reported_as_measured
-from ebb._plan.in_words import explained, least_explained, summary
-from ebb._plan.measured import Measured
+from ebb._plan.described import course_of, measured_course, paragraphs, reported, too_small
 from ebb._plan.measuring import measure, measure_again
-from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.module_policies import ModulePolicies, ProcessSettings
 from ebb._plan.pareto import Pareto, ParetoPoint
-from ebb._plan.process_settings import ProcessSettings
 from ebb._plan.profile import Profile
-from ebb._plan.rules import policy_of
-from ebb._plan.simulate import Simulator
+from ebb._plan.simulate import Measured, Simulator
 from ebb._plan.stacks import Stacked, find_stacks
 from ebb._policy.policy import Policy
 from ebb._region.blocks import block_candidates
@@ -35,6 +31,9 @@ from ebb._report import planned
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, shown
+from ebb._support.sizes import whole_number
+
+_EQUAL, _UNKNOWN = 0.01, 0.3  # spread of times: exact below the first, unknown above the second
 
 
 class Plan(ModulePolicies):
@@ -93,9 +92,11 @@ class Plan(ModulePolicies):
         Args:
             measured: show this step, in which everything was recomputed, instead of the plan.
         """
-        if measured is not None:
-            return reported_as_measured(self, Chooser(Simulator(measured)), measured)
-        return reported(self, self._chooser, self._chosen)
+        if measured is None:
+            return reported(self._chooser, self._chosen, self.budget, self.policies)
+        chooser = Chooser(Simulator(measured))
+        course = course_of(measured.profile, measured.duration)
+        return reported(chooser, chooser.recomputed(), self.budget, self.policies, course)
 
     def measure(self, step: Callable[[], object]) -> Profile:
         """Run a step five times under this plan. Reports of steps under it show the measured values
@@ -132,14 +133,37 @@ class Plan(ModulePolicies):
 
     def summary(self) -> str:
         """The plan in one line."""
-        return summary(self)
+        if not self.policies:
+            return (
+                f"ebb: the step fits as it is ({size(self.plain_peak)} of {size(self.budget)}): "
+                "nothing is recomputed, and no module is a region"
+            )
+        share = self.peak / max(1, self.plain_peak)
+        regions = ", ".join(in_ranges(name or "the model" for name in self.policies))
+        many = "region" if len(self.policies) == 1 else "regions"
+        ahead = "" if self.settings.ahead else ", without replays ahead of backward"
+        return (
+            f"ebb: {len(self.policies)} {many} ({regions}); predicted peak {size(self.peak)} "
+            f"({share:.0%} of eager's {size(self.plain_peak)}), {self._more_time()}{ahead}"
+        )
+
+    def _more_time(self) -> str:
+        """Additional time, as precise as the measured times, which differed by ``spread``."""
+        ratio = self.duration / self.plain_duration
+        if self.spread < _EQUAL:
+            return f"{ratio - 1:.1%} more time"
+        if self.spread > _UNKNOWN:
+            return "more time by an unknown amount (the times of profiled steps vary too much)"
+        least = max(0.0, ratio / (1 + self.spread) - 1)
+        return f"{least:.0%} to {ratio * (1 + self.spread) - 1:.0%} more time"
 
     def __repr__(self) -> str:
         return f"<ebb.Plan: {self.summary().removeprefix('ebb: ')}>"
 
     def explain(self) -> str:
         """Describe what each region saves and recomputes, and the cost."""
-        return explained(self, self._chooser, self._chosen)
+        summary = self.summary().removeprefix("ebb: ")
+        return "\n".join([summary, "", *paragraphs(self._chooser, self._chosen)])
 
     def pareto(self, points: int = 20) -> Pareto:
         """Predict memory and time for other budgets.
@@ -151,10 +175,7 @@ class Plan(ModulePolicies):
             TypeError: ``points`` is no int.
             ValueError: ``points`` is less than 2.
         """
-        if isinstance(points, bool) or not isinstance(points, int):
-            raise TypeError(f"ebb: points must be an int; got {shown(points)}")
-        if points < 2:
-            raise ValueError(f"ebb: points must be 2 or more; got {points}")
+        whole_number("points", points, least=2)
         curve = []
         for budget, chosen in self._chooser.curve(points):
             estimate = self._chooser.estimate(chosen)
@@ -231,9 +252,9 @@ def plan_of(
         choosers = [Chooser(Simulator(step, ahead=True)) for step in (alone, *copying)]
     choosers += [chooser, *(Chooser(Simulator(step)) for step in copying)]
     stacked = None
-    if chooser.made_once(bytes_allowed) is None:
-        stacked = _stacked(measured, simulator)
-    if stacked is not None:
+    stacks = find_stacks(simulator.step, measured.parents)
+    if stacks and chooser.made_once(bytes_allowed) is None:  # several blocks in each region
+        stacked = Stacked(measured, simulator, stacks)
         choosers.append(Chooser(stacked.simulator, given=stacked.choices))
     fastest = _fastest(choosers, bytes_allowed)
     if fastest is None:
@@ -241,12 +262,10 @@ def plan_of(
             ((chooser, chooser.least()) for chooser in choosers),
             key=lambda pair: pair[0].estimate(pair[1]).peak,
         )
+        if not at_least:
+            raise too_small(budget, measured.base, chooser, chosen)
         peak = chooser.estimate(chosen).peak
         fastest = _fastest([chooser], peak) or (chooser, chosen)
-        if not at_least:
-            minimum = in_all(measured.base, peak)
-            message = least_explained(budget, measured.base, plain, peak, minimum, chooser, chosen)
-            raise BudgetError(message, minimum)
     return Plan(fastest[0], measured, bytes_allowed, fastest[1], stacked)
 
 
@@ -261,12 +280,6 @@ def _with_copies(measured: Measured) -> Iterable[Measured]:
 
 def ahead_is_on() -> bool:
     return int(ahead.configure()["regions"]) > 0
-
-
-def _stacked(measured: Measured, simulator: Simulator) -> Stacked | None:
-    """The step with several blocks in each region; None if no module calls blocks in a row."""
-    stacks = find_stacks(simulator.step, measured.parents)
-    return Stacked(measured, simulator, stacks) if stacks else None
 
 
 def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen] | None:

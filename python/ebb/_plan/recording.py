@@ -13,6 +13,7 @@ import torch
 from ebb import _C
 from ebb._plan.profile import Profile, median_of, profile_of
 from ebb._support import devices
+from ebb._support.sizes import whole_number
 
 
 class Purpose(Enum):
@@ -155,10 +156,7 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
         >>> [operator.func_name for operator in ebb.profile(step).operators][:2]
         ['aten::addmm.default', 'aten::gelu.default']
     """
-    for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"ebb: {name} must be an int; got {type(value).__name__}")
-        if value < least:
-            raise ValueError(f"ebb: {name} must be {least} or more; got {value}")
+    whole_number("steps", steps, least=1)
+    whole_number("warmup", warmup)
     purposes = [Purpose.WARM_UP] * warmup + [Purpose.PROFILE] * steps
     return median_of(run(step, purposes)[0])

@@ -136,8 +136,8 @@ class RegionEstimate:
                 elif op in self._kept:
                     yield Need(memory, allocated, self._kept_until(value))
                 for time in self.replays.runs.get(op, ()):
-                    if self._passes_ahead(op, time):
-                        continue
+                    if (op, time) in self.replays.early and self.replays.is_passing(op, time):
+                        continue  # see `_in_passing_ahead`
                     until = max(self._replayed_until(value, op, time), time + EPSILON)
                     if program_until > time:  # the program holds a later state of it
                         self._beside[memory].append((time, until))
@@ -247,9 +247,6 @@ class RegionEstimate:
         for op, time in self.replays.all():
             if (size := self._step.workspace[op]) and (op, time) not in self.replays.early:
                 yield from during(time, time + EPSILON / 2, size)
-
-    def _passes_ahead(self, op: int, time: float) -> bool:
-        return (op, time) in self.replays.early and self.replays.is_passing(op, time)
 
     def _in_passing_ahead(self) -> Iterable[tuple[float, int]]:
         """Temporary memory of replays ahead. Their timing beside the backward of another region is

@@ -6,19 +6,41 @@ import copy
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ebb._plan.changes import Changes, Span, curve, during, highest, union
 from ebb._plan.choice import EAGER, Choice
 from ebb._plan.device_times import on_device
-from ebb._plan.measured import Measured
-from ebb._plan.pages import NO_PAGER, Paged, Pools
+from ebb._plan.pages import NO_PAGER, Paged, Pager, Pools
+from ebb._plan.profile import Profile
 from ebb._plan.region_estimate import Need, RegionEstimate, eager_needs
 from ebb._plan.step import Call, Step
-from ebb._plan.transfers import NO_LINK, Sent, Transfers
+from ebb._plan.transfers import NO_LINK, Link, Sent, Transfers
 
 _RECORDING = 0.001  # milliseconds that a region adds to each operator
 _SLOWEST = 0.1  # maximum milliseconds that a replay takes in addition to its kernel
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Measurements of a step in which each block is a region under `recompute_all`."""
+
+    profile: Profile
+    duration: float  # milliseconds of such a step, without recording
+    # Bytes in use when a step begins, such as parameters and optimizer states. See Note [Where a
+    # step begins].
+    base: int
+    freed: int = 0  # bytes that are freed between the end of a step and this begin
+    whole: str | None = None  # name of the region that is the model itself; None: there is none
+    root: str = ""  # name that such a region would have
+    # By region name, the name of the module whose forward calls it, "" for the model; without an
+    # entry it is unknown.
+    parents: Mapping[str, str] = field(default_factory=dict)
+    link: Link | None = None  # None: values cannot be offloaded
+    away: float | None = None  # milliseconds of a step that offloads all saved tensors
+    pager: Pager | None = None  # None: no rows, or no paging
+    on_accelerator: bool = False  # True if operators run asynchronously to the host
+    spread: float = 0.0  # relative difference between the slowest and the fastest timed step
 
 
 @dataclass(frozen=True)

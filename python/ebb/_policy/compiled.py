@@ -1,14 +1,98 @@
-"""Converts rules to C++ policies and back, and checks them."""
+"""Converts rules to C++ policies and back, and limits the number of rules."""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections import Counter
 from collections.abc import Sequence
+from fnmatch import translate
+from typing import Any
+
+import torch
 
 from ebb import _C
 from ebb._policy.decision import Decision
-from ebb._policy.most_rules import check_number, check_rules_of_operators
-from ebb._policy.rule import Part, Rule
+from ebb._policy.rule import ANY_SIZE, Part, Rule
+
+_MOST = 5_000
+_MOST_OF_ONE_OPERATOR = 64  # as kMostCandidates in src/policy/compiled_policy.cpp
+
+
+PRESETS: dict[str, _C.Policy] = {
+    "recompute_all": _C.recompute_all(),
+    "save_all": _C.save_all(),
+    "save_matmuls": _C.save_matmuls(),
+    "offload_inputs": _C.offload_inputs(),
+    "recompute_collectives": _C.recompute_collectives(),
+    "torchtitan": _C.torchtitan(),
+    "torchtitan_full": _C.recompute_all(),
+    "everything_saveable": _C.save_all(),
+    "nothing_saveable": _C.recompute_all(),
+    "dots_saveable": _C.dots_saveable(),
+    "dots_with_no_batch_dims_saveable": _C.dots_with_no_batch_dims_saveable(),
+    "offload_dot_with_no_batch_dims": _C.offload_dot_with_no_batch_dims(),
+}
+
+
+def check_number(rules: int) -> None:
+    """Checks the number of rules before a policy is compiled.
+
+    Raises:
+        ValueError: there are too many rules.
+    """
+    if rules > _MOST:
+        raise ValueError(f"ebb: a policy has at most {_MOST:,} rules; got {rules:,}")
+
+
+def _check_rules_of_operators(policy: Any) -> None:
+    """Checks the number of a compiled policy's rules for each registered operator.
+
+    Raises:
+        ValueError: too many rules match one operator.
+    """
+    rules, parts = policy.rules(), policy.parts()
+    if len(rules) + len(parts) <= _MOST_OF_ONE_OPERATOR:
+        return
+    names = [_qualified(name) for name in torch._C._dispatch_get_all_op_names()]
+    overloads: dict[str, set[str]] = {}
+    for name in names:
+        overloads.setdefault(name, set()).add(name)
+        overloads.setdefault(name.rpartition(".")[0], set()).add(name)
+    count: Counter[str] = Counter()
+    begin = 0
+    for end, _ in parts:
+        undecided = set(names)  # operators that no rule without conditions has matched so far
+        for rule in rules[begin:end]:
+            matching = undecided & _matching(rule.op, overloads)
+            count.update(matching)
+            if not _has_condition(rule):
+                undecided -= matching
+        count.update(undecided)  # the part's default counts as a rule for these
+        begin = end
+    op, most = count.most_common(1)[0]
+    if most > _MOST_OF_ONE_OPERATOR:
+        raise ValueError(
+            f"ebb: more than {_MOST_OF_ONE_OPERATOR} rules match {op} (the default counts as one). "
+            "Merge some of them with a glob."
+        )
+
+
+def _qualified(name: str) -> str:
+    return name if "." in name else name + ".default"
+
+
+def _matching(pattern: str, overloads: dict[str, set[str]]) -> set[str]:
+    if not set("*?[") & set(pattern):
+        return overloads.get(pattern, set())
+    matches = re.compile(translate(pattern)).match
+    return set().union(*(found for name, found in overloads.items() if matches(name)))
+
+
+def _has_condition(rule: Any) -> bool:
+    on_call = rule.module or rule.every > 1 or rule.nth
+    on_result = rule.name or rule.min_bytes or rule.max_bytes != ANY_SIZE or rule.dtype
+    return bool(on_call or on_result)
 
 
 def checked(compiled: _C.Policy) -> _C.Policy:
@@ -18,7 +102,7 @@ def checked(compiled: _C.Policy) -> _C.Policy:
         ValueError: the policy has too many rules.
     """
     check_number(len(compiled.rules()))
-    check_rules_of_operators(compiled)
+    _check_rules_of_operators(compiled)
     return compiled
 
 
@@ -35,7 +119,7 @@ def compiled_rules(
     """
     check_number(len(rules))
     made = _C.Policy([rule._compile() for rule in rules], int(default), int(inputs), late)
-    check_rules_of_operators(made)
+    _check_rules_of_operators(made)
     return made
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
 import torch
 
@@ -16,14 +16,8 @@ from ebb._policy.decision import RECOMPUTE, Decision
 from ebb._policy.rule import Part, Rule
 
 
-@dataclass(frozen=True)
-class Result:
-    """One output of a call.
-
-    Args:
-        nbytes: size in bytes.
-        dtype: dtype of the output.
-    """
+class Result(NamedTuple):
+    """One output of a call."""
 
     nbytes: int
     dtype: torch.dtype

@@ -13,6 +13,9 @@ class Decision(enum.IntEnum):
 
     __module__ = "ebb"  # the name for users and pickles
 
+    def __reduce_ex__(self, _: object) -> str:  # pickles as ebb.SAVE
+        return self.name
+
     SAVE = 0
     """Keep the bytes in memory, if backward or a replay needs them."""
     RECOMPUTE = 1

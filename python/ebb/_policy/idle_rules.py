@@ -11,8 +11,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from ebb._policy.operators import operator_name
-from ebb._policy.rule import Rule
+from ebb._policy.rule import Rule, operator_name
 from ebb._support.shown import shown
 
 # The operators to which torch decomposes a composite operator before ebb sees it.

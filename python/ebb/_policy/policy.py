@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
 from ebb import _C
 from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
-from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE, Decision
+from ebb._policy.decider import Decider
+from ebb._policy.decision import MADE_AGAIN, OFFLOAD, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
-from ebb._policy.most_rules import check_number
-from ebb._policy.operators import Operator, operator_name
-from ebb._policy.presets import PRESETS
-from ebb._policy.rule import Part, Rule, check_decision
+from ebb._policy.rule import Operator, Part, Rule, check_decision, operator_name, qualified_name
 from ebb._policy.text import loaded, parsed, to_toml
-from ebb._policy.to_sac import sac_context_fn
 from ebb._support.old import warn_of_old
 from ebb._support.shown import shown
 
@@ -29,6 +29,51 @@ _by_number: weakref.WeakValueDictionary[str, Policy] = weakref.WeakValueDictiona
 def policy_of_number(number: str) -> Policy | None:
     """The policy with this `_number`, by which compiled graphs refer to it; None if it is gone."""
     return _by_number.get(number)
+
+
+@functools.cache
+def _warn_conditions() -> None:
+    warnings.warn(
+        "ebb: Policy.to_sac: torch's selective checkpointing sees no module names, value names, "
+        "sizes and dtypes. Rules with module=, name=, per_module=, min_bytes=, max_bytes= or "
+        "dtype= never match there.",
+        stacklevel=3,
+    )
+
+
+def _is_known_to_torch(rule: Rule) -> bool:
+    unknown = (rule.module, rule.name, rule.max_bytes, rule.dtype)
+    if rule.min_bytes or rule.per_module or any(value is not None for value in unknown):
+        _warn_conditions()
+        return False
+    return True
+
+
+def _sac_context_fn(policy: Policy) -> Callable[..., Any]:
+    """A ``context_fn`` for torch.utils.checkpoint with the decisions of a policy.
+
+    Rules with ``every`` and ``nth`` count calls per checkpointed function, not per region. If ebb
+    takes the checkpoint call over, it uses the policy itself.
+    """
+
+    def contexts() -> Any:
+        parts = [
+            (tuple(rule for rule in rules if _is_known_to_torch(rule)), default)
+            for rules, default in policy._parts()
+        ]
+        forward, recompute = Decider(parts), Decider(parts)
+
+        def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            decider = recompute if context.is_recompute else forward
+            [decision] = decider.decide(qualified_name(op), [None])
+            # torch offloads only in compiled graphs, and has no pages
+            saved = decision not in MADE_AGAIN
+            return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]
+
+    contexts.policy = policy  # type: ignore[attr-defined]
+    return contexts
 
 
 class Policy:
@@ -75,7 +120,6 @@ class Policy:
                     f"ebb: rules must be a mapping or a sequence of ebb.Rule; one entry is "
                     f"{shown(rule)}"
                 )
-        check_number(len(given))
         warn_of_composites(given)
         check_decision(default, "default")
         self._take(compiled_rules(given, default, check_decision(inputs, "inputs")))
@@ -93,7 +137,7 @@ class Policy:
     def _take(self, compiled: _C.Policy) -> None:
         self._compiled = compiled
         # made here, because Dynamo cannot trace its construction
-        self._sac_context_fn = sac_context_fn(self)
+        self._sac_context_fn = _sac_context_fn(self)
         self._number = str(next(_numbers))  # a str: Dynamo may replace an int by a symbol
         _by_number[self._number] = self
 
@@ -118,7 +162,7 @@ class Policy:
             ValueError: the file is not TOML, or does not describe a policy. The message names the
                 file, the line or the key's path, and the nearest valid name.
         """
-        return cls._from_compiled(loaded(path, PRESETS))
+        return cls._from_compiled(loaded(path))
 
     def to_sac(self) -> Callable[[], Any]:
         """Convert the policy for torch's selective checkpointing, also under torch.compile.
@@ -181,7 +225,7 @@ class Policy:
         """
         if not isinstance(text, str):
             raise TypeError(f"ebb: a policy's text must be a str; got {type(text).__name__}")
-        return cls._from_compiled(parsed(text, PRESETS))
+        return cls._from_compiled(parsed(text))
 
     def explain(self, op: Operator) -> str:
         """Describe the rules that may match an operator, in the order in which ebb tries them.

@@ -1,19 +1,45 @@
-"""Rules, the lines of a policy."""
+"""Rules, the lines of a policy; and the names by which users give operators."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
 from ebb import _C
 from ebb._policy.decision import Decision
-from ebb._policy.operators import Operator, operator_name
 from ebb._support.shown import checked_name, shown
-from ebb._support.sizes import Bytes, number_of_bytes
+from ebb._support.sizes import Bytes, number_of_bytes, whole_number
 
-_ANY_SIZE = 2**64 - 1
+ANY_SIZE = 2**64 - 1
+
+Operator: TypeAlias = "str | torch._ops.OpOverload | torch._ops.OpOverloadPacket"
+
+
+def qualified_name(op: Any) -> str:
+    """An OpOverload's name with its overload, such as ``aten::mm.default``."""
+    name = str(op.name())
+    return name if "." in name else name + ".default"
+
+
+def operator_name(op: object) -> str:
+    """The operator's name in C++.
+
+    Raises:
+        TypeError: `op` is not an operator.
+    """
+    if isinstance(op, torch._ops.OpOverload):
+        return qualified_name(op)
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return str(op._qualified_op_name)
+    if isinstance(op, str):
+        return checked_name("an operator's name", op)
+    raise TypeError(
+        f"ebb: an operator is a string such as 'aten::mm', an OpOverload such as "
+        f"torch.ops.aten.mm.default, or an OpOverloadPacket such as torch.ops.aten.mm; "
+        f"got {shown(op)} of type {type(op).__name__}"
+    )
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -83,13 +109,8 @@ class Rule:
         object.__setattr__(self, "op", operator_name(self.op))
         check_decision(self.decision, f"the decision for {self.op}")
         for count in ("every", "nth"):
-            value = getattr(self, count)
-            if value is None and count == "nth":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"ebb: {count} must be an int; got {shown(value)}")
-            if not 1 <= value < 2**32:
-                raise ValueError(f"ebb: {count} must be from 1 to {2**32 - 1}; got {shown(value)}")
+            if count == "every" or self.nth is not None:
+                whole_number(count, getattr(self, count), least=1, most=2**32 - 1)
         for flag in ("force", "per_module"):
             if not isinstance(getattr(self, flag), bool):
                 raise TypeError(f"ebb: {flag} must be a bool; got {shown(getattr(self, flag))}")
@@ -130,7 +151,7 @@ class Rule:
             self.module or "",
             self.name or "",
             int(self.min_bytes),
-            _ANY_SIZE if self.max_bytes is None else int(self.max_bytes),
+            ANY_SIZE if self.max_bytes is None else int(self.max_bytes),
             cast("torch.dtype | None", self.dtype),
         )
 
@@ -146,7 +167,7 @@ class Rule:
             module=rule.module or None,
             name=rule.name or None,
             min_bytes=rule.min_bytes,
-            max_bytes=None if rule.max_bytes == _ANY_SIZE else rule.max_bytes,
+            max_bytes=None if rule.max_bytes == ANY_SIZE else rule.max_bytes,
             dtype=rule.dtype,
         )
 

@@ -9,13 +9,12 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from itertools import starmap
-from typing import Any, TypeAlias
+from typing import Any
 
 from ebb import _C
-from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
+from ebb._policy.compiled import PRESETS, check_number, compiled_parts, compiled_rules, parts_of
 from ebb._policy.decision import MADE_AGAIN, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
-from ebb._policy.most_rules import check_number
 from ebb._policy.rule import Part, Rule
 from ebb._support.shown import clipped, shown
 from ebb._support.sizes import number_of_bytes, whole_number
@@ -28,8 +27,6 @@ _RULE_KEYS = (
 _PART_KEYS = ("default", "rules")
 _OFFLOAD_KEYS = ("min_bytes", "in_flight_bytes", "prefetch_bytes", "keep_last")
 _POLICY_KEYS = (*_PART_KEYS, "inputs", "preset", "either")
-
-Presets: TypeAlias = Mapping[str, _C.Policy]  # the policies that a text can name
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -130,17 +127,16 @@ def _rules(tables: object, at: _At) -> list[Rule]:
     return rules
 
 
-def _policy(table: object, at: _At, presets: Presets) -> _C.Policy:
+def _policy(table: object, at: _At) -> _C.Policy:
     given = at.table(table, _POLICY_KEYS)
-    rules = _rules(given.get("rules", []), at / "rules")
+    rules, default = _part(given, at)
     inputs = (at / "inputs").decision(given.get("inputs", "save"))
     if inputs in MADE_AGAIN:
         raise (at / "inputs").error(
             "inputs of a region cannot be recomputed: must be 'save', 'offload' or 'page'"
         )
-    default = (at / "default").decision(given.get("default", "recompute"))
     if "preset" in given:
-        base = _preset(given["preset"], at / "preset", presets)
+        base = _preset(given["preset"], at / "preset")
         if "default" in given or "either" in given:
             raise at.error("'preset' cannot be combined with 'default' or 'either'")
         inputs = inputs if "inputs" in given else Decision(base.inputs())
@@ -153,29 +149,28 @@ def _policy(table: object, at: _At, presets: Presets) -> _C.Policy:
                 "[[either]] table"
             )
         parts = [
-            _part(table, at / "either" / i)
+            _part((at / "either" / i).table(table, _PART_KEYS), at / "either" / i)
             for i, table in enumerate((at / "either").array(given["either"]))
         ]
         if not parts:
             raise (at / "either").error("must not be empty")
     else:
-        parts = [(tuple(rules), default)]
+        parts = [(rules, default)]
     try:
         return compiled_parts(parts, inputs, at.late)
     except (ValueError, NotImplementedError) as error:
         raise at.error(error) from None
 
 
-def _part(table: object, at: _At) -> Part:
-    given = at.table(table, _PART_KEYS)
+def _part(given: dict[str, Any], at: _At) -> Part:
     default = (at / "default").decision(given.get("default", "recompute"))
     return tuple(_rules(given.get("rules", []), at / "rules")), default
 
 
-def _preset(name: object, at: _At, presets: Presets) -> _C.Policy:
-    if not isinstance(name, str) or name not in presets:
-        raise at.error(f"unknown preset {shown(name)}; {nearest(shown(name), presets)}")
-    return presets[name]
+def _preset(name: object, at: _At) -> _C.Policy:
+    if not isinstance(name, str) or name not in PRESETS:
+        raise at.error(f"unknown preset {shown(name)}; {nearest(shown(name), PRESETS)}")
+    return PRESETS[name]
 
 
 def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, Any], _At]:
@@ -191,13 +186,13 @@ def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, A
         raise at.error(error) from None
 
 
-def loaded(path: str | os.PathLike[str], presets: Presets, late: bool = False) -> _C.Policy:
+def loaded(path: str | os.PathLike[str], late: bool = False) -> _C.Policy:
     """See :meth:`ebb.Policy.load`; `late`: operators may be registered later."""
-    return _policy(*_read(path, late), presets)
+    return _policy(*_read(path, late))
 
 
 def loaded_regions(
-    path: str | os.PathLike[str], presets: Presets, late: bool = False
+    path: str | os.PathLike[str], late: bool = False
 ) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
     """Returns modules and their policies, the settings of OFFLOAD, and True if replays may run
     ahead. See :meth:`ebb.ModulePolicies.load`. `late`: as for `loaded`."""
@@ -221,7 +216,7 @@ def loaded_regions(
                     f"module {shown(name)} is listed twice; give each module one policy"
                 )
             known.add(name)
-        found.append((names, _policy(given, here, presets)))
+        found.append((names, _policy(given, here)))
     return found, _offload(whole.get("offload", {}), at / "offload"), ahead
 
 
@@ -290,21 +285,21 @@ def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
     return text.lstrip("\n")
 
 
-def parsed(text: str, presets: Presets, late: bool = False) -> _C.Policy:
+def parsed(text: str, late: bool = False) -> _C.Policy:
     """See :meth:`ebb.Policy.parse`; `late` as for `loaded`."""
     text = text.strip()
-    if text in presets:
-        return presets[text]
+    if text in PRESETS:
+        return PRESETS[text]
     at = _At(f"policy {shown(text)}", late=late)
     table: dict[str, Any] = {"rules": []}
     entries = [entry for entry in map(str.strip, text.split(",")) if entry]
     for entry in entries:
         op, colon, decision = (part.strip() for part in entry.rpartition(":"))
-        if entry in presets and "preset" not in table:
+        if entry in PRESETS and "preset" not in table:
             table["preset"] = entry
         elif not colon or op.endswith(":"):
             raise at.error(
-                f"{shown(entry)} is neither a preset ({nearest(entry, presets)}) nor a rule "
+                f"{shown(entry)} is neither a preset ({nearest(entry, PRESETS)}) nor a rule "
                 "such as 'mm:save'"
             )
         elif op in ("default", "inputs"):
@@ -316,4 +311,4 @@ def parsed(text: str, presets: Presets, late: bool = False) -> _C.Policy:
             "ebb: the policy text is empty; write for example 'mm:save,gelu:recompute', or the "
             "name of a preset"
         )
-    return _policy(table, at, presets)
+    return _policy(table, at)

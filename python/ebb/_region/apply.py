@@ -20,7 +20,7 @@ from ebb._region.modules import (
     marks_of,
     modules_are_asked_for,
     number_modules,
-    unmark,
+    unmark_if_unused,
     unnumber,
 )
 from ebb._region.region import _check_policy, check_escapes, run_in_region
@@ -61,10 +61,8 @@ class RegionHandle:
                 )
         for module in self._modules.values():
             for region in (*(mark(module).units or ()), module):
-                marks = mark(region)
-                marks.region = None
-                if marks.number == 0 and can_unmark(region):
-                    unmark(region)
+                mark(region).region = None
+                unmark_if_unused(region)
         unnumber(self._numbered)
         self._modules = None
 

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ebb._policy.decider import Decider, Result
 from ebb._policy.decision import MADE_AGAIN, PAGE, SAVE
-from ebb._policy.operators import qualified_name
 from ebb._policy.policy import Policy, policy_of_number
+from ebb._policy.rule import qualified_name
 from ebb._region import tracing
 from ebb._support.log import log
 

@@ -11,6 +11,7 @@ import copy
 import copyreg
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,11 +24,44 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ebb import _C
 from ebb._region import in_graph
-from ebb._region.fsdp_units import units_inside
 from ebb._region.module_names import modules_of
 from ebb._region.tracing import is_optimized_module
 from ebb._support.log import log
 from ebb._support.shown import as_utf8
+
+
+def units_inside(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """The outermost FSDP units inside `module`, by name; empty if no unit inside frees
+    its parameters after forward.
+
+    A unit is a module on which ``fully_shard`` was called, or a FullyShardedDataParallel.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return {}
+    found: dict[str, torch.nn.Module] = {}
+    frees = False
+    for name, inner in module.named_modules():
+        is_unit = isinstance(inner, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
+        if inner is module or not is_unit:
+            continue
+        frees = frees or _frees(inner)
+        if not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = inner
+    return found if frees else {}
+
+
+def _frees(unit: Any) -> bool:
+    """True if FSDP frees the unit's parameters after forward, or if that is unknown."""
+    strategy = getattr(unit, "sharding_strategy", None)
+    if strategy is not None:
+        return strategy.name not in ("NO_SHARD", "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
+    try:
+        group = unit._get_fsdp_state()._fsdp_param_group
+        return group is not None and bool(group._reshard_after_forward)
+    except AttributeError:  # these names are internal to torch
+        return True
+
 
 _KEY = "_ebb"  # in a module's instance dictionary: its Marks
 
@@ -291,6 +325,13 @@ def unmark(module: torch.nn.Module) -> None:
     del module.__dict__[_KEY]
 
 
+def unmark_if_unused(module: torch.nn.Module) -> None:
+    """Removes marks that nothing needs any more, unless other code has wrapped the module since."""
+    marks = marks_of(module)
+    if marks and marks.region is None and marks.number == 0 and can_unmark(module):
+        unmark(module)
+
+
 def can_unmark(module: torch.nn.Module) -> bool:
     """True if ebb's wrapper is still the outermost one."""
     if isinstance(module.__dict__.get("forward"), _MarkedForward):
@@ -315,10 +356,7 @@ def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
     """Numbers the modules inside `root` by their names in `root`, for rules with ``module=`` and
     for reports.
 
-    Modules that are added later are not included.
-
-    Returns:
-        The modules, for `unnumber`.
+    Modules that are added later are not included. Returns the modules, for `unnumber`.
     """
     numbered = []
     for full, plain, module in modules_of(root):
@@ -342,5 +380,4 @@ def unnumber(modules: list[torch.nn.Module]) -> None:
         marks.asked_by -= 1
         if marks.asked_by == 0:
             marks.number = 0
-            if marks.region is None and can_unmark(module):
-                unmark(module)
+            unmark_if_unused(module)

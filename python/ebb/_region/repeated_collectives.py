@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -33,7 +35,7 @@ def compare(group_name: str, region: str, collectives: str) -> str:
     own = f"{region}\n{collectives}"
     # A connection of its own: a waiting connection blocks other threads.
     peers = distributed.PrefixStore(f"ebb/collectives/{group_name}", store.clone())
-    peers.set_timeout(store.timeout)
+    peers.set_timeout(_timeout_of(group))
     if number >= _KEPT:
         peers.delete_key(f"{number - _KEPT}/{rank}")
     peers.set(f"{number}/{rank}", own)
@@ -49,6 +51,15 @@ def compare(group_name: str, region: str, collectives: str) -> str:
                 f"rank {other} of the process group repeats other collectives (region {theirs})",
             )
     return ""
+
+
+def _timeout_of(group: Any) -> timedelta:
+    """How long a collective of the group waits for other ranks."""
+    for device in group._device_types:
+        with suppress(AttributeError, RuntimeError):  # another backend, or none for this device
+            timeout: timedelta = group._get_backend(device).options._timeout
+            return timeout
+    return dist.distributed_c10d.default_pg_timeout
 
 
 def _in_words(region: str, why: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from ebb import _C
 from ebb._support.shown import shown
 
@@ -77,10 +75,5 @@ class verify:
     def __enter__(self) -> verify:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _C.set_verify_mode(self._before)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ebb._report.recording import record_reports
-from ebb._report.report import Report, check_path, latest, reports
-from ebb._report.text import headline
+from ebb._report.report import Report, check_path, headline, latest, reports
 from ebb._support.job import is_first, is_launcher, label, rank
 
 _TRACED_STEPS = 10
@@ -23,24 +22,11 @@ _HINT = (
 
 
 def check_report(report: str) -> None:
-    """Checks that a report can be written to a file.
-
-    Raises:
-        ValueError: the file's suffix is unknown.
-        OSError: the file's folder does not exist or is not writable.
-    """
+    """Raises ValueError if the file's suffix is unknown, and OSError if its folder does not exist
+    or is not writable."""
     check_path(Path(report))
     if not os.access(Path(report).parent, os.W_OK):
         raise OSError(f"cannot write to the folder {str(Path(report).parent)!r}")
-
-
-def make_folder(trace: str) -> None:
-    """Creates the folder for traces.
-
-    Raises:
-        OSError: the folder cannot be created.
-    """
-    Path(trace).mkdir(parents=True, exist_ok=True)
 
 
 def start(report: str, trace: str) -> None:

@@ -14,65 +14,42 @@ Points = tuple["BudgetPoint", ...]
 
 @dataclass(frozen=True)
 class Course:
-    """The memory and the time of a step.
+    """The memory and the time of a step."""
 
-    Attributes:
-        peak: the peak memory in bytes, above the memory in use when the step begins; None: unknown.
-        duration: milliseconds; None: unknown.
-        timeline: tuples: milliseconds since the step began, and bytes from then on. A long timeline
-            is thinned but keeps its highest points.
-    """
-
-    peak: int | None
-    duration: float | None
+    peak: int | None  # bytes above the memory in use when the step begins; None: unknown
+    duration: float | None  # milliseconds; None: unknown
+    # Milliseconds since the step began, and bytes from then on. A long timeline is thinned but
+    # keeps its highest points.
     timeline: tuple[tuple[float, int], ...] = field(repr=False, default=())
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Regions with equal decisions: their kept and freed bytes. Bytes and times are per region.
+    """Regions with equal decisions: their kept and freed bytes. Bytes and times are per region."""
 
-    Attributes:
-        modules: the names of the regions, such as ``"layers.0-3"``.
-        count: the number of regions.
-        is_region: False if the modules are not regions and keep all, as in eager.
-        held: bytes that one region has in memory when the forward ends.
-        added: milliseconds that one region adds to the step.
-        kept: kept bytes by operator, the largest first.
-        again: by recomputed operator, the freed bytes and the milliseconds; longest time first.
-        away: offloaded bytes by operator, and ``"what it reads"`` for the region's inputs.
-        paged: bytes of valid rows that go to page pools, likewise.
-        often: the number of runs, by operator with the decision RECOMPUTE_EACH_TIME.
-    """
-
-    modules: str
-    count: int
-    is_region: bool
-    held: int
-    added: float
-    kept: Mapping[str, int]
+    modules: str  # names of the regions, such as "layers.0-3"
+    count: int  # how many regions
+    is_region: bool  # False if the modules are not regions and keep all, as in eager
+    held: int  # bytes that one region has in memory when the forward ends
+    added: float  # milliseconds that one region adds to the step
+    kept: Mapping[str, int]  # kept bytes by operator, the largest first
+    # Freed bytes and milliseconds by recomputed operator, the longest time first.
     again: Mapping[str, tuple[int, float]]
-    away: Mapping[str, int]
-    paged: Mapping[str, int]
-    often: Mapping[str, int]
+    away: Mapping[str, int]  # offloaded bytes by operator, and "what it reads" for inputs
+    paged: Mapping[str, int]  # bytes of valid rows that go to page pools, likewise
+    often: Mapping[str, int]  # number of runs, by operator with RECOMPUTE_EACH_TIME
 
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """The plan for one budget.
-
-    Attributes:
-        budget, peak, duration, replays: as in :class:`ebb.ParetoPoint`.
-        is_plan: True for the budget of the plan in use.
-        cuts: a :class:`Cut` for each group of equal regions.
-    """
+    """The plan for one budget. The first fields are as in :class:`ebb.ParetoPoint`."""
 
     budget: int
     peak: int
     duration: float
     replays: int
-    is_plan: bool
-    cuts: tuple[Cut, ...]
+    is_plan: bool  # True for the budget of the plan in use
+    cuts: tuple[Cut, ...]  # one for each group of equal regions
 
 
 class ReportedPlan:

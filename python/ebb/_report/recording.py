@@ -1,12 +1,82 @@
-"""Switches reports on and off."""
+"""Switches reports on and off, and prints the report of a step that ran out of memory."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from multiprocessing import util
 from types import TracebackType
 
+import torch
+
 from ebb import _C
-from ebb._report.out_of_memory import note_error, watch_for_out_of_memory
-from ebb._support.shown import shown
+from ebb._report.report import reports
+from ebb._support.job import label
+from ebb._support.sizes import whole_number
+
+_PHRASES = ("you tried to allocate", "out of memory", "ALLOC_FAILED")  # of torch, CUDA, cuBLAS
+
+
+class _Watch:
+    """`is_on`: True if ebb checks the exceptions that end the program."""
+
+    is_on = False
+
+
+# Note [Out of memory]
+# A failed allocation need not end the program: torch may retry, ebb may
+# (Note [Allocations that fail]), or the program tries a smaller batch. So a report is printed when
+# the exception leaves the program, a multiprocessing process, or `with ebb.record_reports()`, once
+# for each exception.
+def watch_for_out_of_memory() -> None:
+    """Prints the report if the program ends with a failed allocation."""
+    if _Watch.is_on:
+        return
+    _Watch.is_on = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        note_error(error)
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+    # A process that multiprocessing starts does not inherit its parent's registrations.
+    _watch_process()
+    util.register_after_fork(_Watch, lambda _: _watch_process())
+
+
+def _watch_process() -> None:
+    """Registers a check at the end of a multiprocessing process, since multiprocessing catches the
+    exceptions that end it."""
+    util.Finalize(None, lambda: note_error(sys.exception()), exitpriority=0)
+
+
+def note_error(error: BaseException | None) -> None:
+    """Prints the report if `error`, which ends the program or a block, means out of memory."""
+    short = next((one for one in _chain(error) if _is_out_of_memory(one)), None)
+    if short is None or not _C.is_reporting() or hasattr(short, "_ebb_has_told"):
+        return
+    recorded = [report for report in reports() if report.rows]
+    if recorded:
+        short._ebb_has_told = True  # type: ignore[attr-defined]
+        where = f" on {label()}" if label() else ""
+        print(f"ebb: out of memory{where}. Report of the step up to this point:", file=sys.stderr)
+        print(recorded[-1], file=sys.stderr, flush=True)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, and its causes and contexts."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _PHRASES)
 
 
 class record_reports:
@@ -28,10 +98,7 @@ class record_reports:
     """
 
     def __init__(self, steps: int = 1) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, int):
-            raise TypeError(f"ebb: steps must be an int; got {type(steps).__name__}")
-        if not 0 <= steps < 2**32:
-            raise ValueError(f"ebb: steps must be from 0 to {2**32 - 1}; got {shown(steps)}")
+        whole_number("steps", steps, most=2**32 - 1)
         if steps > 0:
             watch_for_out_of_memory()
         self._before = _C.set_reporting(steps)
@@ -39,12 +106,7 @@ class record_reports:
     def __enter__(self) -> record_reports:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             note_error(error)
         _C.set_reporting(self._before)

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ebb import _C
-from ebb._report.planned import plan_of_step
-from ebb._report.rows import FATES, Row
-from ebb._report.step import Step
-from ebb._report.text import text
+from ebb._report.advice import Advice, Replays
+from ebb._report.planned import ReportedPlan, plan_of_step
+from ebb._report.rows import FATES, HELD, Row, collapsed
+from ebb._report.text import advice_line, cells, duration, plan_lines, size, table
+from ebb._support.old import Renamed
 from ebb._support.shown import shown
+
+_MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # limits for the output
+_IDLE = "rules without effect in this step (misspelt, or decided by earlier rules)"
+_OUTCOMES = {
+    "in_vain": "unused",
+    "held": "not freed",
+    "stopped": "replayed in part",
+}  # of replays ahead
 
 
 @dataclass(frozen=True)
-class Report(Step):
+class Report:
     """A memory breakdown of one step. See :func:`ebb.report`.
 
     Attributes:
@@ -41,13 +52,88 @@ class Report(Step):
             reports show it; None without a plan.
     """
 
+    FATES = FATES
+    DECISIONS = Renamed("FATES")
+
+    step: int
+    rows: tuple[Row, ...]
+    ahead: dict[str, int]
+    idle_rules: tuple[str, ...]
+    peak_held: int
+    peak_eager: int
+    timeline: tuple[tuple[float, int, int], ...] = field(repr=False)
+    values: tuple[tuple[int, int, bool], ...] = field(repr=False)
+    replays: tuple[tuple[list[int], list[int], float], ...] = field(repr=False)
+    spans: tuple[tuple[str, str, float, float, int, int], ...] = field(repr=False)
+    plan: ReportedPlan | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Bytes by fate."""
+        return {
+            fate: sum(row.bytes for row in self.rows if row.fate == fate)
+            for fate in FATES
+            if fate != "unneeded"
+        }
+
+    @property
+    def held(self) -> int:
+        """Bytes that were allocated in the regions and are on the device when they end."""
+        return sum(self.totals[fate] for fate in HELD)
+
+    @property
+    def eager(self) -> int:
+        """Bytes that eager would save for backward: the sum over rows."""
+        return sum(row.eager for row in self.rows)
+
+    @cached_property
+    def advice(self) -> tuple[Advice, ...]:
+        """Rules that would each save time, the best first. Empty under a plan: ``plan.points``
+        shows the effect of other budgets."""
+        return () if self.plan else Replays(self.rows, self.values, self.replays).advice()
+
+    def collapsed(self) -> tuple[Row, ...]:
+        """Join rows of modules whose names differ only by numbers.
+
+        ``layers.0.mlp`` to ``layers.31.mlp`` become ``layers.0-31.mlp``, with ``layers=32``.
+        """
+        return collapsed(self.rows)
+
+    @cached_property
+    def _stacks(self) -> list[tuple[str, ...]]:
+        return list(dict.fromkeys(row.stack for row in self.rows))
+
+    def _with_places(self, rows: Iterable[Row]) -> list[dict[str, Any]]:
+        """The rows for JSON, with the index of the stack in place of the stack."""
+        places = {stack: place for place, stack in enumerate(self._stacks)}
+        return [asdict(replace(row, stack=())) | {"stack": places[row.stack]} for row in rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as a dictionary for JSON."""
+        return {
+            "step": self.step,
+            "peak_held": self.peak_held,
+            "peak_eager": self.peak_eager,
+            "held": self.held,
+            "eager": self.eager,
+            "totals": self.totals,
+            "ahead": self.ahead,
+            "idle_rules": self.idle_rules,
+            # "decision" is the old name of "fate", to be removed in the next release.
+            "rows": [row | {"decision": row["fate"]} for row in self._with_places(self.rows)],
+            "stacks": self._stacks,
+            "advice": [asdict(one) | {"rule": one.rule} for one in self.advice],
+            "timeline": self.timeline,
+            "plan": None if self.plan is None else self.plan.to_dict(),
+        }
+
     def text(self, rows: int = 30) -> str:
         """Return the report as a table, largest rows first.
 
         Args:
             rows: the most rows to show.
         """
-        return text(self, rows)
+        return _text(self, rows)
 
     __str__ = text
 
@@ -83,6 +169,91 @@ class Report(Step):
         return before + json.dumps(data).replace("<", "\\u003c") + after
 
 
+def headline(report: Report) -> str:
+    saving = ""
+    if report.peak_held > 0:
+        saving = f" ({report.peak_eager / report.peak_held:.1f} times as much)"
+    return (
+        f"step {report.step}: peak saved for backward {size(report.peak_held)}; "
+        f"{size(report.peak_eager)} in eager{saving}"
+    )
+
+
+def _text(report: Report, most: int) -> str:
+    rows = sorted(report.collapsed(), key=lambda row: (-row.bytes, -row.replay_seconds))
+    lines = ["ebb, " + headline(report), ""]
+    header = ["fate", "storages", "bytes", "in eager", "replays", "replay time", ""]
+    lines += table(header, _totals(report))
+    if any(report.ahead.values()):
+        lines += ["", _ahead(report)]
+    if report.plan is not None:
+        lines += ["", *plan_lines(report.plan)]
+    if report.advice:
+        lines += [
+            "",
+            "each of these rules, added as the first rule, would save about this much time:",
+        ]
+        lines += [f"  {advice_line(one)}" for one in report.advice[:_MOST_ADVICE]]
+    lines += ["", "storages, largest first:"]
+    where = "module or region"
+    header = [
+        "bytes",
+        "count",
+        "fate",
+        "operator",
+        "shape",
+        where,
+        "line",
+        "replay",
+        "rule or reason",
+    ]
+    lines += table(header, [cells(row) for row in rows[:most]])
+    if len(rows) > most:
+        lines.append(f"... and {len(rows) - most} more; report.text(rows=...) shows them")
+    if rows and rows[0].stack:
+        lines += ["", "the Python stack of the largest, innermost first:"]
+        lines += [f"  {frame}" for frame in rows[0].stack[:_MOST_FRAMES]]
+    if report.idle_rules:
+        shown = "; ".join(report.idle_rules[:_MOST_RULES])
+        more = len(report.idle_rules) - _MOST_RULES
+        lines += ["", f"{_IDLE}: {shown}" + (f"; and {more} more" if more > 0 else "")]
+    return "\n".join(lines)
+
+
+def _ahead(report: Report) -> str:
+    regions = ", ".join(
+        f"{count} {_OUTCOMES.get(fate, fate.replace('_', ' '))}"
+        for fate, count in report.ahead.items()
+        if count
+    )
+    ahead = sum(row.ahead_seconds for row in report.rows)
+    replays = sum(row.replay_seconds for row in report.rows)
+    return (
+        f"replayed ahead of backward: {duration(ahead) or '0 ms'} of "
+        f"{duration(replays) or '0 ms'}; regions: {regions}"
+    )
+
+
+def _totals(report: Report) -> list[list[str]]:
+    found = []
+    for fate, meaning in report.FATES.items():
+        rows = [row for row in report.rows if row.fate == fate]
+        if rows:
+            replays = sum(row.replays for row in rows)
+            found.append(
+                [
+                    fate,
+                    str(sum(row.count for row in rows)),
+                    size(sum(row.bytes for row in rows)),
+                    size(sum(row.eager for row in rows)),
+                    str(replays) if replays else "",
+                    duration(sum(row.replay_seconds for row in rows)),
+                    meaning,
+                ]
+            )
+    return [*found, ["", "", "", size(report.eager), "", "", "total that eager saves for backward"]]
+
+
 _SUFFIXES = (".txt", ".json", ".html")
 
 
@@ -96,10 +267,7 @@ def check_path(path: Path) -> None:
 def reports() -> Iterator[Report]:
     """The recorded steps, oldest first."""
     for found in _C.reports():
-        rows = tuple(
-            Row(**row | {"stack": tuple(filter(_is_of_program, row["stack"]))})
-            for row in found.pop("rows")
-        )
+        rows = tuple(Row(**row | {"stack": _of_program(row["stack"])}) for row in found.pop("rows"))
         found = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
         plan = plan_of_step(found["step"], (row.region for row in rows))
         yield Report(rows=rows, plan=plan, **found)
@@ -108,8 +276,8 @@ def reports() -> Iterator[Report]:
 _NOT_OF_PROGRAM = (f"{torch.__path__[0]}/", f"{Path(__file__).parents[1]}/", "<frozen ")
 
 
-def _is_of_program(frame: str) -> bool:
-    return not frame.startswith(_NOT_OF_PROGRAM)
+def _of_program(stack: Iterable[str]) -> tuple[str, ...]:
+    return tuple(frame for frame in stack if not frame.startswith(_NOT_OF_PROGRAM))
 
 
 def latest(all_steps: Iterable[Report]) -> Report | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ebb._support.names import ranges, template
-from ebb._support.renamed import Renamed
+from ebb._support.old import Renamed
 
 FATES = {
     "saved": "saved on the device, as the policy decides",
@@ -87,6 +87,11 @@ class Row:
         return self.stack[0].rpartition(" in ")[0] if self.stack else ""
 
 
+_SUMS = (
+    "count", "bytes", "eager", "replays", "replays_ahead", "replay_seconds", "ahead_seconds",
+)  # fmt: skip
+
+
 def collapsed(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Joins rows of modules whose names differ only by numbers."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
@@ -107,12 +112,6 @@ def _together(rows: list[Row]) -> Row:
         first,
         region=ranges([row.region for row in rows]),
         module=ranges([row.module for row in rows]),
-        count=sum(row.count for row in rows),
-        bytes=sum(row.bytes for row in rows),
-        eager=sum(row.eager for row in rows),
-        replays=sum(row.replays for row in rows),
-        replays_ahead=sum(row.replays_ahead for row in rows),
-        replay_seconds=sum(row.replay_seconds for row in rows),
-        ahead_seconds=sum(row.ahead_seconds for row in rows),
         layers=len({row.where for row in rows}),
+        **{name: sum(getattr(row, name) for row in rows) for name in _SUMS},
     )

@@ -6,8 +6,6 @@ use the accelerator. An unused accelerator has no allocations and no work to wai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 
@@ -40,29 +38,17 @@ def allocated() -> int:
         return 0
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The memory of an accelerator, in bytes.
-
-    Attributes:
-        available: free memory and memory that this process has reserved.
-        free: memory that this process could allocate in addition to its tensors.
-    """
-
-    available: int
-    free: int
-
-
-def memory_of(device: torch.device) -> Memory | None:
-    """The memory of a device; None for the CPU or if unknown. Initialises the device."""
+def memory_of(device: torch.device) -> tuple[int, int] | None:
+    """Bytes of a device that are free or reserved by this process, and bytes that the process could
+    allocate in addition to its tensors; None for the CPU or if unknown. Initialises the device."""
     if device.type == "cpu":
         return None
     if device.type == "mps":
         available = torch.mps.recommended_max_memory()
-        return Memory(available, available - torch.mps.driver_allocated_memory())
+        return available, available - torch.mps.driver_allocated_memory()
     try:
         free, _ = torch.accelerator.get_memory_info(device)
-        reserved = torch.accelerator.memory_reserved(device)
-        return Memory(free + reserved, free + reserved - torch.accelerator.memory_allocated(device))
+        available = free + torch.accelerator.memory_reserved(device)
+        return available, available - torch.accelerator.memory_allocated(device)
     except (RuntimeError, NotImplementedError):
         return None

@@ -42,11 +42,14 @@ def bytes_of_rank(name: str, value: object) -> int:
     return number_of_bytes(name, value)
 
 
-def whole_number(name: str, value: object, unit: str = "", most: int = _LARGEST) -> int:
+def whole_number(
+    name: str, value: object, unit: str = "", least: int = 0, most: int = _LARGEST
+) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"ebb: {name} must be an int{' or a str' if unit == 'bytes' else ''}; "
                         f"got {shown(value)} of type {type(value).__name__}")  # fmt: skip
-    if not 0 <= value <= most:
-        limits = f"from 0 to {most} {unit}".rstrip()
+    if not least <= value <= most:
+        has_most = unit or most < _LARGEST
+        limits = f"from {least} to {most} {unit}".rstrip() if has_most else f"{least} or more"
         raise ValueError(f"ebb: {name} must be {limits}; got {shown(value)}")
     return value

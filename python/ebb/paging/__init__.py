@@ -13,7 +13,7 @@ from typing import Any
 
 from ebb import _C
 from ebb._support.old import warn_of_old
-from ebb.paging import _overflow
+from ebb.paging import _agreement
 from ebb.paging._run_step import run_step
 from ebb.paging._settings import configure
 from ebb.paging._steps import found_inf, microbatch, reset, step, step_ok
@@ -36,5 +36,5 @@ def stats() -> dict[str, Any]:
 def __getattr__(name: str) -> Any:
     if name == "PageOverflowError":
         warn_of_old("ebb.paging.PageOverflowError", "ebb.PageOverflowError")
-        return _overflow.PageOverflowError
+        return _agreement.PageOverflowError
     raise AttributeError(f"module 'ebb.paging' has no attribute {name!r}")

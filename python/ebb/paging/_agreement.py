@@ -1,4 +1,4 @@
-"""The processes of a job agree whether a step was valid."""
+"""The processes of a job agree whether a step was valid; the error of an invalid step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from ebb import _C
-from ebb.paging._overflow import PageOverflowError
+
+
+class PageOverflowError(RuntimeError):
+    """A page pool was too small for a tensor, so the gradients of this step are invalid.
+
+    Raised in the step if ``overflow="blocking"``, and by an optimizer that is about to use such
+    gradients. Clear the gradients and run the step again, or let :func:`run_step` do so.
+    """
+
+    __module__ = "ebb"  # the name for users and pickles
+
 
 # Note [Ranks agree on a step]
 # Ranks agree through the store of their process group, never by a collective. If the function

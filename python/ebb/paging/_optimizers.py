@@ -11,9 +11,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ebb import _C
-from ebb.paging._agreement import USED
+from ebb.paging._agreement import USED, PageOverflowError
 from ebb.paging._attempt import of_this_thread
-from ebb.paging._overflow import PageOverflowError
 
 
 def _has_no_errors() -> bool:

@@ -9,11 +9,9 @@ from typing import Any, TypeVar, cast
 import torch
 
 from ebb import _C
-from ebb.paging._agreement import Agreement
-from ebb.paging._attempt import Attempt, going_on
-from ebb.paging._before import Before
+from ebb.paging._agreement import Agreement, PageOverflowError
+from ebb.paging._attempt import Attempt, Before, going_on
 from ebb.paging._optimizers import guard_optimizers
-from ebb.paging._overflow import PageOverflowError
 from ebb.paging._steps import bracket
 
 T = TypeVar("T")

@@ -12,7 +12,6 @@ _MODES = ("deferred", "blocking", "assert")
 _DEAD_ROWS = ("repeat", "zero", "nan", "none")
 _NO_LIMIT = 2**64 - 1
 _MOST_HEADROOM = 1000
-_MOST_PAGE_ROWS = 2**31 - 1
 
 
 def _factor(name: str, value: object, least: int) -> float:
@@ -77,11 +76,7 @@ def configure(
     """
     changed: dict[str, Any] = {}
     if page_rows is not None:
-        changed["page_rows"] = whole_number("page_rows", page_rows, "rows")
-        if not 1 <= page_rows <= _MOST_PAGE_ROWS:
-            raise ValueError(
-                f"ebb: page_rows must be from 1 to {_MOST_PAGE_ROWS}; got {shown(page_rows)}"
-            )
+        changed["page_rows"] = whole_number("page_rows", page_rows, "rows", 1, 2**31 - 1)
     if headroom is not None:
         changed["headroom"] = _factor("headroom", headroom, 1)
     if host_headroom is not None:

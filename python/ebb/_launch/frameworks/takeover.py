@@ -6,20 +6,81 @@ import atexit
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib import metadata
 from operator import attrgetter
 from types import FunctionType, ModuleType
 from typing import Any
 
 from ebb._launch.checkpoint_calls import copy_of, exchange
+from ebb._launch.frameworks import calls
 from ebb._launch.frameworks.after_import import AfterImport, Then
 from ebb._launch.frameworks.calls import ORIGINALS, VERSIONS
-from ebb._launch.frameworks.table import FRAMEWORKS, OTHERS, Framework
 from ebb._launch.variables import say_ignored
 from ebb._support.job import is_first
 from ebb._support.shown import tell
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One module of a framework."""
+
+    name: str  # for messages
+    distribution: str  # its name in the package index, which gives the version
+    tested: tuple[str, ...]  # versions with which the functions were tested, without the last part
+    module: str  # defines the functions
+    # Names of functions, each with the function that supplies the new code and takes the same
+    # arguments.
+    functions: Mapping[str, Callable[..., Any]]
+
+
+FRAMEWORKS = (
+    Framework(
+        "Megatron-Core",
+        "megatron-core",
+        ("0.14", "0.15", "0.16"),
+        "megatron.core.tensor_parallel.random",
+        {
+            "checkpoint": calls.code_of_megatron,
+            "CheckpointWithoutOutput.checkpoint": calls.code_of_without_output,
+            "CheckpointWithoutOutput.discard_output_and_register_recompute": calls.code_of_discard,
+        },
+    ),
+    Framework(
+        "Megatron-Core",
+        "megatron-core",
+        ("0.14", "0.15", "0.16"),
+        "megatron.core.utils",
+        {"GlobalMemoryBuffer.get_tensor": calls.code_of_buffer},
+    ),
+    Framework(
+        "DeepSpeed",
+        "deepspeed",
+        ("0.18", "0.19"),
+        "deepspeed.runtime.activation_checkpointing.checkpointing",
+        {
+            "checkpoint": calls.code_of_deepspeed,
+            "non_reentrant_checkpoint": calls.code_of_deepspeed_without_reentrant,
+        },
+    ),
+    Framework(
+        "fairscale",
+        "fairscale",
+        ("0.4",),
+        "fairscale.nn.checkpoint.checkpoint_activations",
+        {"_checkpointed_forward": calls.code_of_fairscale},
+    ),
+)
+
+# Functions that recompute by themselves and that ebb leaves alone: the module, the function, and
+# the name for messages.
+OTHERS = (
+    ("transformer_engine.pytorch.distributed", "checkpoint", "transformer_engine's checkpoint"),
+    ("fairscale.nn.pipe.checkpoint", "Checkpointing.checkpoint", "fairscale's pipeline checkpoint"),
+)
+
 
 _counts: Counter[str] = Counter()  # calls of the functions of OTHERS
 

@@ -1,0 +1,245 @@
+"""Describes plans. In: a plan's choices, or a measured step. Out: text, and data of reports."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from ebb import ahead
+from ebb._plan.budget import BudgetError, in_all
+from ebb._plan.choice import EAGER
+from ebb._plan.choose import OUTSIDE, Chooser, Chosen
+from ebb._plan.pages import has_rows, pool_bytes
+from ebb._plan.profile import Profile, Value, from_first_operator
+from ebb._plan.simulate import Estimate
+from ebb._plan.step import EPSILON, Step
+from ebb._report.planned import BudgetPoint, Course, Cut, Points, ReportedPlan, thinned
+from ebb._report.text import size
+from ebb._support.names import in_ranges
+
+_BUDGETS = 12  # points of the curve, beside the plan's own
+_INPUTS = "what it reads"
+
+
+def paragraphs(chooser: Chooser, chosen: Chosen) -> Iterable[str]:
+    """Lines for each kind of region."""
+    for cut in cuts_of(chooser, chosen):
+        yield from _paragraph(cut)
+
+
+def _paragraph(cut: Cut) -> list[str]:
+    if not cut.is_region:
+        return [f"{cut.modules}: left eager; each saves {size(cut.held)}"]
+    lines = [f"{cut.modules}: each saves {size(cut.held)} and takes {cut.added:.2f} ms more"]
+    if cut.kept:
+        lines.append("  saved: " + _sizes(cut.kept))
+    if cut.away:
+        lines.append("  offloaded: " + _sizes(cut.away))
+    if cut.paged:
+        lines.append("  paged: " + _sizes(cut.paged))
+    if cut.again:
+        lines.append(
+            "  recomputed: "
+            + ", ".join(
+                f"{op} ({size(nbytes)} freed, {time:.2f} ms)"
+                for op, (nbytes, time) in cut.again.items()
+            )
+        )
+    if cut.often:
+        parts = [f"{op} ({count} times)" for op, count in cut.often.items() if count > 1]
+        lines.append("  of these, recomputed several times: " + ", ".join(parts))
+    return lines
+
+
+def _sizes(operators: Mapping[str, int]) -> str:
+    return ", ".join(f"{op} ({size(nbytes)})" for op, nbytes in operators.items())
+
+
+def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) -> BudgetError:
+    """The error of a budget that is too small. `chosen`: the choice with the lowest peak. `base`:
+    bytes in use when the step begins."""
+    peak = chooser.estimate(chosen).peak
+    minimum = in_all(base, peak)
+    if isinstance(budget, float):
+        share = min(1.0, peak / max(1, chooser.simulator.plain.peak) + 0.0051)
+        given, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} in total"
+    else:
+        given, least = size(budget), size(minimum)
+    uses = chooser.users_of_peak(chosen)
+    parts = ", ".join(f"{size(nbytes)} {use}" for use, nbytes in uses[:4])
+    message = (
+        f"ebb: a budget of {given} is too small; the lowest possible budget is {least}. "
+        f"{size(base)} are in use when the step begins, and the step allocates {size(peak)} even "
+        f"with everything recomputed: {parts}. {_remedy(uses[0][0])}"
+    )
+    return BudgetError(message, minimum)
+
+
+def _remedy(use: str) -> str:
+    """A remedy for a peak with this main use."""
+    if use == OUTSIDE:
+        return (
+            "Move the operators between blocks into the forward of a module, so that ebb can "
+            "recompute them, or use a smaller batch"
+        )
+    return (
+        "Use a smaller batch, or move parameters or optimizer states off the device (sharding, CPU "
+        "offload)"
+    )
+
+
+def cuts_of(chooser: Chooser, chosen: Chosen) -> tuple[Cut, ...]:
+    """One cut for each group of regions that ran the same and got the same choice, in order."""
+    groups: dict[tuple[int, object], list[str]] = {}
+    for region, point in chosen.items():
+        groups.setdefault((chooser.alike[region], point.choice), []).append(region)
+    return tuple(_cut(regions, chooser, chosen) for regions in groups.values())
+
+
+def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
+    name, point = ", ".join(in_ranges(regions)), chosen[regions[0]]
+    choice = point.choice
+    if choice is EAGER:
+        return Cut(name, len(regions), False, point.resident, point.added, {}, {}, {}, {}, {})
+    simulator, call = chooser.simulator, chooser.calls[regions[0]][0]
+    step = simulator.step
+    kept, away, paged, freed, often = (Counter[str]() for _ in range(5))
+    times: dict[str, float] = {}
+    replayed = simulator.replayed(call, choice)
+    for index, op in enumerate(step.calls[call].operators):
+        operator = step.operators[op]
+        op_name = operator.func_name.removeprefix("aten::").removesuffix(".default")
+        values = [step.values[value] for value in operator.outputs]
+        if index in choice.kept:
+            for value in values:
+                if index in choice.paged and has_rows(value):
+                    paged[op_name] += _live(value)
+                else:
+                    (away if index in choice.offloaded else kept)[op_name] += value.memory
+        elif op in replayed:
+            freed[op_name] += sum(value.memory for value in values if value.saved)
+            time = replayed[op] * simulator.replay_time(op)
+            times[op_name] = times.get(op_name, 0.0) + time
+            often[op_name] += replayed[op] if index in choice.each_time else 0
+    inputs = [
+        step.values[value] for value in step.inputs_of(step.calls[call]) if step.may_offload(value)
+    ]
+    if choice.inputs:
+        away[_INPUTS] = sum(value.memory for value in inputs)
+    if choice.paged_inputs:
+        paged[_INPUTS] = sum(_live(value) for value in inputs if has_rows(value))
+    return Cut(
+        name,
+        len(regions),
+        True,
+        point.resident,
+        point.added,
+        dict(kept.most_common()),
+        {op: (freed[op], times[op]) for op in sorted(times, key=lambda op: -times[op])},
+        dict(away.most_common()),
+        dict(paged.most_common()),
+        {op: count for op, count in often.most_common() if count > 0},
+    )
+
+
+def _live(value: Value) -> int:
+    """Bytes of the valid rows."""
+    return value.live_rows * (value.memory // value.rows)
+
+
+def reported(
+    chooser: Chooser,
+    chosen: Chosen,
+    budget: int,
+    regions: Iterable[str],
+    course: Course | None = None,
+) -> ReportedPlan:
+    """A plan as reports show it.
+
+    Args:
+        regions: names of the plan's regions.
+        course: memory and time of a step under the plan; None: as predicted.
+    """
+    estimate, plain = chooser.estimate(chosen), chooser.simulator.plain
+    course = course or _predicted(chooser, chosen, estimate)
+    assert course.peak is not None
+    assert course.duration is not None
+    cuts = cuts_of(chooser, chosen)
+    own = BudgetPoint(budget, course.peak, course.duration, estimate.replays, True, cuts)
+    return ReportedPlan(
+        budget,
+        course,
+        _predicted(chooser, chooser.plain(), plain),
+        {*regions, *(operator.region for operator in chooser.simulator.step.operators)},
+        lambda: _points(chooser, own),
+    )
+
+
+def _points(chooser: Chooser, own: BudgetPoint) -> Points:
+    points = {}
+    for budget, chosen in chooser.curve(_BUDGETS):
+        estimate, cuts = chooser.estimate(chosen), cuts_of(chooser, chosen)
+        points[budget] = BudgetPoint(
+            budget, estimate.peak, estimate.duration, estimate.replays, False, cuts
+        )
+    points[own.budget] = own
+    return tuple(points[budget] for budget in sorted(points))
+
+
+def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
+    """Memory over time of a recorded step, scaled to its duration without recording. `standing`:
+    bytes that the plan allocated before the step."""
+    sums = itertools.accumulate((size for _, _, size in profile.allocations), initial=standing)
+    next(sums)
+    times = (time for time, _, _ in profile.allocations)
+    scale = duration / profile.duration if profile.duration > 0 else 1.0
+    timeline = thinned(zip(times, sums, strict=True))
+    peak = profile.peak + standing
+    return Course(peak, duration, _rounded((t * scale, size) for t, size in timeline))
+
+
+def measured_course(profile: Profile | None, duration: float) -> Course:
+    """A measured step under a plan; its duration is without recording. Steps are recorded without
+    replays ahead, so the memory of plans with replays ahead is unknown."""
+    if profile is None or ahead.configure()["regions"] > 0:
+        return Course(None, duration)
+    return course_of(from_first_operator(profile)[0], duration, pool_bytes())
+
+
+def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:
+    """Predicted memory and time of a step. The recorded times include the recomputation of
+    everything: that time is removed, and the time that the choice adds is placed in backward."""
+    step, plain = chooser.simulator.step, chooser.simulator.plain.duration
+    duration = estimate.duration
+    timeline = thinned(point for point in chooser.timeline(chosen) if point[0] < math.inf)
+    clock = _without_replays(
+        step, [step.forward_ends, step.duration, *(time for time, _ in timeline)]
+    )
+    forward, whole = clock[step.forward_ends], max(clock.values())
+    begins = forward / max(whole, EPSILON) * min(plain, duration)  # when backward begins
+
+    def stretched(time: float) -> float:
+        if time <= forward:
+            return time / max(forward, EPSILON) * begins
+        return begins + (time - forward) / max(whole - forward, EPSILON) * (duration - begins)
+
+    rounded = _rounded((stretched(clock[time]), size) for time, size in timeline)
+    return Course(estimate.peak, duration, rounded)
+
+
+def _without_replays(step: Step, times: Iterable[float]) -> dict[float, float]:
+    """For each time, the milliseconds before it without those of replays."""
+    clock = {}
+    before = now = most = 0.0
+    for time in sorted(times):
+        now += step.working(before, time)
+        before, most = time, max(most, now)  # a time inside a replay moves to the replay's start
+        clock[time] = most
+    return clock
+
+
+def _rounded(timeline: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """Round times to a tenth of a microsecond, to keep files small."""
+    return tuple((round(time, 4), size) for time, size in timeline)
