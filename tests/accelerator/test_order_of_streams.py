@@ -5,6 +5,7 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
+from device_leaves import assert_same, leaf
 
 import ebb
 
@@ -16,9 +17,7 @@ def streams(device):
 
 @pytest.fixture
 def x(streams, device):
-    x = torch.randn(8, 32).to(device).requires_grad_()
-    accelerator.synchronize()
-    return x
+    return leaf(device)
 
 
 def before(y):
@@ -39,10 +38,8 @@ def test_who_used_it_in_forward_waits_for_it_in_backward(streams, x):
         first = before(second)._saved_self * 1
     with streams[1]:
         found = before(second)._saved_self * 1
-    accelerator.synchronize()
 
-    for read in (first, found):
-        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+    assert_same([first, found], x.detach().cpu().sin())
 
 
 def test_more_streams_than_are_told_apart(streams, x):
@@ -61,10 +58,8 @@ def test_more_streams_than_are_told_apart(streams, x):
     for stream, y in zip(streams, outputs, strict=True):
         with stream:
             found.append(before(y)._saved_self * 1)
-    accelerator.synchronize()
 
-    for read in found:
-        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+    assert_same(found, x.detach().cpu().sin())
 
 
 def test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice(streams, x):
@@ -83,10 +78,8 @@ def test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice(streams, x):
     for stream in streams[:2]:
         with stream:
             found.append(y.grad_fn._saved_other * 1)
-    accelerator.synchronize()
 
-    for read in found:
-        assert torch.equal(read.cpu(), (x.detach().cpu() * 2).sin())
+    assert_same(found, (x.detach().cpu() * 2).sin())
 
 
 def test_a_copy_for_recipes_was_made_on_another_stream(streams, x):
@@ -103,10 +96,9 @@ def test_a_copy_for_recipes_was_made_on_another_stream(streams, x):
         saved = before(first)._saved_self * 1
     with streams[1]:
         found = before(second)._saved_self * 1
-    accelerator.synchronize()
 
-    assert torch.equal(saved.cpu(), h.cpu())
-    assert torch.equal(found.cpu(), h.detach().cpu() * 2)
+    assert_same([saved], h.detach().cpu())
+    assert_same([found], h.detach().cpu() * 2)
 
 
 def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
@@ -134,10 +126,8 @@ def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
     for stream in (streams[0], streams[2]):
         with stream:
             found.append(y * 1)
-    accelerator.synchronize()
 
-    for read in found:
-        assert torch.equal(read.cpu(), x.detach().cpu().tanh())
+    assert_same(found, x.detach().cpu().tanh())
 
 
 def test_a_filled_escape_is_for_all_streams(streams, x):
@@ -156,10 +146,8 @@ def test_a_filled_escape_is_for_all_streams(streams, x):
         first = before(y)._saved_self * 1
     with streams[1]:
         second = escaped * 1
-    accelerator.synchronize()
 
-    for read in (first, second):
-        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+    assert_same([first, second], x.detach().cpu().sin())
 
 
 def test_a_filled_escape_is_not_for_streams_of_another_device(streams, x):
@@ -204,9 +192,8 @@ def test_a_copy_before_a_write_was_made_on_another_stream(streams, x):
     torch.accelerator.current_stream().synchronize()
     with streams[0]:
         found = torch.autograd.grad(y, x, ones)[0]
-    accelerator.synchronize()
 
-    assert torch.equal(found.cpu(), (x.detach().cpu() + numbers).cos())
+    assert_same([found], (x.detach().cpu() + numbers).cos())
 
 
 def test_more_makers_than_are_told_apart(device, x):
@@ -230,7 +217,5 @@ def test_more_makers_than_are_told_apart(device, x):
             _ = before(y)._saved_self
         with asker:
             found.append(before(y)._saved_self * 1)
-    accelerator.synchronize()
 
-    for read in found:
-        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+    assert_same(found, x.detach().cpu().sin())
