@@ -122,7 +122,7 @@ def test_another_stream_pages_while_a_graph_is_captured(device):
     for _ in range(2):
         page_and_bring_back(x, step.n)
     accelerator.synchronize()
-    with step.capturing() as graph:
+    with step.capturing():
         with stream:
             kept = paged(x, step.n)
         loss = step.forward()

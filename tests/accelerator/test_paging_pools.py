@@ -65,16 +65,7 @@ def test_stacks(name, device):
     @settings(max_examples=30, database=None)
     @given(STACKS.ACTIONS, st.sampled_from([(30, 0), (20, 20), (0, 16)]))
     def program(actions, capacity):
-        stack = STACKS.Stack(resolved(name), capacity)
-        for action, number in actions:
-            if action == "stash":
-                stack.stash(number)
-            elif action == "reset":
-                stack.reset()
-            elif stack.slots and action == "restore":
-                stack.restore(number % len(stack.slots))
-            elif stack.slots:
-                stack.give_back()
+        STACKS.Stack(resolved(name), capacity).run(actions)
 
     program()
     accelerator.synchronize()

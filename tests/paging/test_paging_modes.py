@@ -9,15 +9,7 @@ import torch
 
 import ebb
 from ebb import _C
-from paging import Keep, Mlp, Seen, fresh, gradients, paged, region
-
-
-@pytest.fixture(autouse=True)
-def anew():
-    with fresh():
-        yield
-    Keep.last = None
-
+from paging import Mlp, Seen, gradients, paged, region
 
 ASKED = {
     "step_ok": ebb.paging.step_ok,

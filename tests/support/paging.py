@@ -143,13 +143,16 @@ class Mlp:
         x = torch.randn(self.rows, self.width, generator=generator, device="cpu")
         return x.to(self.device).requires_grad_()
 
-    def __call__(self, x, n, region=contextlib.nullcontext):
+    def run_layers(self, x, n, region):
         """Runs each layer in `region`, and marks the layer's input there."""
         for index in range(len(self.weights) // 2):
             with region():
                 h = ebb.mark_rows(x.mul(1.5), n)
                 x = self.layer(h, index)
-        return x[: int(n)].square().sum()
+        return x
+
+    def __call__(self, x, n, region=contextlib.nullcontext):
+        return self.run_layers(x, n, region)[: int(n)].square().sum()
 
 
 class Masked(Mlp):
@@ -164,11 +167,7 @@ class Masked(Mlp):
 
     def __call__(self, x, n, region=contextlib.nullcontext):
         lives = self.places < n
-        x = torch.where(lives, x, 0)
-        for index in range(len(self.weights) // 2):
-            with region():
-                h = ebb.mark_rows(x.mul(1.5), n)
-                x = self.layer(h, index)
+        x = self.run_layers(torch.where(lives, x, 0), n, region)
         return torch.where(lives, x, 0).square().sum()
 
 
@@ -185,7 +184,18 @@ def region():
     return ebb.region(EVERYTHING)
 
 
+def products():
+    return ebb.region(PRODUCTS)
+
+
 def run(net, live, seed=0):
     """Eager's gradients, and the gradients of a step with PAGE."""
     x, n = net.inputs(seed), torch.tensor(live)
     return gradients(net, x, n), gradients(net, x, n, region)
+
+
+def check(net, live):
+    """Checks that a step with PAGE has eager's gradients, and that its pools had room."""
+    expected, found = run(net, live)
+    assert same(expected, found)
+    assert ebb.paging.step_ok()
