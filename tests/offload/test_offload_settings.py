@@ -33,6 +33,8 @@ def test_settings_of_wrong_types(value):
     for name in ("min_bytes", "keep_last"):
         with pytest.raises(TypeError, match=f"{name} must be an int"):
             ebb.offload.configure(**{name: value})
+    with pytest.raises(TypeError, match="static must be a bool"):
+        ebb.offload.configure(static=1)
 
 
 def test_sizes_as_text():
@@ -49,12 +51,10 @@ def test_sizes_as_text():
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Sets the variables of a launcher, and restores ebb's settings."""
+    """Sets the variables of a launcher."""
     for name in (*job._LOCAL_SIZES, "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    before = ebb.offload.configure()
-    yield lambda **variables: [monkeypatch.setenv(n, v) for n, v in variables.items()]
-    ebb.offload.configure(**before)
+    return lambda **variables: [monkeypatch.setenv(n, v) for n, v in variables.items()]
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,7 @@ def test_a_limit_of_a_node_needs_the_number_of_its_ranks(launched):
 def test_environment_variables(min_bytes, keep_last, settings, ignored):
     program = "import ebb; s = ebb.offload.configure(); print(s['min_bytes'], s['keep_last'])"
     variables = {"EBB_OFFLOAD_MIN_BYTES": min_bytes, "EBB_OFFLOAD_KEEP_LAST": keep_last}
-    done = fork_server.run(
-        ["-c", program],
-        env=os.environ | variables,
-    )
+    done = fork_server.run(["-c", program], env=os.environ | variables)
     assert (done.returncode, done.stdout) == (0, f"{settings}\n")
     told = done.stderr.splitlines()
     assert [any(name in line for line in told) for name in ignored] == [True] * len(ignored)
