@@ -23,15 +23,11 @@ if "EBB_TEST_ACCELERATOR" not in os.environ:
 def device():
     """The first of two. What its detector found after a test is a failure, unless the test took
     it."""
-    torch.set_num_threads(1)
-    before = ebb.offload.configure()
     found = accelerator.load()
     torch.manual_seed(0)
     accelerator.findings()
     yield found
     accelerator.synchronize()
-    ebb.offload.configure(**before)
-    assert ebb.stats()["open_regions"] == 0
     assert accelerator.findings() == []
 
 
@@ -62,8 +58,6 @@ def streams(device):
 @pytest.fixture(params=[False, True], ids=["one stream", "side stream"])
 def ahead(request, device):
     """Replays ahead on a device; whether beside backward's stream."""
-    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=1, side_stream=request.param, busy_cores=True)
     yield request.param
     wait_for_replays()
-    ebb.ahead.configure(**before)

@@ -18,7 +18,7 @@ from captured_steps import Step
 
 import ebb
 from ebb import _testing
-from paging import PRODUCTS, Masked, gradients, same
+from paging import PRODUCTS, Masked, gradients, masked, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -63,8 +63,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device)
 @pytest.mark.parametrize(("compute", "side"), [(0, 0), (300, 0), (0, 300), (200, 200)])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_streams_run_late_at_random(step, compute, side, ahead, device):
-    net = Masked(device=device, layers=4)
-    x, n = net.inputs(0), net.live(20)
+    net, x, n = masked(device, layers=4)
     right = found(net, x, n)
     with accelerator.delayed(compute, side):
         for _ in range(4):
@@ -75,8 +74,7 @@ def test_streams_run_late_at_random(step, compute, side, ahead, device):
 
 
 def test_streams_of_the_programs_own(ahead, device, streams):
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    net, x, n = masked(device)
     right = found(net, x, n)
     for _ in range(4):
         with ebb.paging.step(False):

@@ -9,7 +9,7 @@ import torch
 from captured_steps import Bracketed, Step, trained, two_trained
 
 import ebb
-from paging import Keep, gradients, region, same
+from paging import Keep, gradients, maybe_step, region, same
 
 pytestmark = [
     pytest.mark.usefixtures("fresh_pages"),
@@ -76,10 +76,7 @@ def test_eager_steps_between_replays(bracketed, device):
         graph.replay()
         assert step.is_right()
         step.set(30 - live, number + 1)
-        if bracketed:
-            with ebb.paging.step(False):
-                step.run()
-        else:
+        with maybe_step(bracketed, fixed_order=False):
             step.run()
         assert step.is_right()
         if number % 2 == 0:

@@ -12,11 +12,12 @@ import torch
 
 import ebb
 from paging import (
-    EVERYTHING,
     Keep,
     Masked,
     gradients,
     is_right,
+    masked,
+    maybe_step,
     paged,
     region,
     same,
@@ -36,9 +37,7 @@ def step(device):
     def run(live=100, bracketed=False):
         n = net.live(live)
         expected = gradients(net, x, n)
-        if not bracketed:
-            return same(expected, gradients(net, x, n, region))
-        with ebb.paging.step():
+        with maybe_step(bracketed):
             found = gradients(net, x, n, region)
         return same(expected, found)
 
@@ -129,16 +128,11 @@ def test_a_kernel_that_fails_in_forward(which, step):
 def test_no_memory_for_what_comes_back_ahead(device):
     """It comes back when it is needed, and what is asked for comes back all the same."""
     ebb.paging.configure(prefetch=1)
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
 
     def run(limited):
-        kept = []
         with ebb.paging.step():
-            for number in (1, 2, 3):
-                with ebb.region(EVERYTHING, f"layer {number}"):
-                    y = Keep.apply(ebb.mark_rows(x + number, n))
-                kept.append((Keep.last, y))
+            kept = paged(x, n, ("a", "b", "c"))
             if limited:
                 torch.ops.late.limit(torch.accelerator.memory_allocated(device), -1)
             last = kept[2][0].saved_tensors[0]  # it stayed; the one before is to come ahead
@@ -156,8 +150,7 @@ def test_no_memory_for_what_comes_back_ahead(device):
 def test_after_no_memory_nothing_comes_back_ahead_in_that_step(device):
     """Each try may cost an allocator all that it has cached."""
     ebb.paging.configure(prefetch=1)
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for limited in (False, False, True):
         with ebb.paging.step():
             a, b, c, d = kept = paged(x, n, ("a", "b", "c", "d"))

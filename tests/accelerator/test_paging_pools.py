@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ebb
 from ebb._testing import PagePool
-from paging import EVERYTHING, Masked, gradients, region, same
+from paging import EVERYTHING, Masked, gradients, masked, region, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -182,8 +182,7 @@ def test_counts_that_cannot_be_show_in_the_end(count, device):
 
 def test_padded_memory_is_free_between_forward_and_backward(device):
     """Of each layer but the last, which nothing has come after yet."""
-    net = Masked(layers=6, width=64, rows=2048, device=device)
-    x, n = net.inputs(0), net.live(64)
+    net, x, n = masked(device, 64, layers=6, width=64, rows=2048)
     for _ in range(2):
         gradients(net, x, n, region)
 
@@ -204,8 +203,7 @@ def test_padded_memory_is_free_between_forward_and_backward(device):
 def test_dead_rows_that_are_to_show(dead_rows, device):
     """Of the last layer too, which nothing has come after."""
     ebb.paging.configure(dead_rows=dead_rows)
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for _ in range(3):
         with ebb.region(EVERYTHING):
             loss = ebb.mark_rows(x * 2, n).sin()

@@ -10,7 +10,17 @@ import pytest
 import torch
 
 import ebb
-from paging import EVERYTHING, Keep, Masked, forget, gradients, region
+from paging import (
+    Keep,
+    Masked,
+    forget,
+    gradients,
+    masked,
+    maybe_step,
+    paged,
+    region,
+    wait_for_all,
+)
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -23,10 +33,8 @@ def steady(net, live=20, bracketed=False, times=3):
     x, n = net.inputs(0), net.live(live)
 
     def step():
-        if bracketed:
-            with ebb.paging.step():
-                return gradients(net, x, n, region)
-        return gradients(net, x, n, region)
+        with maybe_step(bracketed):
+            return gradients(net, x, n, region)
 
     for _ in range(times):
         step()
@@ -146,8 +154,7 @@ def test_a_steady_step_makes_no_events(bracketed, device):
 
 def test_a_bracketed_step_is_asked_about_before_its_end(device):
     """A micro-batch of it: what has been given to pools since is waited for."""
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    net, x, n = masked(device)
     for _ in range(3):
         with ebb.paging.step(False):
             gradients(net, x, n, region)
@@ -189,27 +196,15 @@ class Program:
 
     prepare = plain
 
+    def too_small(self):
+        """Pools with room for the rows of `plain` only."""
+        ebb.paging.reset()
+        ebb.paging.configure(headroom=1.0)
+        self.plain()
+        ebb.paging.step_ok()
+
     def join(self):
-        current = torch.accelerator.current_stream(self.device)
-        for stream in self.streams:
-            current.wait_stream(stream)
-            stream.wait_stream(current)
-
-
-def plain(device):
-    program = Program(device, prefetch=0)
-    return program.plain
-
-
-def bracketed(device):
-    """One layer stays, and the others come back ahead."""
-    program = Program(device, prefetch=1)
-    return program.bracketed
-
-
-def not_ahead(device):
-    program = Program(device, prefetch=0)
-    return program.bracketed
+        wait_for_all(self.device, self.streams)
 
 
 def pages(device):
@@ -253,12 +248,8 @@ def another_stream_asks(device):
         program.join()
         found = []
         with ebb.paging.step():
-            kept = []
             with program.streams[0]:
-                for number in (1, 2, 3):
-                    with ebb.region(EVERYTHING, f"layer {number}"):
-                        y = Keep.apply(ebb.mark_rows(program.x + number, program.n))
-                    kept.append((Keep.last, y))
+                kept = paged(program.x, program.n, ("layer 1", "layer 2", "layer 3"))
             program.join()
             for number in (2, 1, 0):
                 stream = program.streams[1] if number else torch.accelerator.current_stream()
@@ -266,7 +257,7 @@ def another_stream_asks(device):
                     torch.empty_like(program.x).fill_(1.0)  # what comes back gets its memory
                     found.append(kept[number][0].saved_tensors[0][:20] * 1)
             program.join()
-            del kept, y
+            del kept
             Keep.last = None
         return found
 
@@ -331,13 +322,7 @@ def asked(device):
         program.plain(many)
         return [torch.tensor(ebb.paging.step_ok())]
 
-    def prepare():
-        ebb.paging.reset()
-        ebb.paging.configure(headroom=1.0)
-        program.plain()
-        ebb.paging.step_ok()
-
-    run.prepare = prepare
+    run.prepare = program.too_small
     return run
 
 
@@ -367,32 +352,22 @@ def a_reset(device):
         pinned = torch.ones(4096, dtype=torch.uint8).pin_memory()
         return [*found, pinned, torch.tensor(ebb.paging.step_ok())]
 
-    def prepare():
-        ebb.paging.reset()
-        ebb.paging.configure(headroom=1.0, host_headroom=4.0)
-        program.plain()
-        ebb.paging.step_ok()
-
-    run.prepare = prepare
+    run.prepare = program.too_small
     return run
 
 
 PROGRAMS = {
-    function.__name__: function
-    for function in [
-        plain,
-        bracketed,
-        not_ahead,
-        pages,
-        two_streams,
-        another_stream_asks,
-        a_write,
-        partial_backward,
-        a_dropped_graph,
-        asked,
-        a_flag,
-        a_reset,
-    ]
+    "plain": lambda device: Program(device, prefetch=0).plain,
+    # One layer stays, and the others come back ahead.
+    "bracketed": lambda device: Program(device, prefetch=1).bracketed,
+    "not_ahead": lambda device: Program(device, prefetch=0).bracketed,
+    **{
+        function.__name__: function
+        for function in (
+            *(pages, two_streams, another_stream_asks, a_write, partial_backward),
+            *(a_dropped_graph, asked, a_flag, a_reset),
+        )
+    },
 }
 
 

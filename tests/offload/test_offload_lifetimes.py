@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import sys
-import threading
 
 import fork_server
 import pytest
@@ -24,20 +23,10 @@ from offloading import (
     forward,
     gradients,
 )
+from other_threads import together
 from stand_ins import fake_accelerator
 
 import ebb
-
-
-def test_retain_graph(accelerator):
-    x = torch.randn(4, requires_grad=True)
-    y = forward(x)
-    accelerator.advance(1000)
-    first = torch.autograd.grad(y, x, retain_graph=True)[0]
-    accelerator.advance(2)
-    second = torch.autograd.grad(y, x)[0]
-
-    assert torch.equal(first, second)
 
 
 def test_a_storage_that_is_freed_between_two_backwards(accelerator):
@@ -137,11 +126,7 @@ def test_threads(accelerator):
             if not torch.equal(gradients(y, x)[0], expected):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(train, 4)
 
     assert not wrong
     finish_copies(accelerator)

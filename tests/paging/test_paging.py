@@ -11,6 +11,7 @@ import torch
 from exactness import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_threads import together
 
 import ebb
 from paging import (
@@ -45,18 +46,6 @@ def test_gradients_at_every_load(policy, page_rows):
     assert stats["recorded_steps"] == 1
     assert stats["stashes"] == 0
     assert ebb.stats()["total"]["bytes_paged"] > 0
-
-
-def test_one_region_around_all_layers():
-    net = Mlp(layers=4)
-    for live in [30, 12, 30]:
-        x, n = net.inputs(live), torch.tensor(live)
-        expected = gradients(net, x, n)
-        with ebb.region(EVERYTHING):
-            loss = net(x, n)
-        found = torch.autograd.grad(loss, [x, *net.weights])
-        assert same(expected, found)
-        assert ebb.paging.step_ok()
 
 
 @settings(max_examples=60)
@@ -242,11 +231,7 @@ def four_threads():
                 found = gradients(nets[i], x, loads[i], region)
                 right[i] += same(wanted[i], found)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(work, 4)
         return right
 
     return run

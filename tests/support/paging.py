@@ -171,6 +171,16 @@ class Masked(Mlp):
         return torch.where(lives, x, 0).square().sum()
 
 
+def masked(device, live=20, **options):
+    """A `Masked`, its input, and the number of valid rows, all on the device."""
+    net = Masked(device=device, **options)
+    return net, net.inputs(0), net.live(live)
+
+
+def maybe_step(bracketed, fixed_order=True):
+    return ebb.paging.step(fixed_order) if bracketed else contextlib.nullcontext()
+
+
 def gradients(net, x, n, region=contextlib.nullcontext):
     loss = net(x, n, region)
     return torch.autograd.grad(loss, [x, *net.weights])
