@@ -90,13 +90,6 @@ def test_pinned_memory_is_of_whole_pages_near_the_device(library):
     assert printed == [*first, *each, *second, "nodes [0, 0, -1]"], errors
 
 
-def test_the_system_writes_names_of_devices_in_lower_case(library):
-    with device_of_node("0") as device:
-        printed, errors = run(library, 4096, device.upper())
-
-    assert printed[-1] == "nodes [0, 0, -1]", errors
-
-
 def test_a_device_that_cannot_say_where_it_is_leaves_no_error_behind(library):
     printed, errors = run(library, 4096, "", FAKE_LOST="1")
 
@@ -123,12 +116,20 @@ def test_one_thread_at_a_time_asks_where_devices_are(library):
     assert "two ask at a time" not in printed
 
 
-@pytest.mark.parametrize("node", ["-1", "1024", "1000000"])
-def test_where_the_system_names_no_node_none_is_preferred(library, node):
+@pytest.mark.parametrize(
+    ("node", "spelled", "nodes"),
+    [
+        ("0", str.upper, [0, 0, -1]),  # the system writes names of devices in lower case
+        ("-1", str, [-1, -1, -1]),
+        ("1024", str, [-1, -1, -1]),
+        ("1000000", str, [-1, -1, -1]),
+    ],
+)
+def test_the_preferred_node_is_the_one_that_the_system_names(library, node, spelled, nodes):
     with device_of_node(node) as device:
-        printed, errors = run(library, 4096, device)
+        printed, errors = run(library, 4096, spelled(device))
 
-    assert printed[-1] == "nodes [-1, -1, -1]", errors
+    assert printed[-1] == f"nodes {nodes}", errors
 
 
 def test_what_cuda_refuses_to_pin_leaves_no_error_behind(library):
