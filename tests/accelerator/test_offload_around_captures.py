@@ -7,15 +7,7 @@ import gc
 import accelerator
 import pytest
 import torch
-from captures import (
-    SINES,
-    assert_replays_are_right,
-    assert_right,
-    captured,
-    forward,
-    step,
-    warm_up,
-)
+from captures import SINES, assert_replays_are_right, assert_right, captured, forward, step, warm_up
 from device_leaves import leaf
 
 import ebb

@@ -9,16 +9,17 @@ import accelerator
 import pytest
 import torch
 from ahead_programs import (
+    Squeeze,
     WaitingLayers,
     bytes_in_use_between_regions,
     counts,
+    delays,
     wait_for_replays,
 )
 from captured_steps import Step
 
 import ebb
-from ebb import _testing
-from paging import PRODUCTS, Masked, gradients, masked, same
+from paging import PRODUCTS, Masked, gradients, masked, products, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -27,10 +28,6 @@ STEPS = {
     "in any order": lambda: ebb.paging.step(False),
     "not bracketed": contextlib.nullcontext,
 }
-
-
-def products():
-    return ebb.region(PRODUCTS)
 
 
 def found(net, x, n, region=contextlib.nullcontext):
@@ -177,24 +174,10 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
         def layer(self, h, index):
             return super().layer(Squeeze.apply(h), index)
 
-    class Squeeze(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            with accelerator.limited(device=0):
-                wait_for_replays()
-            return gradient
-
     net = Squeezed(device=device)
-    _testing.delay_replays_ahead(2000)
-    try:
+    with delays(2000):
         did = counts(lambda: [found(net, x, n, products) for _ in range(2)])
         results = found(net, x, n, products)
-    finally:
-        _testing.delay_replays_ahead(0)
     assert did["failures"] > 0
     assert same(right, results)
     assert ebb.paging.step_ok()

@@ -11,17 +11,7 @@ import pytest
 import torch
 
 import ebb
-from paging import (
-    Keep,
-    Masked,
-    gradients,
-    is_right,
-    masked,
-    maybe_step,
-    paged,
-    region,
-    same,
-)
+from paging import Keep, Masked, gradients, is_right, masked, maybe_step, paged, region, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -273,8 +263,7 @@ def test_kernels_that_cannot_run_show_in_the_first_forward():
     prepare = "ebb._testing.set_page_mover('late', torch.ops.late.failing_page_mover())"
     support = Path(__file__).parents[1] / "support"
     done = fork_server.run(
-        ["-c", BAD.format(prepare=prepare, error="NotImplementedError")],
-        cwd=support,
+        ["-c", BAD.format(prepare=prepare, error="NotImplementedError")], cwd=support
     )
     first, *rest = done.stdout.splitlines()
     assert "PAGE does not work on late:0: page kernel: no kernel image" in first, done.stderr

@@ -10,17 +10,7 @@ import pytest
 import torch
 
 import ebb
-from paging import (
-    Keep,
-    Masked,
-    forget,
-    gradients,
-    masked,
-    maybe_step,
-    paged,
-    region,
-    wait_for_all,
-)
+from paging import Keep, Masked, forget, gradients, masked, maybe_step, paged, region, wait_for_all
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 

@@ -8,17 +8,18 @@ import accelerator
 import pytest
 import torch
 from ahead_programs import (
+    Squeeze,
     WaitInBackward,
     blocks,
     bytes_in_use_between_regions,
     counts,
+    delays,
     parameters,
     wait_for_replays,
 )
 from exactness import same_bits
 
 import ebb
-from ebb import _testing
 
 RECOMPUTE = ebb.policies.recompute_all
 INPUTS_LEAVE = ebb.Policy({"aten::native_layer_norm": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
@@ -283,17 +284,6 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
     modules, x = on(device, blocks(3)), leaf(device)
     assert_exact(lambda entered: backward(chain(modules, x, entered).sum(), modules, x), 1)
 
-    class Squeeze(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            with accelerator.limited(device=0):
-                wait_for_replays()
-            return gradient
-
     def program(entered):
         h = x
         for module in modules:
@@ -302,11 +292,8 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
                 h = module(meets.apply(h))
         return backward(h.sum(), modules, x)
 
-    _testing.delay_replays_ahead(2000)
-    try:
+    with delays(2000):
         did = counts(lambda: assert_exact(program))
-    finally:
-        _testing.delay_replays_ahead(0)
     assert did["failures"] == 3
     assert did["regions_in_time"] == 0
 

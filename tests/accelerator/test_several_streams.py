@@ -64,11 +64,7 @@ def test_fetched_on_one_stream_and_asked_for_again_on_another(streams, x):
         y = x.sin()[:1].cos()
     finish_copies()
     limit = torch.accelerator.memory_allocated(x.device) + 512  # for the part
-    with (
-        pytest.raises(torch.OutOfMemoryError),
-        accelerator.limited(device=limit),
-        streams[0],
-    ):
+    with pytest.raises(torch.OutOfMemoryError), accelerator.limited(device=limit), streams[0]:
         _ = y.grad_fn._saved_self
     with streams[1]:
         again = y.grad_fn._saved_self

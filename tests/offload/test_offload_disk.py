@@ -205,21 +205,6 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
         assert "ebb.offload.configure(disk='')" in message
 
 
-def test_settings_from_the_environment(tmp_path):
-    done = fork_server.run(
-        ["-c", "import ebb; print(ebb.offload.configure())"],
-        env=os.environ
-        | {
-            "EBB_OFFLOAD_DISK": str(tmp_path),
-            "EBB_OFFLOAD_DISK_LIMIT": "3GiB",
-            "EBB_OFFLOAD_STATIC": "1",
-        },
-        check=True,
-    )
-    found = eval(done.stdout)
-    assert (found["disk"], found["disk_limit"], found["static"]) == (str(tmp_path), 3 << 30, True)
-
-
 def test_more_files_than_fit_in_the_table_of_descriptors(disk):
     """All values share one file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -13,10 +13,7 @@ import ebb._C  # noqa: F401
 from ebb._testing import PagePool
 
 CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
-DEVICES = pytest.mark.parametrize(
-    "device",
-    ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"],
-)
+DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"])
 UNTOUCHED, FILLED, FIRST_ROW = range(3)
 HEADER = 5  # words of a ticket before the ids of its pages
 USED_UP, TOO_MANY, NEGATIVE, NOT_STASHED, STALE, ALREADY = (1 << i for i in range(6))

@@ -14,17 +14,7 @@ from hypothesis import strategies as st
 from other_threads import together
 
 import ebb
-from paging import (
-    EVERYTHING,
-    PAGES,
-    Mlp,
-    fresh,
-    gradients,
-    paged,
-    products,
-    region,
-    same,
-)
+from paging import EVERYTHING, PAGES, Mlp, fresh, gradients, paged, products, region, same
 
 LOADS = [17, 40, 0, 1, 39, 5, 33]
 

@@ -272,8 +272,7 @@ def test_another_function_for_the_second_time():
     net = Mlp()
     gradients(net, net.inputs(0), torch.tensor(2), region)
     result = ebb.paging.run_step(
-        lambda: gradients(net, net.inputs(0), torch.tensor(30), region),
-        again=lambda: "eager",
+        lambda: gradients(net, net.inputs(0), torch.tensor(30), region), again=lambda: "eager"
     )
     assert result == "eager"
 
