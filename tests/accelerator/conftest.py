@@ -10,6 +10,7 @@ import accelerator
 import pytest
 import torch
 from ahead_programs import wait_for_replays
+from device_leaves import leaf
 
 import ebb
 import paging
@@ -29,6 +30,15 @@ def device():
     yield found
     accelerator.synchronize()
     assert accelerator.findings() == []
+
+
+@pytest.fixture
+def x(device):
+    """Random numbers. Tensors of any size are offloaded."""
+    gc.collect()
+    _testing.drain_offload()
+    ebb.offload.configure(min_bytes=1)
+    return leaf(device)
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ import accelerator
 import pytest
 import torch
 from captures import SINES, assert_replays_are_right, assert_right, captured, forward, step, warm_up
-from device_leaves import leaf
+from device_leaves import leaf, needs_captures
 
 import ebb
 
-pytestmark = pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
+pytestmark = needs_captures
 
 
 def test_statistics_in_a_capture(device, stream):

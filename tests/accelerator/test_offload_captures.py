@@ -17,14 +17,12 @@ from captures import (
     step,
     warm_up,
 )
-from device_leaves import leaf
+from device_leaves import leaf, needs_captures
 
 import ebb
 from ebb import _testing
 
-pytestmark = pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
+pytestmark = needs_captures
 
 
 @pytest.fixture

@@ -8,20 +8,12 @@ import gc
 import accelerator
 import pytest
 import torch
-from device_leaves import assert_gradient, leaf
+from device_leaves import assert_gradient
 
 import ebb
-from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
-
-
-@pytest.fixture
-def x(device):
-    _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1)
-    return leaf(device)
 
 
 def chain(x):

@@ -9,21 +9,12 @@ import time
 import accelerator
 import pytest
 import torch
-from device_leaves import leaf
 
 import ebb
 from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 LENGTH = 8
-
-
-@pytest.fixture
-def x(device):
-    gc.collect()
-    _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1)
-    return leaf(device)
 
 
 def chain(x):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
-from device_leaves import assert_same, leaf
+from device_leaves import assert_same
 
 import ebb
 
@@ -13,11 +13,6 @@ import ebb
 @pytest.fixture
 def streams(device):
     return [torch.Stream(device=device) for _ in range(10)]
-
-
-@pytest.fixture
-def x(streams, device):
-    return leaf(device)
 
 
 def before(y):

@@ -17,6 +17,7 @@ from ahead_programs import (
     wait_for_replays,
 )
 from captured_steps import Step
+from device_leaves import needs_captures
 
 import ebb
 from paging import PRODUCTS, Masked, gradients, masked, products, same
@@ -93,10 +94,9 @@ class Products(Step):
         self.found = gradients(self.net, self.x, self.n, products)
 
 
+@needs_captures
 def test_what_a_graph_has_is_left_to_backward(ahead, device):
     """Its calls come after those of the stream on which graphs run, which the worker is not on."""
-    if not accelerator.TELLS_OF_CAPTURES:
-        pytest.skip("torch tells of no captures but CUDA's")
     step = Products(device)
     step.warm()
     graph = step.capture()

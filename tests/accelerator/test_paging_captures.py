@@ -7,16 +7,12 @@ import accelerator
 import pytest
 import torch
 from captured_steps import Bracketed, Step, trained, two_trained
+from device_leaves import needs_captures
 
 import ebb
 from paging import Keep, gradients, maybe_step, region, same
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_pages"),
-    pytest.mark.skipif(
-        not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("fresh_pages"), needs_captures]
 
 
 def test_a_capture_after_steps_with_an_optimizer(device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
+from device_leaves import needs_captures
 from torch.nn import functional as F
 
 import ebb
@@ -128,9 +129,7 @@ def times_a_number(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rand(()).item()
 
 
-@pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
+@needs_captures
 def test_in_a_capture_the_cpus_numbers_are_those_of_the_forward(device):
     """The graph has them as they were drawn."""
     stream = torch.Stream(device=device)

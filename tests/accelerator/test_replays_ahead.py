@@ -17,6 +17,7 @@ from ahead_programs import (
     parameters,
     wait_for_replays,
 )
+from device_leaves import needs_captures
 from exactness import same_bits
 
 import ebb
@@ -332,9 +333,7 @@ def test_steady_state_asks_and_waits_for_nothing(ahead, device):
     assert torch.ops.late.counts().get("synchronize", 0) == 0
 
 
-@pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
+@needs_captures
 def test_nothing_runs_ahead_while_a_graph_is_captured(ahead, device):
     modules, x = on(device, blocks(3)), leaf(device)
 

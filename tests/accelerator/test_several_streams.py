@@ -6,19 +6,11 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
-from device_leaves import assert_gradient, assert_same, finish_copies, leaf
+from device_leaves import assert_gradient, assert_same, finish_copies
 
 import ebb
-from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
-
-
-@pytest.fixture
-def x(device):
-    _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1)
-    return leaf(device)
 
 
 def use_what_is_free(stream, shape=(8, 32)):

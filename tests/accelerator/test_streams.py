@@ -15,14 +15,7 @@ SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
 
 
-@pytest.fixture(autouse=True)
-def _all_sizes(device):
-    ebb.offload.configure(min_bytes=1)
-
-
-@pytest.fixture
-def x(device):
-    return leaf(device, 8, 16)
+pytestmark = pytest.mark.usefixtures("x")
 
 
 def sine_and_cosine(x):
@@ -42,7 +35,7 @@ def test_a_kept_tensor_leaves_behind_the_stream_on_which_it_was_packed(
     in_flight, static, streams, x, device
 ):
     ebb.offload.configure(keep_last=1, in_flight_bytes=in_flight, static=static)
-    y = leaf(device, 8, 16)
+    y = leaf(device)
     with streams[0], ebb.region(SINES):
         first = sine_and_cosine(x)  # the sine is kept: it is the last one
     with streams[1], ebb.region(SINES):
@@ -103,7 +96,7 @@ def test_state_that_is_copied_when_the_region_ends_was_written_on_another_stream
     streams, x, device
 ):
     """Two forwards update one small buffer before either backward."""
-    state, factor = torch.ones(16).to(device), torch.rand(16).to(device)
+    state, factor = torch.ones(32).to(device), torch.rand(32).to(device)
 
     def forward(x, state, factor):
         with torch.no_grad():
@@ -121,14 +114,14 @@ def test_state_that_is_copied_when_the_region_ends_was_written_on_another_stream
     with streams[0]:
         found = [torch.autograd.grad(y.sum(), x)[0] for y in (first, second)]
 
-    state, factor = torch.ones(16), factor.cpu()
+    state, factor = torch.ones(32), factor.cpu()
     for ours in found:
         assert_gradient(ours, lambda x: forward(x, state, factor), x)
 
 
 def test_state_that_was_copied_when_the_region_ended_goes(streams, x, device):
     """Its stream may use its memory again, and knows nothing of the one that is current then."""
-    ones, factor = torch.ones(16).to(device), torch.rand(16).to(device)
+    ones, factor = torch.ones(32).to(device), torch.rand(32).to(device)
     torch.accelerator.synchronize()
     with streams[0]:
         state = ones * 1  # in memory of that stream
@@ -149,7 +142,7 @@ def test_state_that_was_copied_when_the_region_ended_goes(streams, x, device):
 @pytest.mark.parametrize("policy", [SINES, EVERYTHING], ids=["sines", "everything"])
 def test_forward_and_backward_on_two_streams_in_turn(policy, keep_last, streams, device):
     ebb.offload.configure(keep_last=keep_last)
-    inputs = [leaf(device, 8, 16) for _ in range(6)]
+    inputs = [leaf(device) for _ in range(6)]
     outputs = []
     for number, x in enumerate(inputs):
         with streams[number % 2], ebb.region(policy):
@@ -174,7 +167,7 @@ def test_memory_of_one_stream_that_leaves_from_another(static, keep_last, stream
             z = h.exp()  # reads it when it is leaving
         del h  # eager would hold it until backward
         with streams[0]:
-            torch.ones(8, 16, device=device).mul_(3)  # perhaps in the same memory
+            torch.ones(8, 32, device=device).mul_(3)  # perhaps in the same memory
         streams[0].wait_stream(streams[1])
     with streams[1]:
         found = gradient([y, z], x)
@@ -192,7 +185,7 @@ def test_what_is_recomputed_goes_when_all_streams_have_read_it(streams, x, devic
             y = h.cos()
         del h
         with streams[0]:
-            torch.ones(8, 16, device=device).mul_(3)
+            torch.ones(8, 32, device=device).mul_(3)
         streams[0].wait_stream(streams[1])
     with streams[1]:
         found = torch.autograd.grad(y.sum(), x)[0]
@@ -223,7 +216,7 @@ def test_one_value_for_backward_on_two_streams(policy, streams, x):
 def test_what_a_replay_reads_on_another_stream_is_freed_after_it(streams, x, device):
     with ebb.region():
         with streams[0], torch.no_grad():
-            factor = torch.rand(8, 16).to(device).add_(1).sin_()
+            factor = torch.rand(8, 32).to(device).add_(1).sin_()
         with streams[0]:
             h = x * factor
         streams[1].wait_stream(streams[0])
@@ -237,7 +230,7 @@ def test_what_a_replay_reads_on_another_stream_is_freed_after_it(streams, x, dev
         found = torch.autograd.grad(y.sum(), x)[0]
     del y
     with streams[0]:
-        torch.ones(8, 16, device=device).mul_(3)
+        torch.ones(8, 32, device=device).mul_(3)
 
     assert_gradient(found, lambda x: (x * numbers).exp().cos(), x)
 
@@ -285,7 +278,7 @@ def test_an_escape_is_filled_for_all_streams(streams, x):
 def test_two_devices_in_turn(static, in_flight):
     """Host memory that one has given back is not free for the other's copies."""
     ebb.offload.configure(static=static, in_flight_bytes=in_flight)
-    inputs = [leaf(f"late:{i}", 8, 16) for i in range(2)]
+    inputs = [leaf(f"late:{i}") for i in range(2)]
 
     def program(x):
         return x.sin().cos().sin().cos()
@@ -329,7 +322,7 @@ def test_what_a_function_of_the_users_reads_unseen(streams, x, device):
             y = Cosine.apply(h)
         del h
         with streams[0]:
-            torch.ones(8, 16, device=device).mul_(3)
+            torch.ones(8, 32, device=device).mul_(3)
     streams[0].wait_stream(streams[1])
     with streams[1]:
         found = torch.autograd.grad(y.sum(), x)[0]

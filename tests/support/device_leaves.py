@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import accelerator
+import pytest
 import torch
 
 from ebb import _testing, stats
+
+needs_captures = pytest.mark.skipif(
+    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
+)
 
 Outputs = torch.Tensor | Sequence[torch.Tensor]
 
