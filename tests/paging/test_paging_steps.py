@@ -127,44 +127,42 @@ def test_a_layer_whose_backward_comes_next_stays():
         assert stats["live_bytes"] < 0.75 * ebb.stats()["paging"]["live_bytes"]
 
 
-def test_a_layer_that_stays_may_be_written():
-    w = torch.randn(4, 4, requires_grad=True)
-
-    def program():
-        h = ebb.mark_rows(torch.arange(32.0).view(8, 4) @ w, torch.tensor(3))
-        y = h.sin()
-        h.data.mul_(2)  # as in eager, backward sees it
-        return y[:3].sum()
-
-    (expected,) = torch.autograd.grad(program(), [w])
-    for _ in range(3):
-        with ebb.paging.step():
-            with ebb.region(EVERYTHING):
-                loss = program()
-            (found,) = torch.autograd.grad(loss, [w])
-        assert torch.equal(expected, found)
+def read_by_backward(h):
+    y = h.sin()
+    h.data.mul_(2)  # as in eager, backward sees it
+    return y, None
 
 
-def test_a_layer_that_stays_is_copied_before_it_is_written():
-    """What is computed again is computed from what was there."""
+def read_by_a_recipe(h):
+    """What is computed again is computed from a copy of what was there."""
+    y = h.exp().cos()
+    kept = h.sin()
+    h.data.mul_(2)
+    return y, kept
+
+
+@pytest.mark.parametrize(
+    ("write", "policy"),
+    [(read_by_backward, EVERYTHING), (read_by_a_recipe, ebb.Policy({"aten::mm": ebb.PAGE}))],
+    ids=["read by backward", "read by a recipe"],
+)
+def test_a_layer_that_stays_may_be_written(write, policy):
     w = torch.randn(4, 4, requires_grad=True)
 
     def program():
         h = ebb.mark_rows(torch.arange(32.0).view(8, 4) / 10 @ w, torch.tensor(3))
-        y = h.exp().cos()
-        kept = h.sin()
-        h.data.mul_(2)
+        y, kept = write(h)
         return y[:3].sum(), kept
 
     (expected,) = torch.autograd.grad(program()[0], [w])
     for _ in range(3):
         with ebb.paging.step():
-            with ebb.region(ebb.Policy({"aten::mm": ebb.PAGE})):
+            with ebb.region(policy):
                 loss, kept = program()
             (found,) = torch.autograd.grad(loss, [w])
         assert torch.equal(expected, found)
-        assert kept is not None
-    assert ebb.stats()["paging"]["resident"] == 2
+        assert (kept is None) == (write is read_by_backward)
+    assert policy is EVERYTHING or ebb.stats()["paging"]["resident"] == 2
 
 
 def test_pages_of_graphs_that_nobody_wants_are_free_again():

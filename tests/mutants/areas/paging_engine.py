@@ -122,7 +122,7 @@ PLACES: Places = {
             "stash.pool->lane().wait(stash.slot->stashed);",
         ),
         (
-            (PAGING_STEPS + "::test_a_layer_that_stays_is_copied_before_it_is_written",),
+            (PAGING_STEPS + "::test_a_layer_that_stays_may_be_written",),
             "engine-write-copies-resident",
             "stash.state == State::Resident",
             "false",
