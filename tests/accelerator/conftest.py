@@ -61,6 +61,12 @@ def fresh_pages(device):
 
 
 @pytest.fixture
+def net():
+    """For the programs of tests/paging. It is on the default device."""
+    return paging.Mlp()
+
+
+@pytest.fixture
 def streams(device):
     return torch.Stream(device=device), torch.Stream(device=device)
 

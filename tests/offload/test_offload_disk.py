@@ -42,6 +42,11 @@ def disk(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def x():
+    return torch.randn(1000, requires_grad=True)
+
+
 @pytest.mark.parametrize("settings", [{}, {"in_flight_bytes": 0, "prefetch_bytes": 0}])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("elements", [1, 1023, 3 * MIB])
@@ -135,14 +140,12 @@ def test_a_folder_that_is_none(tmp_path):
         ebb.offload.configure(disk_limit="much")
 
 
-def test_the_folder_may_vanish(tmp_path, disk):
-    x = torch.randn(1000, requires_grad=True)
+def test_the_folder_may_vanish(tmp_path, disk, x):
     os.rmdir(disk)
     assert_exact(forward(x), x)
 
 
-def test_a_full_tier_is_a_fallback(disk):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_full_tier_is_a_fallback(disk, x):
     ebb.offload.configure(disk_limit=8192)
     y = forward(x, 5, name="full")
     counts = ebb.stats()["regions"]["full"]
@@ -174,8 +177,7 @@ def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
     assert done.stderr.count("cannot grow up to its limit") == 1
 
 
-def test_a_write_that_fails_keeps_the_tensor(disk):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_write_that_fails_keeps_the_tensor(disk, x):
     with full_disk(disk, x) as caught:
         y = forward(x)
         _testing.drain_offload()
@@ -186,8 +188,7 @@ def test_a_write_that_fails_keeps_the_tensor(disk):
 
 
 @pytest.mark.parametrize("pinned", [None, 12_000])
-def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned, x):
     with contextlib.ExitStack() as stack:
         if pinned is None:
             ebb.offload.configure(disk=tmp_path, min_bytes=0, prefetch_bytes=0)
@@ -216,8 +217,7 @@ def test_more_files_than_fit_in_the_table_of_descriptors(disk):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_another_folder_is_used_at_once(tmp_path, disk):
-    x = torch.randn(1000, requires_grad=True)
+def test_another_folder_is_used_at_once(tmp_path, disk, x):
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         ebb.offload.configure(disk=folder)
@@ -231,8 +231,7 @@ def test_another_folder_is_used_at_once(tmp_path, disk):
         descriptor_of_the_file(tmp_path)
 
 
-def test_the_folder_may_change_while_values_are_away(tmp_path, disk):
-    x = torch.randn(1000, requires_grad=True)
+def test_the_folder_may_change_while_values_are_away(tmp_path, disk, x):
     (tmp_path / "b").mkdir()
     for folder in ("", tmp_path / "b", ""):
         y = forward(x)
@@ -240,9 +239,8 @@ def test_the_folder_may_change_while_values_are_away(tmp_path, disk):
         assert_exact(y, x)
 
 
-def test_room_in_another_file_is_not_used_again(tmp_path, disk):
+def test_room_in_another_file_is_not_used_again(tmp_path, disk, x):
     """It comes back after the folder has changed; nobody needs that file any more."""
-    x = torch.randn(1000, requires_grad=True)
     for name in ("a", "b", "c"):
         folder = tmp_path / name
         folder.mkdir()
@@ -273,9 +271,8 @@ def test_memory_that_is_freed_while_it_is_written(disk):
         _testing.drain_offload()
 
 
-def test_a_write_that_fails_before_the_tensor_is_written(disk):
+def test_a_write_that_fails_before_the_tensor_is_written(disk, x):
     """The old state is needed and could not leave: it is copied."""
-    x = torch.randn(1000, requires_grad=True)
     with full_disk(disk, x) as caught:
         with ebb.region(SINES):
             y = overwritten(x).sum()

@@ -123,8 +123,7 @@ def test_random_programs_with_offload(how):
     assert run_random_programs(300, EBB_TEST_OFFLOAD=how)["replayed"] > 60
 
 
-def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator, x):
     with ebb.region(ebb.Policy({"aten::mul": ebb.OFFLOAD})):
         h = (x * 2).relu_()  # saves its result
         y = h.exp()

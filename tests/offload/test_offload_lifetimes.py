@@ -29,9 +29,8 @@ from stand_ins import fake_accelerator
 import ebb
 
 
-def test_a_storage_that_is_freed_between_two_backwards(accelerator):
+def test_a_storage_that_is_freed_between_two_backwards(accelerator, x):
     """The first one needs no copy, since the program holds it."""
-    x = torch.randn(4, requires_grad=True)
     with ebb.region(OFFLOAD_ALL):
         h = x.sin()
         y = h.cos().sum()
@@ -46,8 +45,7 @@ def test_a_storage_that_is_freed_between_two_backwards(accelerator):
 
 @pytest.mark.parametrize("advance", [0, 1, 3, 1000])
 @pytest.mark.parametrize("keep", [0, 2])
-def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_left):
-    x = torch.randn(4, requires_grad=True)
+def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_left, x):
     with fake_accelerator(keep_last=keep) as fake:
         for _ in range(3):
             y = forward(x)
@@ -58,9 +56,8 @@ def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_lef
 
 
 @pytest.mark.parametrize("keep", [0, 200])
-def test_what_was_dropped_is_in_no_list(keep):
+def test_what_was_dropped_is_in_no_list(keep, x):
     """Something else is there soon."""
-    x = torch.randn(4, requires_grad=True)
     with fake_accelerator(keep_last=keep) as fake:
         for _ in range(5):
             y = forward(x, 200, SINES)
@@ -76,8 +73,7 @@ def test_what_was_dropped_is_in_no_list(keep):
         assert after["copies_in"] == 0
 
 
-def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left):
-    x = torch.randn(4, requires_grad=True)
+def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left, x):
     with contextlib.suppress(ZeroDivisionError), ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x)
         raise ZeroDivisionError
@@ -90,8 +86,7 @@ def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left)
     assert_nothing_is_away()
 
 
-def test_without_gradients_nothing_is_sent_for_autograd(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_without_gradients_nothing_is_sent_for_autograd(accelerator, x):
     with torch.no_grad(), ebb.region(ebb.Policy(default=ebb.OFFLOAD)):
         for _ in range(10):
             chain_of_sines(x)

@@ -20,8 +20,7 @@ from stand_ins import fake_accelerator
 import ebb
 
 
-def test_backward_on_another_stream(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_backward_on_another_stream(accelerator, x):
     for of_forward, of_backward in ((0, 1), (1, 0), (2, 3)):
         accelerator.use_stream(of_forward)
         y = forward(x, 6)
@@ -31,8 +30,7 @@ def test_backward_on_another_stream(accelerator):
     accelerator.use_stream(0)
 
 
-def test_what_was_fetched_ahead_for_another_stream_is_not_copied_again(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_what_was_fetched_ahead_for_another_stream_is_not_copied_again(accelerator, x):
     with ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x, 6)
     finish_copies(accelerator)
@@ -58,8 +56,7 @@ WRITES = {
 @pytest.mark.parametrize("advance", [0, 1000])
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_saved_tensor_that_is_written_raises_as_in_eager(write, inside, advance, keep):
-    x = torch.randn(4, requires_grad=True)
+def test_a_saved_tensor_that_is_written_raises_as_in_eager(write, inside, advance, keep, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(SINES):
             h = x.sin()
@@ -104,9 +101,8 @@ def test_what_left_before_a_write_is_not_sent_again():
         assert fake.counts()["copies_out"] == 1
 
 
-def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator):
+def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator, x):
     """Found by random programs: `set_` moves the version of the alias, and no other."""
-    x = torch.randn(4, requires_grad=True)
     with ebb.region(SINES):
         h = x.sin()
         alias = h.data
@@ -123,8 +119,7 @@ def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator):
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("advance", [0, 1000])
-def test_an_input_that_is_written_after_the_region_raises(advance, dies):
-    x = torch.randn(4, requires_grad=True)
+def test_an_input_that_is_written_after_the_region_raises(advance, dies, x):
     h = x * 2
     with fake_accelerator() as fake:
         with ebb.region(ebb.policies.offload_inputs):
@@ -139,8 +134,7 @@ def test_an_input_that_is_written_after_the_region_raises(advance, dies):
             y.sum().backward()
 
 
-def test_storage_that_is_freed_while_it_is_copied(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_storage_that_is_freed_while_it_is_copied(accelerator, x):
     with ebb.region(SINES):
         h = x.sin()
         y = h.cos()
@@ -153,8 +147,7 @@ def test_storage_that_is_freed_while_it_is_copied(accelerator):
     assert accelerator.take_violations() == ["copy 1 reads from memory that was freed"]
 
 
-def test_what_was_lost_is_not_fetched_ahead(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_what_was_lost_is_not_fetched_ahead(accelerator, x):
     with ebb.region(SINES):
         h = x.sin()
         y = h.cos()
@@ -171,8 +164,7 @@ def test_what_was_lost_is_not_fetched_ahead(accelerator):
 
 @pytest.mark.parametrize("regrows", [False, True])
 @pytest.mark.parametrize("keep", [0, 1])
-def test_storage_that_gets_other_memory_before_the_copy_ran(keep, regrows):
-    x = torch.randn(4, requires_grad=True)
+def test_storage_that_gets_other_memory_before_the_copy_ran(keep, regrows, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(SINES):
             h = x.sin()

@@ -28,10 +28,14 @@ from ebb import _testing
 MIB = 1 << 20
 
 
+@pytest.fixture
+def x():
+    return torch.randn(1000, requires_grad=True)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1 << 40])
 @pytest.mark.parametrize("length", [4, 30])
-def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, prefetch):
-    x = torch.randn(1000, requires_grad=True)
+def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, prefetch, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=20_000, prefetch_bytes=prefetch) as fake:
         for _ in range(2):
             y = forward(x, length, name="spills")
@@ -69,8 +73,7 @@ def test_random_schedules_that_spill(tmp_path, seed):
         assert stats["stashes"] == stats["host_bytes_used"] == 0
 
 
-def test_a_tensor_that_lives_while_it_is_spilled(tmp_path):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_tensor_that_lives_while_it_is_spilled(tmp_path, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=8000) as fake:
         with ebb.region(OFFLOAD_ALL):
             first = x.sin()
@@ -155,8 +158,7 @@ def test_what_is_needed_while_it_is_written_is_waited_for(tmp_path, spilling):
     del kept
 
 
-def test_a_write_that_fails_keeps_the_tensor_in_pinned_memory(tmp_path):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_write_that_fails_keeps_the_tensor_in_pinned_memory(tmp_path, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=12_000) as fake:
         with full_disk(tmp_path, x) as caught:
             y = forward(x, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paging import Keep, fresh
+from paging import Keep, Mlp, fresh
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +12,8 @@ def _fresh():
     with fresh():
         yield
     Keep.last = None
+
+
+@pytest.fixture
+def net():
+    return Mlp()

@@ -21,8 +21,7 @@ LOADS = [17, 40, 0, 1, 39, 5, 33]
 
 @pytest.mark.parametrize("policy", PAGES)
 @pytest.mark.parametrize("page_rows", [1, 4, 64])
-def test_gradients_at_every_load(policy, page_rows):
-    net = Mlp()
+def test_gradients_at_every_load(policy, page_rows, net):
     ebb.paging.configure(page_rows=page_rows, headroom=3)
     for step, live in enumerate([40, *LOADS]):
         x, n = net.inputs(step), torch.tensor(live)
@@ -157,8 +156,7 @@ def test_eager_raises_and_so_do_we():
             z[:5].sum().backward()
 
 
-def test_graphs_that_are_dropped_give_their_pages_back():
-    net = Mlp()
+def test_graphs_that_are_dropped_give_their_pages_back(net):
     x, n = net.inputs(0), torch.tensor(20)
     gradients(net, x, n, region)
     for _ in range(30):
@@ -277,8 +275,7 @@ def test_verify_mode_shows_programs_that_read_dead_rows():
             assert run(False).isnan().any()
 
 
-def test_verify_mode_compares_live_rows():
-    net = Mlp()
+def test_verify_mode_compares_live_rows(net):
     mixed = ebb.Policy({"aten::mm": ebb.PAGE, "aten::native_layer_norm": ebb.PAGE})
     ebb.paging.configure(dead_rows="zero")
     for live in (40, 40, 40):

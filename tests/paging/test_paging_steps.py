@@ -165,9 +165,8 @@ def test_a_layer_that_stays_may_be_written(write, policy):
     assert policy is EVERYTHING or ebb.stats()["paging"]["resident"] == 2
 
 
-def test_pages_of_graphs_that_nobody_wants_are_free_again():
+def test_pages_of_graphs_that_nobody_wants_are_free_again(net):
     ebb.paging.configure(page_rows=1)
-    net = Mlp()
     x, n = net.inputs(0), torch.tensor(20)
 
     def forward():
@@ -327,9 +326,8 @@ def test_settings_that_make_no_sense(given_, error, message):
     assert ebb.paging.configure() == before
 
 
-def test_a_device_limit_too_small_for_one_tensor():
+def test_a_device_limit_too_small_for_one_tensor(net):
     ebb.paging.configure(device_limit=16)
-    net = Mlp()
     with pytest.raises(ValueError, match=r"device_limit .* 16 bytes, is too small"):
         gradients(net, net.inputs(0), torch.tensor(20), region)
     ebb.paging.configure(device_limit="1MiB")
