@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import accelerator
 import pytest
 import torch
@@ -13,22 +10,14 @@ from hypothesis import strategies as st
 
 import ebb
 from ebb._testing import PagePool
-from paging import EVERYTHING, Masked, gradients, masked, region, same
+from paging import EVERYTHING, Masked, gradients, masked, programs_of, region, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
-FOLDER = Path(__file__).parents[1] / "paging"
 DEVICES = pytest.mark.parametrize("name", ["late", "late:0", "late:1"])
 
 
-def load(file):
-    spec = importlib.util.spec_from_file_location(f"programs_{file}", FOLDER / f"{file}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PAGES, STACKS = load("test_page_pool"), load("test_page_stack")
+PAGES, STACKS = programs_of("test_page_pool"), programs_of("test_page_stack")
 
 
 @DEVICES

@@ -5,17 +5,14 @@ What they make is on the default device, and so is what their files have made.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import accelerator
 import pytest
 import torch
 
-from paging import fresh
+from paging import fresh, programs_of
 
-FOLDER = Path(__file__).parents[1] / "paging"
 FILES = [
     "test_paging",
     "test_paging_overflow",
@@ -60,20 +57,12 @@ LEFT_OUT = {
 NOT_HERE = {name for names in LEFT_OUT.values() for name in names}
 
 
-def load(file):
-    name = f"programs_{file}"
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{file}.py")
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def is_fixture(value):
     return type(value).__name__ == "FixtureFunctionDefinition"
 
 
 for file in FILES:
-    for name, value in vars(load(file)).items():
+    for name, value in vars(programs_of(file)).items():
         if name.startswith("test_") and name not in NOT_HERE:
             globals()[f"{name}__{file.removeprefix('test_')}"] = value
         elif is_fixture(value):

@@ -47,16 +47,18 @@ print("nodes", nodes, flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    fake_cuda.skip_where_torch_has_the_real_one()
-    folder = tmp_path_factory.mktemp("runtime")
-    source = folder / "runtime.c"
-    source.write_text(RUNTIME)
-    library = folder / "libcudart.so.0"
+def compiled(code: str, library: Path) -> Path:
+    source = library.with_name("source.c")
+    source.write_text(code)
     compiler = os.environ.get("CC", "cc")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     return library
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    fake_cuda.skip_where_torch_has_the_real_one()
+    return compiled(RUNTIME, tmp_path_factory.mktemp("runtime") / "libcudart.so.0")
 
 
 def run(
@@ -155,17 +157,14 @@ def test_it_is_registered_on_its_own_device_whichever_is_current(cuda):
 
 def test_a_runtime_that_is_part_of_torch_comes_before_that_of_others(tmp_path, library):
     """torch may be linked with it, and another package bring a library of its own."""
-    of_torch, of_others = tmp_path / "libtorch_stand_in.so", tmp_path / "libcudart.so.0"
-    shutil.copy(library, of_torch)
-    source = tmp_path / "others.c"
-    source.write_text(
+    of_torch = shutil.copy(library, tmp_path / "libtorch_stand_in.so")
+    others = (
         "#include <stdio.h>\n"
         'int cudaHostRegister(void* m, size_t n, unsigned f) { return puts("of others") < 0; }\n'
         "int cudaHostUnregister(void* memory) { return 0; }\n"
         "int cudaGetLastError(void) { return 0; }\n"
     )
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", of_others, source], check=True)
+    of_others = compiled(others, tmp_path / "libcudart.so.0")
     program = f"import ctypes\nctypes.CDLL({str(of_others)!r})\n" + PROGRAM
     printed, errors = run(of_torch, 4096, "FFFF:00:00.0", program)
 

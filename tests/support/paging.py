@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch.nn.functional import gelu, layer_norm, silu
@@ -66,6 +69,16 @@ def wait_for_all(device, streams):
         current.wait_stream(stream)
     for stream in streams:
         stream.wait_stream(current)
+
+
+def programs_of(file):
+    """A file of tests/paging as a module of its own, `programs_` and its name."""
+    name = f"programs_{file}"
+    path = Path(__file__).parents[1] / "paging" / f"{file}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def asks_when_it_dies(storage):
