@@ -142,7 +142,7 @@ PLACES: Places = {
             "throw;",
         ),
         (
-            (PAGING_FAILURES + "::test_after_no_memory_nothing_comes_back_ahead_in_that_step",),
+            (PAGING_FAILURES + "::test_no_memory_for_what_comes_back_ahead",),
             "engine-ahead-no-more-this-step",
             "outOfMemoryIn_ == step_.number()",
             "false",
