@@ -48,8 +48,7 @@ def twice(x, streams):
 
 def on_another_stream(x, streams):
     now = torch.accelerator.current_stream()
-    streams[0].wait_stream(now)
-    with streams[0]:
+    with accelerator.behind(streams[0], now):
         found = plain(x, streams)
     now.wait_stream(streams[0])
     found.record_stream(now)
@@ -70,8 +69,7 @@ def two_streams(x, streams):
     now = torch.accelerator.current_stream()
     outputs = []
     for stream in streams:
-        stream.wait_stream(now)
-        with stream, ebb.region(SINES):
+        with accelerator.behind(stream, now), ebb.region(SINES):
             outputs.append(chain(x))
     found = []
     for stream, y in reversed(list(zip(streams, outputs, strict=True))):

@@ -24,8 +24,7 @@ def test_who_used_it_in_forward_waits_for_it_in_backward(streams, x):
     with ebb.region():
         with streams[0]:
             h = x.sin()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             second = h.sinh() * 1
         del h
     accelerator.synchronize()
@@ -44,8 +43,7 @@ def test_more_streams_than_are_told_apart(streams, x):
             h = x.sin()
         outputs = []
         for stream in streams:
-            stream.wait_stream(streams[0])
-            with stream:
+            with accelerator.behind(stream, streams[0]):
                 outputs.append(h.cos() * 1)
         del h
     accelerator.synchronize()
@@ -65,8 +63,7 @@ def test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice(streams, x):
                 factor = (x * 2).sin()
             y = x * factor
             del factor
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             y.cos()
     accelerator.synchronize()
     found = []
@@ -83,8 +80,7 @@ def test_a_copy_for_recipes_was_made_on_another_stream(streams, x):
         with streams[0]:
             h = x.sin()
             first = h.cos() * 1
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             second = (h * 2).cos() * 1
     accelerator.synchronize()
     with streams[0]:
@@ -103,13 +99,11 @@ def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
         with streams[0]:
             y = ebb.discardable(x.tanh())
         for stream in streams[1:3]:
-            stream.wait_stream(streams[0])
-            with stream:
+            with accelerator.behind(stream, streams[0]):
                 (x * 2).cos()
     with streams[0]:
         h = y.sin()
-    streams[1].wait_stream(streams[0])
-    with streams[1]:
+    with accelerator.behind(streams[1], streams[0]):
         z = h * 1
     ebb.discard(y, restore_at=z)
     accelerator.synchronize()
@@ -133,8 +127,7 @@ def test_a_filled_escape_is_for_all_streams(streams, x):
             escaped = h.detach()
             y = h.cos() * 1
             del h
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             escaped.cos()
     accelerator.synchronize()
     with streams[0]:
@@ -155,8 +148,7 @@ def test_a_filled_escape_is_not_for_streams_of_another_device(streams, x):
                 escaped = h.detach()
                 y = h.cos() * 1
                 del h
-            streams[1].wait_stream(streams[0])
-            with streams[1]:
+            with accelerator.behind(streams[1], streams[0]):
                 escaped.cos()
             other.cos()
         accelerator.synchronize()
@@ -180,8 +172,7 @@ def test_a_copy_before_a_write_was_made_on_another_stream(streams, x):
     with ebb.region():
         with streams[0]:
             y = (x + term).sin()  # saves the sum, not the term
-        streams[1].wait_stream(streams[0])
-        with streams[1], torch.no_grad():
+        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
             term.zero_()
     ones = torch.ones_like(y)
     torch.accelerator.current_stream().synchronize()

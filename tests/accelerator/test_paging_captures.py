@@ -300,8 +300,7 @@ def test_two_graphs_on_two_streams(device):
     graphs = [step.capture() for step in steps]
     for _ in range(3):
         for step, graph in zip(steps, graphs, strict=True):
-            step.stream.wait_stream(torch.accelerator.current_stream())
-            with step.stream:
+            with accelerator.behind(step.stream, torch.accelerator.current_stream()):
                 graph.replay()
             torch.accelerator.current_stream().wait_stream(step.stream)
     assert all(step.is_right() for step in steps)

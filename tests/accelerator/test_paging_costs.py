@@ -129,8 +129,7 @@ def test_what_has_left_is_free_when_the_step_ends_on_another_stream(device, stre
         place = h.data_ptr()
         kept, ctx = Keep.apply(h), Keep.last
         del h
-    streams[1].wait_stream(streams[0])
-    with streams[1]:
+    with accelerator.behind(streams[1], streams[0]):
         assert ctx.saved_tensors  # it lives
         Keep.last = kept = ctx = None
     accelerator.synchronize()

@@ -158,8 +158,7 @@ def test_another_stream_asks(recorded, device, streams, one):
         ebb.paging.reset()
     with streams[0]:
         kept = paged(x, n)
-    streams[1].wait_stream(streams[0])
-    with streams[1]:
+    with accelerator.behind(streams[1], streams[0]):
         found = kept[0][0].saved_tensors[0]
         copy = found.clone()
         del found
@@ -213,11 +212,9 @@ def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, stream
             h = ebb.mark_rows(x.detach() + 1, n)
             y = Keep.apply(h.requires_grad_())
             ctx = Keep.last
-        streams[1].wait_stream(streams[0])
-        with streams[1], torch.no_grad():
+        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
             h.data.zero_()
-    streams[0].wait_stream(streams[1])
-    with streams[0]:
+    with accelerator.behind(streams[0], streams[1]):
         found = ctx.saved_tensors[0].clone()
     accelerator.synchronize()
     assert y is not None
@@ -232,8 +229,7 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
         with ebb.region(EVERYTHING, "a"):
             with streams[0]:
                 h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
-            streams[1].wait_stream(streams[0])
-            with streams[1]:
+            with accelerator.behind(streams[1], streams[0]):
                 out = Keep.apply(h)  # before torch 2.13 the node dies with its result
                 ctx = Keep.last
         streams[0].wait_stream(streams[1])
@@ -296,11 +292,9 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
             h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
             out = Keep.apply(h)  # as above
             ctx = Keep.last
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             found = ctx.saved_tensors[0].clone()  # it lives
-        streams[0].wait_stream(streams[1])
-        with streams[0]:
+        with accelerator.behind(streams[0], streams[1]):
             Keep.last = ctx = h = None
             del out
             scratch = [torch.zeros_like(x) for _ in range(4)]

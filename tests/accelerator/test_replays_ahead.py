@@ -231,8 +231,7 @@ def test_a_region_on_two_streams_is_left_to_backward(ahead, device):
             with entered():
                 a = WaitInBackward.apply(h).sin()
                 own = torch.accelerator.current_stream()
-                other.wait_stream(own)
-                with other:
+                with accelerator.behind(other, own):
                     b = (a * 2).sin().exp()
                 own.wait_stream(other)
                 h = (a + b).sin()

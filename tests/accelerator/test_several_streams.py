@@ -36,8 +36,7 @@ def test_memory_that_came_ahead_for_another_stream(streams, x):
         with streams[0]:
             h = x.sin()
             h.cos()  # sends it
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             second = h.sinh()
         with streams[0]:
             del h
@@ -73,8 +72,7 @@ def test_a_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
         with streams[0]:
             h = x.sin() * 2
             first = h.tanh() * 1  # tanh saves its result: h is made again, and the write needs it
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             h.mul_(3).add_(1)
             second = h.cos()
         del h
@@ -95,8 +93,7 @@ def test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it(streams, x
         with streams[0]:
             h = x.sin()
             escaped = h.detach()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             y = (h * 2).cos()
         del h
     ones = ones_for(y)
@@ -135,8 +132,7 @@ def test_what_left_early_is_freed_after_the_copy(streams, x):
             h = x.sin()
             h.cos()  # sends it
             y = h.exp().cos()
-        streams[1].wait_stream(streams[0])
-        with streams[1], torch.no_grad():
+        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
             h.zero_()
         streams[0].wait_stream(streams[1])
     del h

@@ -61,8 +61,7 @@ def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, stat
             h = x.sin()
             h.cos()  # saves h
             y = h.exp().cos()
-        streams[1].wait_stream(streams[0])
-        with streams[1], torch.no_grad():
+        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
             h.zero_()
     if not at_once:
         torch.accelerator.synchronize()
@@ -107,8 +106,7 @@ def test_state_that_is_copied_when_the_region_ends_was_written_on_another_stream
     with ebb.region(), streams[0]:
         first = forward(x, state, factor)
     torch.accelerator.current_stream().synchronize()  # knows nothing of the other one
-    streams[1].wait_stream(streams[0])
-    with streams[1], ebb.region():
+    with accelerator.behind(streams[1], streams[0]), ebb.region():
         second = forward(x, state, factor)
     torch.accelerator.synchronize()
     with streams[0]:
@@ -161,8 +159,7 @@ def test_memory_of_one_stream_that_leaves_from_another(static, keep_last, stream
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             y = h.cos()
             z = h.exp()  # reads it when it is leaving
         del h  # eager would hold it until backward
@@ -180,8 +177,7 @@ def test_what_is_recomputed_goes_when_all_streams_have_read_it(streams, x, devic
     with ebb.region():
         with streams[0]:
             h = x.sin()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             y = h.cos()
         del h
         with streams[0]:
@@ -219,8 +215,7 @@ def test_what_a_replay_reads_on_another_stream_is_freed_after_it(streams, x, dev
             factor = torch.rand(8, 32).to(device).add_(1).sin_()
         with streams[0]:
             h = x * factor
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             y = h.exp().cos()
         del h
     torch.accelerator.synchronize()
@@ -242,8 +237,7 @@ def test_an_inplace_op_replayed_on_another_stream(streams, x):
             h = x.sin()
             first = h.exp()  # saves its result
             h = h * 2
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             h.mul_(3).add_(1)
             second = h.cos()
         del h
@@ -260,8 +254,7 @@ def test_an_escape_is_filled_for_all_streams(streams, x):
             h = x.sin()
             kept.append(h.detach())
             first = h.exp().cos()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             second = (h * 2).cos()
         del h
     ones = ones_for(first, second)
@@ -317,8 +310,7 @@ def test_what_a_function_of_the_users_reads_unseen(streams, x, device):
     with ebb.region():
         with streams[0]:
             h = x.sin()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             y = Cosine.apply(h)
         del h
         with streams[0]:
