@@ -7,7 +7,16 @@ import gc
 import accelerator
 import pytest
 import torch
-from captures import SINES, assert_replays_are_right, assert_right, captured, forward, step, warm_up
+from captures import (
+    SINES,
+    assert_replays_are_right,
+    assert_right,
+    captured,
+    forward,
+    step,
+    warm_up,
+    warmed_up,
+)
 from device_leaves import leaf, needs_captures
 
 import ebb
@@ -16,10 +25,8 @@ pytestmark = needs_captures
 
 
 def test_statistics_in_a_capture(device, stream):
-    x = leaf(device)
-    warm_up(x, stream)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    x = warmed_up(device, stream)
+    with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
         assert ebb.stats()["offload"]["stashes"] == 4
         gradient = torch.autograd.grad(y, x)[0]
@@ -60,11 +67,9 @@ def test_what_dies_in_a_capture(static, device, stream):
 
 def test_the_mode_may_change_in_a_capture(device, stream):
     """Nobody asks there for a copy that it has made."""
-    x = leaf(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     ebb.offload.configure(in_flight_bytes=1 << 30)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
         ebb.offload.configure(static=False)
         ebb.stats()["offload"]
@@ -78,10 +83,8 @@ def test_the_mode_may_change_in_a_capture(device, stream):
 def test_a_backward_that_retains_the_graph(device, stream):
     """What was needed while it left still is, when the capture ends."""
     ebb.offload.configure(in_flight_bytes=1 << 30)
-    x = leaf(device)
-    warm_up(x, stream)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    x = warmed_up(device, stream)
+    with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
         gradient = torch.autograd.grad(y, x, retain_graph=True)[0]
 
@@ -92,8 +95,7 @@ def test_a_backward_that_retains_the_graph(device, stream):
 def test_what_a_capture_has_left_does_not_go_to_disk(tmp_path, device, stream):
     """Nobody may ask whether its copy is done."""
     ebb.offload.configure(in_flight_bytes=0)
-    x = leaf(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     with accelerator.Graph().capture(stream):
         left = forward(x)
     ebb.offload.configure(static=False, disk=tmp_path, pinned_limit=4 * x.nbytes)
@@ -124,8 +126,7 @@ def backward_of_a_part(x):
 def test_what_is_never_fetched_before_a_capture(before, in_flight, device, stream):
     """On the stream that will be captured, which may not wait for it then."""
     ebb.offload.configure(in_flight_bytes=in_flight)
-    x = leaf(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     with stream:
         before(x)
     accelerator.synchronize()

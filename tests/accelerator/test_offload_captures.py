@@ -16,6 +16,7 @@ from captures import (
     forward,
     step,
     warm_up,
+    warmed_up,
 )
 from device_leaves import leaf, needs_captures
 
@@ -27,10 +28,7 @@ pytestmark = needs_captures
 
 @pytest.fixture
 def x(device, stream):
-    """Steps with it have run on the stream."""
-    x = leaf(device)
-    warm_up(x, stream)
-    return x
+    return warmed_up(device, stream)
 
 
 def room_for_two_steps(x, y, stream):
@@ -46,8 +44,7 @@ def room_for_two_steps(x, y, stream):
 @pytest.mark.parametrize("in_flight", [0, 1 << 11, 1 << 30])
 def test_a_graph_gives_what_eager_gives(in_flight, prefetch, keep_last, device, stream):
     ebb.offload.configure(in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep_last)
-    x = leaf(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     torch.ops.late.counts()
     graph, gradient = captured(x, stream)
     counts = torch.ops.late.counts()
@@ -58,8 +55,7 @@ def test_a_graph_gives_what_eager_gives(in_flight, prefetch, keep_last, device, 
 
 def test_several_steps_in_one_capture_use_the_same_host_memory(x, stream):
     held = ebb.stats()["offload"]["host_bytes_held"]
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    with accelerator.Graph().capture(stream) as graph:
         gradients = [step(x) for _ in range(3)]
     change(x)
     graph.replay()
@@ -184,8 +180,7 @@ def test_a_write_in_a_capture_to_what_is_leaving(x, stream):
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_a_capture_that_failed(keep_last, device, stream):
     ebb.offload.configure(keep_last=keep_last)
-    x = leaf(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     left = []
 
     def fail():
@@ -221,8 +216,7 @@ def test_forward_and_backward_in_two_captures(x, stream):
 
 def test_what_runs_beside_a_capture_stays_on_the_device(x, device, stream):
     other, beside = leaf(device), torch.Stream(device=device)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
         with beside:
             of_other = forward(other)
@@ -241,8 +235,7 @@ def test_host_memory_of_what_its_capture_never_fetched(device, stream):
     second = torch.Stream(device=device)
     x, y = leaf(device), leaf(device)
     room_for_two_steps(x, y, stream)
-    first = accelerator.Graph()
-    with first.capture(stream):
+    with accelerator.Graph().capture(stream) as first:
         left = forward(x)
     del left
     gc.collect()
@@ -282,10 +275,8 @@ def leave_held(x):
 def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
     """It is the graph's for good, though nobody will fetch it."""
     ebb.offload.configure(keep_last=1 if leave is leave_held else 0)
-    x = leaf(device)
-    warm_up(x, stream)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    x = warmed_up(device, stream)
+    with accelerator.Graph().capture(stream) as graph:
         left = leave(x)
     ebb.stats()["offload"]  # sees that it is over
     graph.replay()

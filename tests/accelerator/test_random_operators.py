@@ -144,8 +144,7 @@ def test_in_a_capture_the_cpus_numbers_are_those_of_the_forward(device):
         with stream:
             step(region)
         torch.manual_seed(1)
-        graph = accelerator.Graph()
-        with graph.capture(stream):
+        with accelerator.Graph().capture(stream) as graph:
             gradient = step(region)
         graph.replay()
         accelerator.synchronize()

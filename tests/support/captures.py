@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import accelerator
 import torch
-from device_leaves import assert_gradient
+from device_leaves import assert_gradient, leaf
 
 import ebb
 
@@ -33,10 +33,16 @@ def warm_up(x, stream, steps=2):
             step(x)
 
 
+def warmed_up(device, stream):
+    """A leaf with which steps have run on the stream."""
+    x = leaf(device)
+    warm_up(x, stream)
+    return x
+
+
 def captured(x, stream):
     """A graph of a step, and the gradient that its replays write."""
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    with accelerator.Graph().capture(stream) as graph:
         gradient = step(x)
     return graph, gradient
 

@@ -186,12 +186,12 @@ class Graph:
         self._number = 0
 
     @contextlib.contextmanager
-    def capture(self, stream: torch.Stream) -> Iterator[None]:
+    def capture(self, stream: torch.Stream) -> Iterator[Graph]:
         synchronize()
         with stream:
             torch.ops.late.begin_capture()
             try:
-                yield
+                yield self
             except BaseException:
                 torch.ops.late.abandon_capture()
                 raise
