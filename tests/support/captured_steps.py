@@ -80,8 +80,8 @@ class Step:
         for number, live in enumerate(loads):
             self.set(live, number)
             run()
-            assert self.is_right()
-            assert ebb.paging.step_ok()
+            assert self.is_right(), f"{live} valid rows"
+            assert ebb.paging.step_ok(), f"{live} valid rows"
 
 
 class Bracketed(Step):

@@ -1,4 +1,4 @@
-"""Leaves on the test accelerator, and the gradients that they must have."""
+"""Leaves on the test accelerator, and comparisons of their gradients with the CPU's."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ def assert_gradient(
 ) -> None:
     """Checks that `found` has the bits of the gradient that the CPU computes."""
     accelerator.synchronize()
-    assert torch.equal(found.cpu(), gradient_on_cpu(program, x))
+    expected = gradient_on_cpu(program, x)
+    assert torch.equal(found.cpu(), expected), f"{found.cpu()} instead of {expected}"
 
 
 def assert_same(found: Sequence[torch.Tensor], expected: torch.Tensor) -> None:
     """Checks that all of `found` have the bits of `expected`, which is on the CPU."""
     accelerator.synchronize()
     for number, tensor in enumerate(found):
-        assert torch.equal(tensor.detach().cpu(), expected), number
+        ours = tensor.detach().cpu()
+        assert torch.equal(ours, expected), f"number {number}: {ours} instead of {expected}"
 
 
 def finish_copies() -> None:

@@ -37,7 +37,8 @@ def forward(x, length=3, policy=OFFLOAD_ALL, name="region"):
 
 def assert_exact(y, x, length=3):
     """Checks that the gradient of the sum of a chain has the bits of eager's."""
-    assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, length).sum(), x)[0])
+    found, expected = gradients(y, x)[0], gradients(chain_of_sines(x, length).sum(), x)[0]
+    assert torch.equal(found, expected), f"{found} instead of {expected}"
 
 
 def overwritten(x, write=torch.Tensor.zero_):
@@ -52,7 +53,7 @@ def overwritten(x, write=torch.Tensor.zero_):
 
 def assert_nothing_is_away():
     stats = ebb.stats()["offload"]
-    assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+    assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0, stats
 
 
 def finish_copies(fake):

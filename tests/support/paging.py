@@ -220,5 +220,5 @@ def run(net, live, seed=0):
 def check(net, live):
     """Checks that a step with PAGE has eager's gradients, and that its pools had room."""
     expected, found = run(net, live)
-    assert same(expected, found)
-    assert ebb.paging.step_ok()
+    assert same(expected, found), f"{live} valid rows"
+    assert ebb.paging.step_ok(), f"{live} valid rows"
