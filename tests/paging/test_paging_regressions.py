@@ -266,25 +266,19 @@ def test_closures_of_optimizers(by_name):
     assert w.isfinite().all()
 
 
-def test_errors_are_told_though_the_pools_have_gone():
-    w = warm()
-    optimizer = torch.optim.SGD([w], lr=0.1)
-    loss_of(w, 60).backward()
-    loss_of(w, 2, torch.double).backward()  # of a kind that has no pool: the next is recorded
-    loss_of(w, 2).backward()
-    with pytest.raises(ebb.PageOverflowError):
-        optimizer.step()
-    assert not ebb.paging.step_ok()
-
-
-def test_errors_are_told_after_a_reset():
+@pytest.mark.parametrize("gone", ["with a new kind", "by a reset"])
+def test_errors_are_told_though_the_pools_have_gone(gone):
     w = warm()
     loss_of(w, 60).backward()
-    ebb.paging.reset()
+    if gone == "by a reset":
+        ebb.paging.reset()
+    else:
+        loss_of(w, 2, torch.double).backward()  # has no pool: the next step is recorded
+        loss_of(w, 2).backward()
     with pytest.raises(ebb.PageOverflowError):
         torch.optim.SGD([w], lr=0.1).step()
     assert not ebb.paging.step_ok()
-    loss_of(w, 60).backward()
+    loss_of(w, 60 if gone == "by a reset" else 2).backward()
     assert ebb.paging.step_ok()
 
 

@@ -249,7 +249,7 @@ PLACES: Places = {
             "unreportedErrors_ |= pools_.drop() & ~reportedErrors_;\n  }",
         ),
         (
-            (PAGING_REGRESSIONS + "::test_errors_are_told_after_a_reset",),
+            (PAGING_REGRESSIONS + "::test_errors_are_told_though_the_pools_have_gone",),
             "engine-error-of-a-reset",
             "unreportedErrors_ |= pools_.drop() & ~reportedErrors_;",
             "pools_.drop();",
