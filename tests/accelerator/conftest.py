@@ -10,6 +10,7 @@ import accelerator
 import pytest
 import torch
 from ahead_programs import wait_for_replays
+from device_leaves import leaf
 
 import ebb
 import paging
@@ -23,16 +24,21 @@ if "EBB_TEST_ACCELERATOR" not in os.environ:
 def device():
     """The first of two. What its detector found after a test is a failure, unless the test took
     it."""
-    torch.set_num_threads(1)
-    before = ebb.offload.configure()
     found = accelerator.load()
     torch.manual_seed(0)
     accelerator.findings()
     yield found
     accelerator.synchronize()
-    ebb.offload.configure(**before)
-    assert ebb.stats()["open_regions"] == 0
     assert accelerator.findings() == []
+
+
+@pytest.fixture
+def x(device):
+    """Random numbers. Tensors of any size are offloaded."""
+    gc.collect()
+    _testing.drain_offload()
+    ebb.offload.configure(min_bytes=1)
+    return leaf(device)
 
 
 @pytest.fixture
@@ -55,6 +61,12 @@ def fresh_pages(device):
 
 
 @pytest.fixture
+def net():
+    """For the programs of tests/paging. It is on the default device."""
+    return paging.Mlp()
+
+
+@pytest.fixture
 def streams(device):
     return torch.Stream(device=device), torch.Stream(device=device)
 
@@ -62,8 +74,6 @@ def streams(device):
 @pytest.fixture(params=[False, True], ids=["one stream", "side stream"])
 def ahead(request, device):
     """Replays ahead on a device; whether beside backward's stream."""
-    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=1, side_stream=request.param, busy_cores=True)
     yield request.param
     wait_for_replays()
-    ebb.ahead.configure(**before)

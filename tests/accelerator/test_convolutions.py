@@ -38,19 +38,31 @@ def times(device, monkeypatch):
     library._destroy()
 
 
+class Block:
+    """A convolution between other operators."""
+
+    def __init__(self, device, policy=None):
+        self.x = torch.randn(2, 3, 8, 8).to(device).requires_grad_()
+        self.weight = torch.randn(4, 3, 3, 3).to(device).requires_grad_()
+        self.policy = policy
+
+    def eager(self):
+        return F.conv2d(self.x.sin(), self.weight).exp().sum()
+
+    def forward(self):
+        with ebb.region(self.policy, "stem"):
+            return self.eager()
+
+    def gradients(self, loss):
+        return torch.autograd.grad(loss, (self.x, self.weight))
+
+
 def rows_of_a_block(device, policy):
-    """How the report tells of a convolution between other operators; gradients are eager's."""
-    x = torch.randn(2, 3, 8, 8).to(device).requires_grad_()
-    weight = torch.randn(4, 3, 3, 3).to(device).requires_grad_()
-
-    def gradients():
-        return torch.autograd.grad(F.conv2d(x.sin(), weight).exp().sum(), (x, weight))
-
-    expected = gradients()
+    """How the report tells of the convolution; gradients are eager's."""
+    block = Block(device, policy)
+    expected = block.gradients(block.eager())
     with ebb.record_reports():
-        with ebb.region(policy):
-            loss = F.conv2d(x.sin(), weight).exp().sum()
-        found = torch.autograd.grad(loss, (x, weight))
+        found = block.gradients(block.forward())
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(expected, found, strict=True))
     return [row for row in ebb.report().rows if row.op.startswith(CONVOLUTION)]
 
@@ -131,20 +143,6 @@ def full(device):
     return accelerator.limited(device=torch.ops.late.device_usage(0) + Engines.WORKSPACE - 512)
 
 
-class Block:
-    def __init__(self, device, policy=None):
-        self.x = torch.randn(2, 3, 8, 8).to(device).requires_grad_()
-        self.weight = torch.randn(4, 3, 3, 3).to(device).requires_grad_()
-        self.policy = policy
-
-    def forward(self):
-        with ebb.region(self.policy, "stem"):
-            return F.conv2d(self.x.sin(), self.weight).exp().sum()
-
-    def gradients(self, loss):
-        return torch.autograd.grad(loss, (self.x, self.weight))
-
-
 def kept_convolutions(block):
     with ebb.record_reports():
         block.gradients(block.forward())
@@ -169,7 +167,7 @@ def test_a_forward_without_memory_for_its_workspace_is_kept(device, engines):
         loss = block.forward()
     found = block.gradients(loss)
 
-    eager = F.conv2d(block.x.sin(), block.weight).exp().sum()  # the thread stays with its choice
+    eager = block.eager()  # the thread stays with its choice
     assert torch.equal(eager.cpu(), loss.cpu())
     expected = block.gradients(eager)
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(expected, found, strict=True))

@@ -14,8 +14,7 @@ import torch
 
 
 def capture(stream, act):
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    with accelerator.Graph().capture(stream) as graph:
         act()
     return graph
 
@@ -254,8 +253,7 @@ class TestGraphs:
         return x
 
     def test_a_graph_reads_and_writes_the_memory_that_it_was_captured_with(self, x, streams):
-        graph = accelerator.Graph()
-        with graph.capture(streams[0]):
+        with accelerator.Graph().capture(streams[0]) as graph:
             y = x * 2
             y = y + 1
         for number in range(3):
@@ -264,8 +262,7 @@ class TestGraphs:
             assert torch.equal(y.cpu(), torch.full((4,), 2.0 * number + 1))
 
     def test_another_stream_takes_part(self, x, streams):
-        graph = accelerator.Graph()
-        with graph.capture(streams[0]):
+        with accelerator.Graph().capture(streams[0]) as graph:
             y = x * 2
             streams[1].wait_stream(streams[0])
             with streams[1]:
@@ -276,8 +273,7 @@ class TestGraphs:
         assert torch.equal(z.cpu(), torch.full((4,), 3.0))
 
     def test_a_missing_order_inside_is_found(self, x, streams):
-        graph = accelerator.Graph()
-        with graph.capture(streams[0]):
+        with accelerator.Graph().capture(streams[0]):
             streams[1].wait_stream(streams[0])
             y = x * 2
             with streams[1]:
@@ -287,8 +283,7 @@ class TestGraphs:
         assert found("write and read")
 
     def test_it_draws_what_comes_next(self, device, streams):
-        graph = accelerator.Graph()
-        with graph.capture(streams[0]):
+        with accelerator.Graph().capture(streams[0]) as graph:
             x = torch.empty(4, device=device).uniform_()
             y = torch.empty(4, device=device).uniform_()
         torch.late.manual_seed(3)
@@ -337,8 +332,7 @@ class TestGraphs:
     def test_memory_that_a_graph_uses_and_that_was_freed_is_found(self, device, streams):
         x = torch.ones(4).to(device)
         torch.accelerator.synchronize()
-        graph = accelerator.Graph()
-        with graph.capture(streams[0]):
+        with accelerator.Graph().capture(streams[0]) as graph:
             y = x * 2
         del x
         graph.replay()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
+from device_leaves import needs_captures
 
 from ebb import _testing
 
@@ -18,12 +19,7 @@ def asked_of_captures():
     torch.ops.late.fail_asked_of_captures(-1)
 
 
-needs_to_tell = pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
-
-
-@needs_to_tell
+@needs_captures
 @pytest.mark.parametrize(
     ("error", "captures"),
     [(-1, False), (ANOTHER_CAPTURE, True), (OTHER_ERROR, False), (0, False)],
@@ -35,7 +31,7 @@ def test_whether_a_stream_is_captured(error, captures, device, asked_of_captures
     assert _testing.captures("late") == (captures, captures)
 
 
-@needs_to_tell
+@needs_captures
 def test_a_stream_that_is_captured(device):
     stream = torch.Stream(device=device)
     with accelerator.Graph().capture(stream):

@@ -7,26 +7,32 @@ import gc
 import accelerator
 import pytest
 import torch
-from captures import SINES, captured, change, expected, forward, random, step, warm_up
+from captures import (
+    SINES,
+    assert_replays_are_right,
+    assert_right,
+    captured,
+    forward,
+    step,
+    warm_up,
+    warmed_up,
+)
+from device_leaves import leaf, needs_captures
 
 import ebb
 
-pytestmark = pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
+pytestmark = needs_captures
 
 
 def test_statistics_in_a_capture(device, stream):
-    x = random(device)
-    warm_up(x, stream)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    x = warmed_up(device, stream)
+    with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
         assert ebb.stats()["offload"]["stashes"] == 4
         gradient = torch.autograd.grad(y, x)[0]
         assert ebb.stats()["offload"]["stashes"] == 0
     graph.replay()
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_right(gradient, x)
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -34,7 +40,7 @@ def test_statistics_when_a_capture_has_just_begun(static, device, stream):
     """They are not asked for from copies that are under way outside."""
     ebb.offload.configure(static=static, in_flight_bytes=1 << 30)
     with stream:
-        y = forward(random(device))
+        y = forward(leaf(device))
     with accelerator.Graph().capture(stream):
         assert ebb.stats()["offload"]["stashes"] == 4
     del y
@@ -45,8 +51,7 @@ def test_what_dies_in_a_capture(static, device, stream):
     """As garbage may at any time. Its copies are under way outside; when the capture is over, its
     memory is free."""
     ebb.offload.configure(static=static, in_flight_bytes=1 << 30)
-    x = random(device)
-    accelerator.synchronize()
+    x = leaf(device)
     before = torch.accelerator.memory_allocated(device)
     with stream:
         y = forward(x)
@@ -62,11 +67,9 @@ def test_what_dies_in_a_capture(static, device, stream):
 
 def test_the_mode_may_change_in_a_capture(device, stream):
     """Nobody asks there for a copy that it has made."""
-    x = random(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     ebb.offload.configure(in_flight_bytes=1 << 30)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
         ebb.offload.configure(static=False)
         ebb.stats()["offload"]
@@ -80,28 +83,23 @@ def test_the_mode_may_change_in_a_capture(device, stream):
 def test_a_backward_that_retains_the_graph(device, stream):
     """What was needed while it left still is, when the capture ends."""
     ebb.offload.configure(in_flight_bytes=1 << 30)
-    x = random(device)
-    warm_up(x, stream)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    x = warmed_up(device, stream)
+    with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
         gradient = torch.autograd.grad(y, x, retain_graph=True)[0]
-    change(x)
-    graph.replay()
 
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_replays_are_right(graph, gradient, x)
     del y
 
 
 def test_what_a_capture_has_left_does_not_go_to_disk(tmp_path, device, stream):
     """Nobody may ask whether its copy is done."""
     ebb.offload.configure(in_flight_bytes=0)
-    x = random(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     with accelerator.Graph().capture(stream):
         left = forward(x)
     ebb.offload.configure(static=False, disk=tmp_path, pinned_limit=4 * x.nbytes)
-    assert torch.equal(step(x).cpu(), expected(x))
+    assert_right(step(x), x)
     del left
 
 
@@ -128,16 +126,12 @@ def backward_of_a_part(x):
 def test_what_is_never_fetched_before_a_capture(before, in_flight, device, stream):
     """On the stream that will be captured, which may not wait for it then."""
     ebb.offload.configure(in_flight_bytes=in_flight)
-    x = random(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     with stream:
         before(x)
     accelerator.synchronize()
-    graph, gradient = captured(x, stream)
-    change(x)
-    graph.replay()
 
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_replays_are_right(*captured(x, stream), x)
 
 
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
@@ -145,7 +139,7 @@ def test_what_is_never_fetched_before_a_capture(before, in_flight, device, strea
 def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, prefetch, device, stream):
     """It is not fetched ahead in the capture; before, it may be."""
     ebb.offload.configure(keep_last=keep_last, in_flight_bytes=0, prefetch_bytes=prefetch)
-    x, other = random(device), random(device)
+    x, other = leaf(device), leaf(device)
     warm_up(x, stream)
     with stream:
         y = forward(other)
@@ -156,7 +150,6 @@ def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, prefet
     with stream:
         of_other = torch.autograd.grad(y, other)[0]
     accelerator.synchronize()
-    graph.replay()
 
-    assert torch.equal(of_other.cpu(), expected(other))
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_replays_are_right(graph, gradient, x)
+    assert_right(of_other, other)

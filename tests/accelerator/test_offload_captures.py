@@ -7,14 +7,36 @@ import gc
 import accelerator
 import pytest
 import torch
-from captures import SINES, captured, change, expected, forward, random, step, warm_up
+from captures import (
+    SINES,
+    assert_replays_are_right,
+    assert_right,
+    captured,
+    change,
+    forward,
+    step,
+    warm_up,
+    warmed_up,
+)
+from device_leaves import leaf, needs_captures
 
 import ebb
 from ebb import _testing
 
-pytestmark = pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
+pytestmark = needs_captures
+
+
+@pytest.fixture
+def x(device, stream):
+    return warmed_up(device, stream)
+
+
+def room_for_two_steps(x, y, stream):
+    """As much host memory as two steps need."""
+    with stream:
+        both = forward(x), forward(y)
+        torch.autograd.grad(both[1], y)
+        torch.autograd.grad(both[0], x)
 
 
 @pytest.mark.parametrize("keep_last", [0, 2])
@@ -22,150 +44,110 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("in_flight", [0, 1 << 11, 1 << 30])
 def test_a_graph_gives_what_eager_gives(in_flight, prefetch, keep_last, device, stream):
     ebb.offload.configure(in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep_last)
-    x = random(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     torch.ops.late.counts()
     graph, gradient = captured(x, stream)
     counts = torch.ops.late.counts()
-    for _ in range(3):
-        change(x)
-        graph.replay()
-        assert torch.equal(gradient.cpu(), expected(x))
+
+    assert_replays_are_right(graph, gradient, x, times=3)
     assert counts.get("query", 0) == 0
 
 
-def test_several_steps_in_one_capture_use_the_same_host_memory(device, stream):
-    x = random(device)
-    warm_up(x, stream)
+def test_several_steps_in_one_capture_use_the_same_host_memory(x, stream):
     held = ebb.stats()["offload"]["host_bytes_held"]
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    with accelerator.Graph().capture(stream) as graph:
         gradients = [step(x) for _ in range(3)]
     change(x)
     graph.replay()
 
     for gradient in gradients:
-        assert torch.equal(gradient.cpu(), expected(x))
+        assert_right(gradient, x)
     assert ebb.stats()["offload"]["host_bytes_held"] == held
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_an_eager_step_between_replays_keeps_its_bytes(static, device, stream):
-    x, other = random(device), random(device)
-    warm_up(x, stream)
+def test_an_eager_step_between_replays_keeps_its_bytes(static, x, device, stream):
+    other = leaf(device)
     graph, gradient = captured(x, stream)
     ebb.offload.configure(static=static)
     for _ in range(2):
-        change(x)
-        graph.replay()
-        accelerator.synchronize()
+        assert_replays_are_right(graph, gradient, x)
         y = forward(other)
         accelerator.synchronize()
         graph.replay()  # copies to the memory that it was captured with
         accelerator.synchronize()
-        assert torch.equal(torch.autograd.grad(y, other)[0].cpu(), expected(other))
-        assert torch.equal(gradient.cpu(), expected(x))
+        assert_right(torch.autograd.grad(y, other)[0], other)
+        assert_right(gradient, x)
 
 
-def test_two_graphs_on_two_streams(device, stream):
+@pytest.mark.parametrize(("between", "times"), [(True, 3), (False, 1)], ids=["steps", "nothing"])
+def test_two_graphs_on_two_streams(between, times, device, stream):
+    """Two captures are told apart, also if nothing is asked of ebb between them."""
     second = torch.Stream(device=device)
-    x, y = random(device), random(device)
-    warm_up(x, stream)
-    accelerator.synchronize()
+    x, y = leaf(device), leaf(device)
+    if between:
+        warm_up(x, stream)
+        accelerator.synchronize()
+    else:
+        room_for_two_steps(x, y, stream)
     of_x, gradient_of_x = captured(x, stream)
-    warm_up(y, second)
+    if between:
+        warm_up(y, second)
     of_y, gradient_of_y = captured(y, second)
-    for _ in range(3):
+    for _ in range(times):
         with stream:
             of_x.replay()
         with second:
             of_y.replay()
-    accelerator.synchronize()
 
-    assert torch.equal(gradient_of_x.cpu(), expected(x))
-    assert torch.equal(gradient_of_y.cpu(), expected(y))
-
-
-def test_two_captures_one_right_after_the_other(device, stream):
-    """They are told apart though nothing is asked of ebb between them."""
-    second = torch.Stream(device=device)
-    x, y = random(device), random(device)
-    accelerator.synchronize()
-    with stream:
-        both = forward(x), forward(y)  # as much host memory as two steps need
-        torch.autograd.grad(both[1], y)
-        torch.autograd.grad(both[0], x)
-        del both
-    of_x, gradient_of_x = captured(x, stream)
-    of_y, gradient_of_y = captured(y, second)
-    with stream:
-        of_x.replay()
-    with second:
-        of_y.replay()
-    accelerator.synchronize()
-
-    assert torch.equal(gradient_of_x.cpu(), expected(x))
-    assert torch.equal(gradient_of_y.cpu(), expected(y))
+    assert_right(gradient_of_x, x)
+    assert_right(gradient_of_y, y)
 
 
-def test_host_memory_of_a_graph_is_never_freed(device, stream):
-    x = random(device)
-    warm_up(x, stream)
+def test_host_memory_of_a_graph_is_never_freed(x, device, stream):
     graph, gradient = captured(x, stream)
     ebb.offload.configure(static=False, pinned_limit=1 << 20)
-    large = random(device, 4000)
-    accelerator.synchronize()
+    large = leaf(device, 8, 4000)
     for _ in range(2):
         step(large)  # finds no room
     _testing.drain_offload()
-    change(x)
-    graph.replay()
 
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_replays_are_right(graph, gradient, x)
 
 
 def test_without_a_step_before_it_says_so(device, stream):
-    x = random(device)
-    accelerator.synchronize()
+    x = leaf(device)
     with pytest.raises(RuntimeError, match="Run a few steps, forward and backward"):
         captured(x, stream)
 
     warm_up(x, stream)
-    graph, gradient = captured(x, stream)
-    graph.replay()
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_replays_are_right(*captured(x, stream), x)
 
 
 def test_where_the_limit_forbids_more_the_rest_is_recomputed(device, stream):
-    x = random(device)
+    x = leaf(device)
     ebb.offload.configure(pinned_limit=2 * x.nbytes)
     warm_up(x, stream)
-    graph, gradient = captured(x, stream)
-    change(x)
-    graph.replay()
-    assert torch.equal(gradient.cpu(), expected(x))
+
+    assert_replays_are_right(*captured(x, stream), x)
 
 
 def test_not_in_static_mode_it_says_so(device, stream):
-    x = random(device)
+    x = leaf(device)
     ebb.offload.configure(static=False)
     warm_up(x, stream)
     with pytest.raises(
         RuntimeError, match=r"only in static mode. Call ebb.*configure\(static=True\)"
     ):
         captured(x, stream)
-    assert torch.equal(step(x).cpu(), expected(x))
+    assert_right(step(x), x)
 
     ebb.offload.configure(static=True)
     warm_up(x, stream)
-    graph, gradient = captured(x, stream)
-    graph.replay()
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_replays_are_right(*captured(x, stream), x)
 
 
-def test_what_left_before_a_capture_cannot_come_back_in_it(device, stream):
-    x = random(device)
-    warm_up(x, stream)
+def test_what_left_before_a_capture_cannot_come_back_in_it(x, stream):
     ebb.offload.configure(in_flight_bytes=0)
     with stream:
         y = forward(x)
@@ -177,13 +159,11 @@ def test_what_left_before_a_capture_cannot_come_back_in_it(device, stream):
         torch.autograd.grad(y, x)
     with stream:
         found = torch.autograd.grad(y, x)[0]  # and outside of it it can
-    accelerator.synchronize()
-    assert torch.equal(found.cpu(), expected(x))
+
+    assert_right(found, x)
 
 
-def test_a_write_in_a_capture_to_what_is_leaving(device, stream):
-    x = random(device)
-    warm_up(x, stream)
+def test_a_write_in_a_capture_to_what_is_leaving(x, stream):
     with stream, ebb.region(SINES):
         h = x.sin()
         y = h.cos()
@@ -200,8 +180,7 @@ def test_a_write_in_a_capture_to_what_is_leaving(device, stream):
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_a_capture_that_failed(keep_last, device, stream):
     ebb.offload.configure(keep_last=keep_last)
-    x = random(device)
-    warm_up(x, stream)
+    x = warmed_up(device, stream)
     left = []
 
     def fail():
@@ -212,21 +191,16 @@ def test_a_capture_that_failed(keep_last, device, stream):
         fail()
     with pytest.raises(RuntimeError, match="needed outside of it"):
         torch.autograd.grad(left[0], x)
-    assert torch.equal(step(x).cpu(), expected(x))
+    assert_right(step(x), x)
     left.clear()
-    assert torch.equal(step(x).cpu(), expected(x))
+    assert_right(step(x), x)
     assert ebb.stats()["offload"]["stashes"] == 0
 
     warm_up(x, stream)
-    graph, gradient = captured(x, stream)
-    change(x)
-    graph.replay()
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_replays_are_right(*captured(x, stream), x)
 
 
-def test_forward_and_backward_in_two_captures(device, stream):
-    x = random(device)
-    warm_up(x, stream)
+def test_forward_and_backward_in_two_captures(x, stream):
     left = []
     with pytest.raises(RuntimeError, match="did not wait for"), accelerator.Graph().capture(stream):
         left.append(forward(x))
@@ -236,16 +210,13 @@ def test_forward_and_backward_in_two_captures(device, stream):
     ):
         torch.autograd.grad(left[0], x)
     left.clear()
-    assert torch.equal(step(x).cpu(), expected(x))
+
+    assert_right(step(x), x)
 
 
-def test_what_runs_beside_a_capture_stays_on_the_device(device, stream):
-    x, other = random(device), random(device)
-    warm_up(x, stream)
-    beside = torch.Stream(device=device)
-    accelerator.synchronize()
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+def test_what_runs_beside_a_capture_stays_on_the_device(x, device, stream):
+    other, beside = leaf(device), torch.Stream(device=device)
+    with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
         with beside:
             of_other = forward(other)
@@ -253,26 +224,18 @@ def test_what_runs_beside_a_capture_stays_on_the_device(device, stream):
     with beside:
         found = torch.autograd.grad(of_other, other)[0]
     accelerator.synchronize()
-    change(x)
-    graph.replay()
 
-    assert torch.equal(found.cpu(), expected(other))
-    assert torch.equal(gradient.cpu(), expected(x))
+    assert_replays_are_right(graph, gradient, x)
+    assert_right(found, other)
 
 
 def test_host_memory_of_what_its_capture_never_fetched(device, stream):
     """It goes when the capture is over; the graph still copies to it."""
     ebb.offload.configure(in_flight_bytes=0)
     second = torch.Stream(device=device)
-    x, y = random(device), random(device)
-    accelerator.synchronize()
-    with stream:
-        both = forward(x), forward(y)  # as much host memory as two steps need
-        torch.autograd.grad(both[1], y)
-        torch.autograd.grad(both[0], x)
-        del both
-    first = accelerator.Graph()
-    with first.capture(stream):
+    x, y = leaf(device), leaf(device)
+    room_for_two_steps(x, y, stream)
+    with accelerator.Graph().capture(stream) as first:
         left = forward(x)
     del left
     gc.collect()
@@ -281,9 +244,8 @@ def test_host_memory_of_what_its_capture_never_fetched(device, stream):
         first.replay()
     with second:
         of_y.replay()
-    accelerator.synchronize()
 
-    assert torch.equal(gradient_of_y.cpu(), expected(y))
+    assert_right(gradient_of_y, y)
 
 
 def leave_under_way(x):
@@ -313,10 +275,8 @@ def leave_held(x):
 def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
     """It is the graph's for good, though nobody will fetch it."""
     ebb.offload.configure(keep_last=1 if leave is leave_held else 0)
-    x = random(device)
-    warm_up(x, stream)
-    graph = accelerator.Graph()
-    with graph.capture(stream):
+    x = warmed_up(device, stream)
+    with accelerator.Graph().capture(stream) as graph:
         left = leave(x)
     ebb.stats()["offload"]  # sees that it is over
     graph.replay()

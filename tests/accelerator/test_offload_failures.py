@@ -8,37 +8,23 @@ import gc
 import accelerator
 import pytest
 import torch
+from device_leaves import assert_gradient
 
 import ebb
-from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
 
 
-@pytest.fixture
-def x(device):
-    _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1)
-    x = torch.randn(8, 32).to(device).requires_grad_()
-    accelerator.synchronize()
-    return x
-
-
-def chain(x, length=6):
-    for _ in range(length):
+def chain(x):
+    for _ in range(6):
         x = x.sin().cos()
     return x.sum()
 
 
-def forward(x, length=6, policy=SINES):
+def forward(x, policy=SINES):
     with ebb.region(policy):
-        return chain(x, length)
-
-
-def gradient(x, length=6):
-    x = x.detach().cpu().requires_grad_()
-    return torch.autograd.grad(chain(x, length), x)[0]
+        return chain(x)
 
 
 def drop(x):
@@ -91,9 +77,7 @@ def test_a_device_that_has_failed_is_an_exception(fails, keep_last, static, x):
     gc.collect()
     accelerator.synchronize()
 
-    found = torch.autograd.grad(forward(x), x)[0]
-    assert torch.equal(found.cpu(), gradient(x))
-    accelerator.synchronize()
+    assert_gradient(torch.autograd.grad(forward(x), x)[0], chain, x)
     assert ebb.stats()["offload"]["stashes"] == ebb.stats()["offload"]["in_flight_bytes"] == 0
     assert ebb.stats()["offload"]["host_bytes_used"] == used
 
@@ -140,7 +124,7 @@ def test_a_fetch_that_finds_no_memory_waits_for_what_is_leaving(static, x):
 
     assert ebb.stats()["offload"]["in_flight_bytes"] == 0
     for y in (late, early):
-        assert torch.equal(torch.autograd.grad(y, x)[0].cpu(), gradient(x))
+        assert_gradient(torch.autograd.grad(y, x)[0], chain, x)
 
 
 def test_what_is_gathered_finds_no_memory_and_waits_for_what_is_leaving(x):
@@ -154,16 +138,14 @@ def test_what_is_gathered_finds_no_memory_and_waits_for_what_is_leaving(x):
         limit.__enter__()
     limit.__exit__(None, None, None)
     found = torch.autograd.grad(y.sum() + z, x)[0]
-    cpu = x.detach().cpu().requires_grad_()
-    expected = torch.autograd.grad(cpu.sin()[:1].cos().sum() + chain(cpu), cpu)[0]
-    assert torch.equal(found.cpu(), expected)
+    assert_gradient(found, lambda x: x.sin()[:1].cos().sum() + chain(x), x)
 
 
 def test_no_memory_to_fetch_ahead(x):
     """It is tried once, and not at each unpack; in the next step it is tried again."""
     ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=1 << 30)
-    torch.autograd.grad(forward(x, 6, EVERYTHING), x)
-    y = forward(x, 6, EVERYTHING)
+    torch.autograd.grad(forward(x, EVERYTHING), x)
+    y = forward(x, EVERYTHING)
     late = ebb.stats()["offload"]["fetched_late"]
     unpacked = saved(y)
     with accelerator.limited(device=in_use(x.device) + 4 * x.nbytes):
@@ -173,8 +155,8 @@ def test_no_memory_to_fetch_ahead(x):
         assert torch.ops.late.counts().get("allocate", 0) == 0
     kept += unpacked
     assert ebb.stats()["offload"]["fetched_late"] == late + len(kept) - 3
-    assert torch.equal(torch.autograd.grad(y, x)[0].cpu(), gradient(x))
+    assert_gradient(torch.autograd.grad(y, x)[0], chain, x)
 
     late = ebb.stats()["offload"]["fetched_late"]
-    torch.autograd.grad(forward(x, 6, EVERYTHING), x)
+    torch.autograd.grad(forward(x, EVERYTHING), x)
     assert ebb.stats()["offload"]["fetched_late"] == late + 1

@@ -7,6 +7,7 @@ import functools
 import accelerator
 import pytest
 import torch
+from device_leaves import gradient, gradient_on_cpu, leaf
 
 import ebb
 from ebb import _testing
@@ -37,7 +38,7 @@ def chain(x, length=2):
 def plain(x, streams):
     with ebb.region(EVERYTHING):
         y = chain(x)
-    return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    return gradient(y, x)
 
 
 def twice(x, streams):
@@ -47,12 +48,20 @@ def twice(x, streams):
 
 def on_another_stream(x, streams):
     now = torch.accelerator.current_stream()
-    streams[0].wait_stream(now)
-    with streams[0]:
+    with accelerator.behind(streams[0], now):
         found = plain(x, streams)
     now.wait_stream(streams[0])
     found.record_stream(now)
     return found * 1
+
+
+def joined(streams, found):
+    """The sum of two gradients, on the stream that waits for those which computed them."""
+    now = torch.accelerator.current_stream()
+    for stream, one in zip(streams, found, strict=True):
+        now.wait_stream(stream)
+        one.record_stream(now)
+    return found[0] + found[1]
 
 
 def two_streams(x, streams):
@@ -60,17 +69,13 @@ def two_streams(x, streams):
     now = torch.accelerator.current_stream()
     outputs = []
     for stream in streams:
-        stream.wait_stream(now)
-        with stream, ebb.region(SINES):
+        with accelerator.behind(stream, now), ebb.region(SINES):
             outputs.append(chain(x))
     found = []
     for stream, y in reversed(list(zip(streams, outputs, strict=True))):
         with stream:
-            found.append(torch.autograd.grad(y, x, torch.ones_like(y))[0])
-    for stream, gradient in zip(reversed(streams), found, strict=True):
-        now.wait_stream(stream)
-        gradient.record_stream(now)
-    return found[0] + found[1]
+            found.append(gradient(y, x))
+    return joined(reversed(streams), found)
 
 
 def one_stream_after_the_other(x, streams):
@@ -79,11 +84,7 @@ def one_stream_after_the_other(x, streams):
     for stream in streams:
         with stream:
             found.append(plain(x, streams))
-    now = torch.accelerator.current_stream()
-    for stream, gradient in zip(streams, found, strict=True):
-        now.wait_stream(stream)
-        gradient.record_stream(now)
-    return found[0] + found[1]
+    return joined(streams, found)
 
 
 def write(x, streams):
@@ -93,13 +94,13 @@ def write(x, streams):
         y = (h * 2).exp()
         with torch.no_grad():
             h.zero_()
-    return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    return gradient(y, x)
 
 
 def part(x, streams):
     with ebb.region(SINES):
         y = x.sin()[:1].cos()
-    return torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    return gradient(y, x)
 
 
 def two_devices(x, streams):
@@ -113,14 +114,8 @@ def two_devices(x, streams):
 PROGRAMS = {
     program.__name__: program
     for program in (
-        plain,
-        twice,
-        on_another_stream,
-        one_stream_after_the_other,
-        two_streams,
-        write,
-        part,
-        two_devices,
+        *(plain, twice, on_another_stream, one_stream_after_the_other),
+        *(two_streams, write, part, two_devices),
     )
 }
 
@@ -144,7 +139,7 @@ def prepare(settings, device):
     _testing.drain_offload()
     ebb.offload.configure(min_bytes=1, **SETTINGS[settings])
     streams = [torch.Stream(device=device) for _ in range(2)]
-    return torch.randn(8, 32).to(device).requires_grad_(), streams
+    return leaf(device), streams
 
 
 def use_what_is_free(x, streams):
@@ -200,14 +195,12 @@ def kinds_of_waits(settings, program, device):
     return seen, unseen - {None}
 
 
-def gradient(program, x):
-    x = x.detach().cpu().requires_grad_()
+def expected_gradient(program, x):
     computed = {
         "write": lambda x: (x.sin() * 2).exp(),
         "part": lambda x: x.sin()[:1].cos(),
     }.get(program, chain)
-    y = computed(x)
-    found = torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    found = gradient_on_cpu(computed, x)
     once = ("plain", "on_another_stream", "write", "part")
     return found if program in once else found + found
 
@@ -216,7 +209,7 @@ def gradient(program, x):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_all_is_in_order(settings, program, device):
     x, streams = prepare(settings, device)
-    expected = gradient(program, x)
+    expected = expected_gradient(program, x)
     for _ in range(2):
         result, found, _ = run(program, x, streams, -1)
         assert found == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
+from device_leaves import assert_same
 
 import ebb
 
@@ -12,13 +13,6 @@ import ebb
 @pytest.fixture
 def streams(device):
     return [torch.Stream(device=device) for _ in range(10)]
-
-
-@pytest.fixture
-def x(streams, device):
-    x = torch.randn(8, 32).to(device).requires_grad_()
-    accelerator.synchronize()
-    return x
 
 
 def before(y):
@@ -30,8 +24,7 @@ def test_who_used_it_in_forward_waits_for_it_in_backward(streams, x):
     with ebb.region():
         with streams[0]:
             h = x.sin()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             second = h.sinh() * 1
         del h
     accelerator.synchronize()
@@ -39,10 +32,8 @@ def test_who_used_it_in_forward_waits_for_it_in_backward(streams, x):
         first = before(second)._saved_self * 1
     with streams[1]:
         found = before(second)._saved_self * 1
-    accelerator.synchronize()
 
-    for read in (first, found):
-        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+    assert_same([first, found], x.detach().cpu().sin())
 
 
 def test_more_streams_than_are_told_apart(streams, x):
@@ -52,8 +43,7 @@ def test_more_streams_than_are_told_apart(streams, x):
             h = x.sin()
         outputs = []
         for stream in streams:
-            stream.wait_stream(streams[0])
-            with stream:
+            with accelerator.behind(stream, streams[0]):
                 outputs.append(h.cos() * 1)
         del h
     accelerator.synchronize()
@@ -61,10 +51,8 @@ def test_more_streams_than_are_told_apart(streams, x):
     for stream, y in zip(streams, outputs, strict=True):
         with stream:
             found.append(before(y)._saved_self * 1)
-    accelerator.synchronize()
 
-    for read in found:
-        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+    assert_same(found, x.detach().cpu().sin())
 
 
 def test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice(streams, x):
@@ -75,18 +63,15 @@ def test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice(streams, x):
                 factor = (x * 2).sin()
             y = x * factor
             del factor
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             y.cos()
     accelerator.synchronize()
     found = []
     for stream in streams[:2]:
         with stream:
             found.append(y.grad_fn._saved_other * 1)
-    accelerator.synchronize()
 
-    for read in found:
-        assert torch.equal(read.cpu(), (x.detach().cpu() * 2).sin())
+    assert_same(found, (x.detach().cpu() * 2).sin())
 
 
 def test_a_copy_for_recipes_was_made_on_another_stream(streams, x):
@@ -95,18 +80,16 @@ def test_a_copy_for_recipes_was_made_on_another_stream(streams, x):
         with streams[0]:
             h = x.sin()
             first = h.cos() * 1
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             second = (h * 2).cos() * 1
     accelerator.synchronize()
     with streams[0]:
         saved = before(first)._saved_self * 1
     with streams[1]:
         found = before(second)._saved_self * 1
-    accelerator.synchronize()
 
-    assert torch.equal(saved.cpu(), h.cpu())
-    assert torch.equal(found.cpu(), h.detach().cpu() * 2)
+    assert_same([saved], h.detach().cpu())
+    assert_same([found], h.detach().cpu() * 2)
 
 
 def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
@@ -116,13 +99,11 @@ def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
         with streams[0]:
             y = ebb.discardable(x.tanh())
         for stream in streams[1:3]:
-            stream.wait_stream(streams[0])
-            with stream:
+            with accelerator.behind(stream, streams[0]):
                 (x * 2).cos()
     with streams[0]:
         h = y.sin()
-    streams[1].wait_stream(streams[0])
-    with streams[1]:
+    with accelerator.behind(streams[1], streams[0]):
         z = h * 1
     ebb.discard(y, restore_at=z)
     accelerator.synchronize()
@@ -134,10 +115,8 @@ def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
     for stream in (streams[0], streams[2]):
         with stream:
             found.append(y * 1)
-    accelerator.synchronize()
 
-    for read in found:
-        assert torch.equal(read.cpu(), x.detach().cpu().tanh())
+    assert_same(found, x.detach().cpu().tanh())
 
 
 def test_a_filled_escape_is_for_all_streams(streams, x):
@@ -148,18 +127,15 @@ def test_a_filled_escape_is_for_all_streams(streams, x):
             escaped = h.detach()
             y = h.cos() * 1
             del h
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             escaped.cos()
     accelerator.synchronize()
     with streams[0]:
         first = before(y)._saved_self * 1
     with streams[1]:
         second = escaped * 1
-    accelerator.synchronize()
 
-    for read in (first, second):
-        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+    assert_same([first, second], x.detach().cpu().sin())
 
 
 def test_a_filled_escape_is_not_for_streams_of_another_device(streams, x):
@@ -172,8 +148,7 @@ def test_a_filled_escape_is_not_for_streams_of_another_device(streams, x):
                 escaped = h.detach()
                 y = h.cos() * 1
                 del h
-            streams[1].wait_stream(streams[0])
-            with streams[1]:
+            with accelerator.behind(streams[1], streams[0]):
                 escaped.cos()
             other.cos()
         accelerator.synchronize()
@@ -197,16 +172,14 @@ def test_a_copy_before_a_write_was_made_on_another_stream(streams, x):
     with ebb.region():
         with streams[0]:
             y = (x + term).sin()  # saves the sum, not the term
-        streams[1].wait_stream(streams[0])
-        with streams[1], torch.no_grad():
+        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
             term.zero_()
     ones = torch.ones_like(y)
     torch.accelerator.current_stream().synchronize()
     with streams[0]:
         found = torch.autograd.grad(y, x, ones)[0]
-    accelerator.synchronize()
 
-    assert torch.equal(found.cpu(), (x.detach().cpu() + numbers).cos())
+    assert_same([found], (x.detach().cpu() + numbers).cos())
 
 
 def test_more_makers_than_are_told_apart(device, x):
@@ -230,7 +203,5 @@ def test_more_makers_than_are_told_apart(device, x):
             _ = before(y)._saved_self
         with asker:
             found.append(before(y)._saved_self * 1)
-    accelerator.synchronize()
 
-    for read in found:
-        assert torch.equal(read.cpu(), x.detach().cpu().sin())
+    assert_same(found, x.detach().cpu().sin())

@@ -9,16 +9,18 @@ import accelerator
 import pytest
 import torch
 from ahead_programs import (
+    Squeeze,
     WaitingLayers,
     bytes_in_use_between_regions,
     counts,
+    delays,
     wait_for_replays,
 )
 from captured_steps import Step
+from device_leaves import needs_captures
 
 import ebb
-from ebb import _testing
-from paging import PRODUCTS, Masked, gradients, same
+from paging import PRODUCTS, Masked, gradients, masked, products, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -27,10 +29,6 @@ STEPS = {
     "in any order": lambda: ebb.paging.step(False),
     "not bracketed": contextlib.nullcontext,
 }
-
-
-def products():
-    return ebb.region(PRODUCTS)
 
 
 def found(net, x, n, region=contextlib.nullcontext):
@@ -63,8 +61,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device)
 @pytest.mark.parametrize(("compute", "side"), [(0, 0), (300, 0), (0, 300), (200, 200)])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_streams_run_late_at_random(step, compute, side, ahead, device):
-    net = Masked(device=device, layers=4)
-    x, n = net.inputs(0), net.live(20)
+    net, x, n = masked(device, layers=4)
     right = found(net, x, n)
     with accelerator.delayed(compute, side):
         for _ in range(4):
@@ -75,8 +72,7 @@ def test_streams_run_late_at_random(step, compute, side, ahead, device):
 
 
 def test_streams_of_the_programs_own(ahead, device, streams):
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    net, x, n = masked(device)
     right = found(net, x, n)
     for _ in range(4):
         with ebb.paging.step(False):
@@ -98,20 +94,17 @@ class Products(Step):
         self.found = gradients(self.net, self.x, self.n, products)
 
 
+@needs_captures
 def test_what_a_graph_has_is_left_to_backward(ahead, device):
     """Its calls come after those of the stream on which graphs run, which the worker is not on."""
-    if not accelerator.TELLS_OF_CAPTURES:
-        pytest.skip("torch tells of no captures but CUDA's")
     step = Products(device)
     step.warm()
     graph = step.capture()
-    captured = step.found
 
     def program():
         for number, live in enumerate([30, 4, 17]):
             step.set(live, number)
             graph.replay()
-            step.found = captured
             assert step.is_right()
             step.set(30 - live, number + 1)
             step.run()
@@ -181,24 +174,10 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
         def layer(self, h, index):
             return super().layer(Squeeze.apply(h), index)
 
-    class Squeeze(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            with accelerator.limited(device=0):
-                wait_for_replays()
-            return gradient
-
     net = Squeezed(device=device)
-    _testing.delay_replays_ahead(2000)
-    try:
+    with delays(2000):
         did = counts(lambda: [found(net, x, n, products) for _ in range(2)])
         results = found(net, x, n, products)
-    finally:
-        _testing.delay_replays_ahead(0)
     assert did["failures"] > 0
     assert same(right, results)
     assert ebb.paging.step_ok()

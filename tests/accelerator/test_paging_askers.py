@@ -14,6 +14,7 @@ from paging import (
     asks_when_it_dies,
     fresh,
     is_right,
+    masked,
     page_and_bring_back,
     paged,
     same,
@@ -25,8 +26,7 @@ pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 def test_another_stream_asks_again_where_the_step_could_not_end(device, streams):
     """What has come back is there still, behind the stream that brought it."""
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     with fresh(device_limit=16):
         kept = paged(x, n)
         ctx = kept[0][0]
@@ -50,8 +50,7 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
         h = ebb.mark_rows(x @ w, n)
         y = h.exp().cos()
         kept = h.sin()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             h.data.mul_(2.0)
         return torch.where(lives, y, 0).sum(), (kept, h)
 
@@ -73,8 +72,7 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
 
 def test_what_dies_when_a_stream_has_waited_may_ask(device):
     """Python's finalizers run when the engine's lock has been given back."""
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for _ in range(2):
         page_and_bring_back(x, n)
     with ebb.region(EVERYTHING, "a"):

@@ -6,17 +6,13 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
-from captured_steps import Step, optimizer_of
+from captured_steps import Bracketed, Step, trained, two_trained
+from device_leaves import needs_captures
 
 import ebb
-from paging import Keep, gradients, is_right, page_and_bring_back, paged, region
+from paging import Keep, is_right, page_and_bring_back, paged
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_pages"),
-    pytest.mark.skipif(
-        not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("fresh_pages"), needs_captures]
 
 
 # What a capture begins with
@@ -24,19 +20,9 @@ pytestmark = [
 
 def test_a_captured_step_in_which_nothing_is_paged(device):
     """Its one layer stays, so the lane takes no part."""
-    step = Step(device, layers=1)
-
-    def run():
-        with ebb.paging.step():
-            step.found = gradients(step.net, step.x, step.n, region)
-
-    step.run = run
-    step.warm(then=optimizer_of(step))
+    step = trained(device, Bracketed, layers=1)
     graph = step.capture()
-    for number, live in enumerate([30, 3, 0]):
-        step.set(live, number)
-        graph.replay()
-        assert step.is_right()
+    step.check(graph.replay, [30, 3, 0])
 
 
 def test_a_capture_right_after_the_step_that_was_recorded(device):
@@ -44,24 +30,18 @@ def test_a_capture_right_after_the_step_that_was_recorded(device):
     step = Step(device)
     step.warm(times=1)
     graph = step.capture()
-    for number, live in enumerate([30, 3, 0]):
-        step.set(live, number)
-        graph.replay()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+    step.check(graph.replay, [30, 3, 0])
 
 
 def test_pools_that_go_while_a_graph_is_captured(device):
     """Nobody may wait then; and nobody need: the device was waited for before."""
-    step = Step(device)
     ebb.paging.configure(headroom=3.0)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     with step.stream:
-        kept, other = (step.net(step.x, step.n, region) for _ in range(2))
+        kept, other = (step.forward() for _ in range(2))
         ebb.paging.reset()
         torch.autograd.grad(other, step.net.weights)
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
+    with step.capturing() as graph:
         del kept  # and with it the pools
         found = step.x * 2
     graph.replay()
@@ -75,8 +55,7 @@ def test_what_another_stream_has_copied_comes_back_in_a_capture(device):
     accelerator.synchronize()
     with stream:
         kept = paged(step.x, step.n)
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
+    with step.capturing() as graph:
         found = kept[0][0].saved_tensors[0] * 1
     assert ebb.stats()["paging"]["pools"] == []
     graph.replay()
@@ -96,8 +75,7 @@ def test_what_another_stream_has_copied_comes_back_in_a_capture(device):
 
 def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
     """It says so before anything of it has happened."""
-    step = Step(device, live=10)
-    step.warm(then=optimizer_of(step))
+    step = trained(device, live=10)
     accelerator.synchronize()
     step.set(40)
     step.run()
@@ -114,12 +92,7 @@ def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
 
 def test_flags_that_nobody_has_read_before_a_capture(device):
     """They are read after it."""
-    step, other = Step(device), Step(device, live=10, width=12)
-    for _ in range(2):
-        with ebb.paging.step(False):
-            step.run()
-            other.run()
-        assert ebb.paging.step_ok()
+    step, other = two_trained(device)
     other.set(40)
     accelerator.synchronize()
     with other.stream:
@@ -139,18 +112,16 @@ def test_flags_that_nobody_has_read_before_a_capture(device):
 
 def test_another_stream_pages_while_a_graph_is_captured(device):
     """Its memory is its own until it has waited, whatever is let go for the graph."""
-    step, stream = Step(device), torch.Stream(device=device)
     ebb.paging.configure(headroom=4.0)
-    step.warm(then=optimizer_of(step))
+    step, stream = trained(device), torch.Stream(device=device)
     x = step.net.inputs(3)
     for _ in range(2):
         page_and_bring_back(x, step.n)
     accelerator.synchronize()
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
+    with step.capturing():
         with stream:
             kept = paged(x, step.n)
-        loss = step.net(step.x, step.n, region)
+        loss = step.forward()
         del loss
         with stream:
             scratch = [torch.zeros_like(x) for _ in range(4)]
@@ -167,12 +138,7 @@ def test_another_stream_pages_while_a_graph_is_captured(device):
 
 def test_what_a_capture_that_failed_has_paged_is_dropped_without_asking(device):
     """Nothing of it has happened, so nobody waits: for what else is on its way neither."""
-    step, other, kept = Step(device), Step(device, width=12), []
-    for _ in range(2):
-        with ebb.paging.step(False):
-            step.run()
-            other.run()
-        assert ebb.paging.step_ok()
+    (step, other), kept = two_trained(device, live=30), []
     with pytest.raises(KeyError):
         step.capture_forward(kept)
     with step.stream:
@@ -190,8 +156,7 @@ def test_what_a_capture_that_failed_has_paged_is_dropped_without_asking(device):
 
 def test_a_captured_step_waits_no_more_than_an_eager_one(device):
     """Within a graph nothing else uses its pools."""
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     torch.ops.late.drop_wait(-1)
     with step.stream:
         step.run()
@@ -215,11 +180,9 @@ def larger_pools(step):
 
 
 def test_a_graph_of_a_forward_that_nobody_wants_keeps_its_pools(device):
-    step = Step(device, live=10)
-    step.warm(then=optimizer_of(step))
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
-        loss = step.net(step.x, step.n, region)
+    step = trained(device, live=10)
+    with step.capturing() as graph:
+        loss = step.forward()
         del loss
     others = larger_pools(step)
     graph.replay()
@@ -230,13 +193,11 @@ def test_a_graph_of_a_forward_that_nobody_wants_keeps_its_pools(device):
 
 def test_a_graph_of_a_backward_keeps_its_pools(device):
     """What was paged before is asked for once, in the graph."""
-    step = Step(device, live=10)
-    step.warm(then=optimizer_of(step))
+    step = trained(device, live=10)
     with step.stream:
         kept = paged(step.x, step.n)
         assert ebb.paging.step_ok()  # the rows have left
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
+    with step.capturing() as graph:
         found = kept[0][0].saved_tensors[0] * 1
     graph.replay()
     accelerator.synchronize()
@@ -251,69 +212,61 @@ def test_a_graph_of_a_backward_keeps_its_pools(device):
 
 def test_a_replay_between_a_forward_and_its_backward(device):
     """Both use the same pools: one comes after the other."""
-    step = Step(device)
     ebb.paging.configure(headroom=3.0)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     graph = step.capture()
-    captured = step.found
     with step.stream:
-        loss = step.net(step.x, step.n, region)
+        loss = step.forward()
         graph.replay()
-        step.found = torch.autograd.grad(loss, [step.x, *step.net.weights])
+        found = torch.autograd.grad(loss, [step.x, *step.net.weights])
         graph.replay()
     assert step.is_right()
-    step.found = captured
+    step.found = found
     assert step.is_right()
     assert ebb.paging.step_ok()
 
 
 def test_a_replay_while_something_comes_back_ahead(device):
-    step = Step(device)
     ebb.paging.configure(headroom=3.0, prefetch=1)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     graph = step.capture()
-    captured, names = step.found, ("a", "b", "c")
     with step.stream:
         for _ in range(3):
             with ebb.paging.step():
-                kept = paged(step.x, step.n, names)
+                kept = paged(step.x, step.n, ("a", "b", "c"))
                 found = []
                 while kept:
                     found.append(kept.pop()[0].saved_tensors[0] * 1)
                     graph.replay()
     accelerator.synchronize()
     assert all(is_right(value, step.x, 3 - i) for i, value in enumerate(found))
-    step.found = captured
     assert step.is_right()
 
 
 def test_pages_are_given_back_behind_a_replay(device):
-    step = Step(device)
     ebb.paging.configure(headroom=3.0)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     graph = step.capture()
-    captured = step.found
     with step.stream:
-        loss = step.net(step.x, step.n, region)
+        loss = step.forward()
         graph.replay()
         del loss
         step.run()
     assert step.is_right()
-    step.found = captured
+    step.found = graph.found
     assert step.is_right()
     assert ebb.paging.step_ok()
 
 
 def test_a_replay_right_after_its_pools_were_reset(device):
     """It runs behind that, though the step that found no room is not over."""
-    step = Step(device, live=10)
-    step.warm(then=optimizer_of(step))
+    step = trained(device, live=10)
     graph = step.capture()
     step.set(40)
     graph.replay()
     assert not ebb.paging.step_ok()
     with step.stream:
-        loss = step.net(step.x, step.n, region)  # is recorded, and has no pools any more
+        loss = step.forward()  # is recorded, and has no pools any more
         graph.replay()
     accelerator.synchronize()
     assert loss is not None

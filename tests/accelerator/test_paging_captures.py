@@ -6,40 +6,28 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
-from captured_steps import Step, optimizer_of
+from captured_steps import Bracketed, Step, trained, two_trained
+from device_leaves import needs_captures
 
 import ebb
-from paging import Keep, gradients, region, same
+from paging import Keep, gradients, maybe_step, region, same
 
-pytestmark = [
-    pytest.mark.usefixtures("fresh_pages"),
-    pytest.mark.skipif(
-        not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-    ),
-]
+pytestmark = [pytest.mark.usefixtures("fresh_pages"), needs_captures]
 
 
 def test_a_capture_after_steps_with_an_optimizer(device):
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     graph = step.capture()
 
-    for number, live in enumerate([30, 3, 0, 29, 12, 30] * 4):
-        step.set(live, number)
-        graph.replay()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+    step.check(graph.replay, [30, 3, 0, 29, 12, 30] * 4)
     assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 def test_a_captured_step_that_finds_no_room(device):
-    step = Step(device, live=10)
-    step.warm(then=optimizer_of(step))
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
+    step = trained(device, live=10)
+    with step.capturing() as graph:
         step.run()
         flag = ebb.paging.found_inf(device)
-    captured = step.found
 
     graph.replay()
     assert flag.item() == 0.0
@@ -55,7 +43,6 @@ def test_a_captured_step_that_finds_no_room(device):
     larger = step.found
     step.set(10)
     graph.replay()
-    step.found = captured
     assert step.is_right()
     assert flag.item() == 0.0
     assert ebb.paging.step_ok()
@@ -68,8 +55,7 @@ def test_a_captured_step_that_finds_no_room(device):
 @pytest.mark.parametrize("live", [10, 40])
 def test_asking_right_after_a_replay(live, device):
     """Which the lane knows nothing of."""
-    step = Step(device, live=10)
-    step.warm(then=optimizer_of(step))
+    step = trained(device, live=10)
     graph = step.capture()
     for now in (10, live):
         step.set(now)
@@ -79,20 +65,14 @@ def test_asking_right_after_a_replay(live, device):
 
 @pytest.mark.parametrize("bracketed", [False, True])
 def test_eager_steps_between_replays(bracketed, device):
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     graph = step.capture()
-    captured = step.found
     for number, live in enumerate([30, 4, 17, 0, 30]):
         step.set(live, number)
         graph.replay()
-        step.found = captured
         assert step.is_right()
         step.set(30 - live, number + 1)
-        if bracketed:
-            with ebb.paging.step(False):
-                step.run()
-        else:
+        with maybe_step(bracketed, fixed_order=False):
             step.run()
         assert step.is_right()
         if number % 2 == 0:
@@ -101,14 +81,12 @@ def test_eager_steps_between_replays(bracketed, device):
 
 
 def test_replays_and_eager_steps_without_a_wait_between(device):
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
+    step, seen = trained(device), []
     graph = step.capture()
-    captured, seen = step.found, []
     with step.stream:
         for _ in range(4):
             graph.replay()
-            seen.append([g.clone() for g in captured])
+            seen.append([g.clone() for g in step.found])
             step.run()
             seen.append(step.found)
     accelerator.synchronize()
@@ -120,22 +98,17 @@ def test_replays_and_eager_steps_without_a_wait_between(device):
 @pytest.mark.parametrize("eager_first", [False, True])
 def test_a_forward_that_nobody_wants_before_a_capture(eager_first, device):
     """Its pages must be free again when the graph runs, and before, if something else does."""
-    step = Step(device)
     ebb.paging.configure(headroom=1.0)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     with step.stream:
-        loss = step.net(step.x, step.n, region)
+        loss = step.forward()
         del loss
     graph = step.capture()
     if eager_first:
         step.run()
         assert step.is_right()
         assert ebb.paging.step_ok()
-    for live in (30, 30, 30):
-        step.set(live)
-        graph.replay()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+    step.check(graph.replay, [30, 30, 30])
     step.run()
     assert step.is_right()
     graph.replay()
@@ -144,13 +117,12 @@ def test_a_forward_that_nobody_wants_before_a_capture(eager_first, device):
 
 def test_pages_that_a_graph_gives_back_once(device):
     """However much it pages."""
-    step = Step(device)
     ebb.paging.configure(headroom=3.0)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
 
     def waits(wanted):
         with step.stream:
-            loss = step.net(step.x, step.n, region)
+            loss = step.forward()
             if wanted:
                 torch.autograd.grad(loss, step.net.weights)
             count = ebb.stats()["paging"]["stashes"]
@@ -166,50 +138,35 @@ def test_pages_that_a_graph_gives_back_once(device):
 
 def test_a_graph_that_only_gives_back_pages_of_a_pool(device):
     """Its memory stays for the graph, when larger ones are made."""
-    step, other = Step(device), Step(device, live=10, width=12)
-    for _ in range(2):
-        with ebb.paging.step(False):
-            step.run()
-            other.run()
-        assert ebb.paging.step_ok()
+    step, other = two_trained(device)
     assert {pool["row_bytes"] for pool in ebb.stats()["paging"]["pools"]} == {4, 32, 48}
     with other.stream:
-        loss = other.net(other.x, other.n, region)
+        loss = other.forward()
         del loss
     graph = step.capture()
-    captured = step.found
     for live in (40, 40, 40):  # there is no room, nothing is paged, there is
         other.set(live)
         other.run()
         ebb.paging.step_ok()
     graph.replay()
-    step.found = captured
 
     assert step.is_right()
 
 
 def test_a_forward_that_nobody_wants_inside_a_capture(device):
-    step = Step(device)
     ebb.paging.configure(headroom=2.0)
-    step.warm(then=optimizer_of(step))
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
-        loss = step.net(step.x, step.n, region)
+    step = trained(device)
+    with step.capturing() as graph:
+        loss = step.forward()
         step.run()
         del loss
-    for live in (30, 30, 30, 30):
-        step.set(live)
-        graph.replay()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+    step.check(graph.replay, [30, 30, 30, 30])
 
 
 def test_a_backward_inside_a_capture_that_is_not_whole(device):
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
-        loss = step.net(step.x, step.n, region)
+    step = trained(device)
+    with step.capturing() as graph:
+        loss = step.forward()
         found = torch.autograd.grad(loss, step.net.weights[-1:])
         del loss
     for _ in range(5):
@@ -220,46 +177,24 @@ def test_a_backward_inside_a_capture_that_is_not_whole(device):
 
 
 @pytest.mark.parametrize("where", ["after the step", "between forward and backward"])
-def test_a_capture_that_failed(where, device):
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
+@pytest.mark.parametrize("eager_first", [False, True])
+def test_a_capture_that_failed(eager_first, where, device):
+    step = trained(device)
     with pytest.raises(KeyError):
         step.capture(fails=True) if where == "after the step" else step.capture_forward([])
-    for live in (30, 5, 29):
-        step.set(live)
-        step.run()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+    if eager_first:
+        step.check(step.run, [30, 5, 29])
     graph = step.capture()
-    for live in (30, 5):
-        step.set(live)
-        graph.replay()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+    step.check(graph.replay, [30, 5, 30])
     assert ebb.stats()["paging"]["recorded_steps"] == 1
-
-
-def test_a_capture_right_after_one_that_failed(device):
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
-    with pytest.raises(KeyError):
-        step.capture_forward([])
-    graph = step.capture()
-    for live in (30, 5, 30):
-        step.set(live)
-        graph.replay()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
 
 
 def test_memory_of_a_capture_that_failed_is_given_up(device):
     """What it has paged is held until somebody comes after it."""
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
+    step, kept = trained(device), []
     step.found = None
     accelerator.synchronize()
     before = torch.accelerator.memory_allocated(device)
-    kept = []
     with pytest.raises(KeyError):
         step.capture_forward(kept)
     kept.clear()
@@ -272,21 +207,18 @@ def test_memory_of_a_capture_that_failed_is_given_up(device):
 
 def test_a_backward_in_a_capture_of_a_forward_before_it(device):
     """The graph has the tickets of what was paged before; eager steps take new ones."""
-    step = Step(device)
     ebb.paging.configure(headroom=2.0)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     with step.stream:
-        loss = step.net(step.x, step.n, region)
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
+        loss = step.forward()
+    with step.capturing() as graph:
         leaves = [step.x, *step.net.weights]
-        found = torch.autograd.grad(loss, leaves, retain_graph=True)
+        step.found = torch.autograd.grad(loss, leaves, retain_graph=True)
     for _ in range(2):
         with step.stream:
             step.run()
     accelerator.synchronize()
     graph.replay()
-    step.found = found
 
     assert loss is not None
     assert step.is_right()
@@ -318,9 +250,7 @@ def test_a_write_in_a_capture_to_what_has_left_before(device):
 
 
 def test_what_a_capture_has_paged_does_not_come_back_outside(device):
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
-    kept = []
+    step, kept = trained(device), []
     with pytest.raises(KeyError):
         step.capture_forward(kept)
     with pytest.raises(RuntimeError, match="Capture forward and backward together"):
@@ -330,13 +260,11 @@ def test_what_a_capture_has_paged_does_not_come_back_outside(device):
 
 def test_asking_while_a_graph_is_captured(device):
     """An optimizer may be captured: nobody asks the pools then. Who asks himself is told."""
-    step = Step(device)
-    step.warm(then=optimizer_of(step))
+    step = trained(device)
     parameter = torch.ones(4).to(device).requires_grad_()
     parameter.grad = torch.ones(4).to(device)
     optimizer = torch.optim.SGD([parameter], lr=0.5)
-    graph = accelerator.Graph()
-    with graph.capture(step.stream):
+    with step.capturing() as graph:
         step.run()
         optimizer.step()
         with pytest.raises(RuntimeError, match=r"use ebb.paging.found_inf\(\)"):
@@ -348,31 +276,19 @@ def test_asking_while_a_graph_is_captured(device):
 
 def test_a_capture_before_any_step(device):
     step = Step(device)
-    with (
-        pytest.raises(RuntimeError, match="Run one step with the same shapes before the capture"),
-        accelerator.Graph().capture(step.stream),
-    ):
-        step.run()
+    with pytest.raises(RuntimeError, match="Run one step with the same shapes before the capture"):
+        step.capture()
     step.run()
     assert step.is_right()
 
 
 def test_a_bracketed_step_with_what_comes_back_ahead(device):
     """The layer whose backward comes next is not paged; the others come back one layer ahead."""
-    step = Step(device)
-
-    def run():
-        with ebb.paging.step():
-            step.found = gradients(step.net, step.x, step.n, region)
-
-    step.run = run
-    step.warm(then=optimizer_of(step))
+    step = trained(device, Bracketed)
     graph = step.capture()
-    captured = step.found
     for number, live in enumerate([30, 3, 0, 29]):
         step.set(live, number)
         graph.replay()
-        step.found = captured
         assert step.is_right()
         assert ebb.paging.step_ok()
         step.run()
@@ -380,16 +296,12 @@ def test_a_bracketed_step_with_what_comes_back_ahead(device):
 
 
 def test_two_graphs_on_two_streams(device):
-    step, other = Step(device), Step(device, seed=1)
-    for one in (step, other):
-        one.warm(then=optimizer_of(one))
-    graphs = step.capture(), other.capture()
+    steps = trained(device), trained(device, seed=1)
+    graphs = [step.capture() for step in steps]
     for _ in range(3):
-        for one, graph in zip((step, other), graphs, strict=True):
-            one.stream.wait_stream(torch.accelerator.current_stream())
-            with one.stream:
+        for step, graph in zip(steps, graphs, strict=True):
+            with accelerator.behind(step.stream, torch.accelerator.current_stream()):
                 graph.replay()
-            torch.accelerator.current_stream().wait_stream(one.stream)
-    assert step.is_right()
-    assert other.is_right()
+            torch.accelerator.current_stream().wait_stream(step.stream)
+    assert all(step.is_right() for step in steps)
     assert ebb.paging.step_ok()

@@ -14,6 +14,7 @@ from paging import (
     Keep,
     Masked,
     gradients,
+    masked,
     page_and_bring_back,
     paged,
     region,
@@ -84,8 +85,7 @@ def test_the_stream_that_has_copied_rows_waits_for_nothing(device):
 
 def test_a_layer_waits_for_what_its_own_stream_has_paged(device, streams):
     """The other one, whose rows have left since, runs nothing."""
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for _ in range(2):
         assert all(ctx.saved_tensors for ctx, _ in paged(x, n, ("a", "b")))
     wait_for_all(device, streams)
@@ -120,8 +120,7 @@ def test_what_has_left_is_free_when_somebody_has_asked(device):
 
 
 def test_what_has_left_is_free_when_the_step_ends_on_another_stream(device, streams):
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for _ in range(2):
         page_and_bring_back(x, n)
     wait_for_all(device, streams)
@@ -130,8 +129,7 @@ def test_what_has_left_is_free_when_the_step_ends_on_another_stream(device, stre
         place = h.data_ptr()
         kept, ctx = Keep.apply(h), Keep.last
         del h
-    streams[1].wait_stream(streams[0])
-    with streams[1]:
+    with accelerator.behind(streams[1], streams[0]):
         assert ctx.saved_tensors  # it lives
         Keep.last = kept = ctx = None
     accelerator.synchronize()
@@ -145,8 +143,7 @@ def test_the_last_of_what_has_left_is_waited_for(device):
     """Though something older is given up after it: what was coming back ahead, when the order of
     the step has changed."""
     ebb.paging.configure(prefetch=1)
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for _ in range(2):
         with ebb.paging.step():
             kept = paged(x, n, ("a", "b", "c"))
@@ -175,8 +172,7 @@ def test_the_last_of_what_has_left_is_waited_for(device):
 
 def test_memory_of_what_has_left_after_what_is_written(device):
     """Who waits for one stash says nothing of a later one, whose rows are being read still."""
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for _ in range(3):
         with ebb.region(EVERYTHING):
             h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()

@@ -11,16 +11,7 @@ import pytest
 import torch
 
 import ebb
-from paging import (
-    EVERYTHING,
-    Keep,
-    Masked,
-    gradients,
-    is_right,
-    paged,
-    region,
-    same,
-)
+from paging import Keep, Masked, gradients, is_right, masked, maybe_step, paged, region, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -36,9 +27,7 @@ def step(device):
     def run(live=100, bracketed=False):
         n = net.live(live)
         expected = gradients(net, x, n)
-        if not bracketed:
-            return same(expected, gradients(net, x, n, region))
-        with ebb.paging.step():
+        with maybe_step(bracketed):
             found = gradients(net, x, n, region)
         return same(expected, found)
 
@@ -127,51 +116,25 @@ def test_a_kernel_that_fails_in_forward(which, step):
 
 
 def test_no_memory_for_what_comes_back_ahead(device):
-    """It comes back when it is needed, and what is asked for comes back all the same."""
+    """It comes back when it is needed, and what is asked for comes back all the same. In that step
+    nothing more comes ahead: each try may cost an allocator all that it has cached."""
     ebb.paging.configure(prefetch=1)
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
-
-    def run(limited):
-        kept = []
-        with ebb.paging.step():
-            for number in (1, 2, 3):
-                with ebb.region(EVERYTHING, f"layer {number}"):
-                    y = Keep.apply(ebb.mark_rows(x + number, n))
-                kept.append((Keep.last, y))
-            if limited:
-                torch.ops.late.limit(torch.accelerator.memory_allocated(device), -1)
-            last = kept[2][0].saved_tensors[0]  # it stayed; the one before is to come ahead
-            torch.ops.late.limit(-1, -1)
-            return [ctx.saved_tensors[0] for ctx, _ in kept[:2]] + [last]
-
+    _, x, n = masked(device)
     for limited in (False, False, True, True, False):
-        found = run(limited)
-        expected = [x + number for number in (1, 2, 3)]
-        assert same([a[:20] for a in expected], [b[:20] for b in found])
-        assert ebb.paging.step_ok()
-    Keep.last = None
-
-
-def test_after_no_memory_nothing_comes_back_ahead_in_that_step(device):
-    """Each try may cost an allocator all that it has cached."""
-    ebb.paging.configure(prefetch=1)
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
-    for limited in (False, False, True):
         with ebb.paging.step():
             a, b, c, d = kept = paged(x, n, ("a", "b", "c", "d"))
             if limited:
                 torch.ops.late.limit(torch.accelerator.memory_allocated(device), -1)
-            found = [d[0].saved_tensors[0]]
+            found = [d[0].saved_tensors[0]]  # it stayed; the one before is to come ahead
             torch.ops.late.limit(-1, -1)
             before = torch.accelerator.memory_allocated(device)
             found += c[0].saved_tensors
             more = torch.accelerator.memory_allocated(device) - before
             found += b[0].saved_tensors + a[0].saved_tensors
-        assert all(is_right(value, x, number) for value, number in zip(found, (4, 3, 2, 1)))  # noqa: B905
+        assert all(is_right(value, x, 4 - i) for i, value in enumerate(found))
+        assert not limited or more < 1.5 * x.nbytes  # the one that was needed
+        assert ebb.paging.step_ok()
         assert kept
-    assert more < 1.5 * x.nbytes  # the one that was needed
     Keep.last = None
 
 
@@ -280,8 +243,7 @@ def test_kernels_that_cannot_run_show_in_the_first_forward():
     prepare = "ebb._testing.set_page_mover('late', torch.ops.late.failing_page_mover())"
     support = Path(__file__).parents[1] / "support"
     done = fork_server.run(
-        ["-c", BAD.format(prepare=prepare, error="NotImplementedError")],
-        cwd=support,
+        ["-c", BAD.format(prepare=prepare, error="NotImplementedError")], cwd=support
     )
     first, *rest = done.stdout.splitlines()
     assert "PAGE does not work on late:0: page kernel: no kernel image" in first, done.stderr

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import accelerator
 import pytest
 import torch
@@ -13,22 +10,14 @@ from hypothesis import strategies as st
 
 import ebb
 from ebb._testing import PagePool
-from paging import EVERYTHING, Masked, gradients, region, same
+from paging import EVERYTHING, Masked, gradients, masked, programs_of, region, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
-FOLDER = Path(__file__).parents[1] / "paging"
 DEVICES = pytest.mark.parametrize("name", ["late", "late:0", "late:1"])
 
 
-def load(file):
-    spec = importlib.util.spec_from_file_location(f"programs_{file}", FOLDER / f"{file}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PAGES, STACKS = load("test_page_pool"), load("test_page_stack")
+PAGES, STACKS = programs_of("test_page_pool"), programs_of("test_page_stack")
 
 
 @DEVICES
@@ -65,16 +54,7 @@ def test_stacks(name, device):
     @settings(max_examples=30, database=None)
     @given(STACKS.ACTIONS, st.sampled_from([(30, 0), (20, 20), (0, 16)]))
     def program(actions, capacity):
-        stack = STACKS.Stack(resolved(name), capacity)
-        for action, number in actions:
-            if action == "stash":
-                stack.stash(number)
-            elif action == "reset":
-                stack.reset()
-            elif stack.slots and action == "restore":
-                stack.restore(number % len(stack.slots))
-            elif stack.slots:
-                stack.give_back()
+        STACKS.Stack(resolved(name), capacity).run(actions)
 
     program()
     accelerator.synchronize()
@@ -191,8 +171,7 @@ def test_counts_that_cannot_be_show_in_the_end(count, device):
 
 def test_padded_memory_is_free_between_forward_and_backward(device):
     """Of each layer but the last, which nothing has come after yet."""
-    net = Masked(layers=6, width=64, rows=2048, device=device)
-    x, n = net.inputs(0), net.live(64)
+    net, x, n = masked(device, 64, layers=6, width=64, rows=2048)
     for _ in range(2):
         gradients(net, x, n, region)
 
@@ -213,8 +192,7 @@ def test_padded_memory_is_free_between_forward_and_backward(device):
 def test_dead_rows_that_are_to_show(dead_rows, device):
     """Of the last layer too, which nothing has come after."""
     ebb.paging.configure(dead_rows=dead_rows)
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for _ in range(3):
         with ebb.region(EVERYTHING):
             loss = ebb.mark_rows(x * 2, n).sin()

@@ -5,17 +5,14 @@ What they make is on the default device, and so is what their files have made.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import accelerator
 import pytest
 import torch
 
-from paging import fresh
+from paging import fresh, programs_of
 
-FOLDER = Path(__file__).parents[1] / "paging"
 FILES = [
     "test_paging",
     "test_paging_overflow",
@@ -33,7 +30,6 @@ LEFT_OUT = {
         "test_a_count_that_is_written_unseen",
         "test_counts_on_the_cpu_are_read_where_they_are",
         "test_counts_of_one_storage",
-        "test_counts_that_cannot_be",
         "test_one_number_in_two_tensors",
     ],
     "the host sees errors": [
@@ -53,7 +49,6 @@ LEFT_OUT = {
     "nothing in it is about devices": [
         "test_a_graph_that_is_kept_does_not_keep_recording_on",
         "test_all_ranks_run_a_step_again",
-        "test_headroom_that_cannot_be",
         "test_no_deadlock_between_the_lock_and_the_gil",
         "test_settings_that_make_no_sense",
         "test_the_environment",
@@ -62,23 +57,15 @@ LEFT_OUT = {
 NOT_HERE = {name for names in LEFT_OUT.values() for name in names}
 
 
-def load(file):
-    name = f"programs_{file}"
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{file}.py")
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def is_fixture(value):
     return type(value).__name__ == "FixtureFunctionDefinition"
 
 
 for file in FILES:
-    for name, value in vars(load(file)).items():
+    for name, value in vars(programs_of(file)).items():
         if name.startswith("test_") and name not in NOT_HERE:
             globals()[f"{name}__{file.removeprefix('test_')}"] = value
-        elif is_fixture(value) and name != "anew":
+        elif is_fixture(value):
             globals()[name] = value
 
 

@@ -8,6 +8,7 @@ import threading
 import accelerator
 import pytest
 import torch
+from other_threads import together
 from torch.nn.functional import gelu, layer_norm
 
 import ebb
@@ -17,6 +18,8 @@ from paging import (
     Masked,
     gradients,
     is_right,
+    masked,
+    maybe_step,
     paged,
     region,
     same,
@@ -29,8 +32,7 @@ pytestmark = pytest.mark.usefixtures("fresh_pages")
 @pytest.fixture
 def one(device):
     """Pools are there; x and the number of its live rows."""
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     for _ in range(2):
         for ctx, _ in paged(x, n, ("a", "b")):
             assert ctx.saved_tensors[0] is not None
@@ -87,10 +89,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
         return found
 
     for _ in range(4):
-        if bracketed:
-            with ebb.paging.step():
-                found = run()
-        else:
+        with maybe_step(bracketed):
             found = run()
         wait_for_all(device, streams)
         assert all(map(same, expected, found))
@@ -99,8 +98,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
 
 def test_layers_on_two_streams(device, streams):
     """Each layer of one model on one of two streams; what was paged on one comes back there."""
-    net = Masked(layers=4, device=device)
-    x, n = net.inputs(0), net.live(20)
+    net, x, n = masked(device, layers=4)
     expected = gradients(net, x, n)
 
     def program(inside):
@@ -121,10 +119,7 @@ def test_layers_on_two_streams(device, streams):
     wait_for_all(device, streams)
     assert accelerator.findings() == []
     for bracketed in (False, False, True, True, True):
-        if bracketed:
-            with ebb.paging.step():
-                found = torch.autograd.grad(program(region), [x, *net.weights])
-        else:
+        with maybe_step(bracketed):
             found = torch.autograd.grad(program(region), [x, *net.weights])
         wait_for_all(device, streams)
         assert same(expected, found)
@@ -135,8 +130,7 @@ def test_layers_on_two_streams(device, streams):
 def test_what_leaves_when_the_region_ends(part, device, streams):
     """The stream on which a region ends pages what only recipes read."""
     policy = ebb.Policy({"aten::sin": ebb.PAGE})
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    net, x, n = masked(device)
 
     def program(x):
         h = ebb.mark_rows(x * 1, n).sin()
@@ -164,8 +158,7 @@ def test_another_stream_asks(recorded, device, streams, one):
         ebb.paging.reset()
     with streams[0]:
         kept = paged(x, n)
-    streams[1].wait_stream(streams[0])
-    with streams[1]:
+    with accelerator.behind(streams[1], streams[0]):
         found = kept[0][0].saved_tensors[0]
         copy = found.clone()
         del found
@@ -173,28 +166,17 @@ def test_another_stream_asks(recorded, device, streams, one):
     assert is_right(copy, x, 1)
 
 
-def test_another_stream_asks_again(device, streams, one):
-    """What one has brought back another gets too, behind it."""
-    x, n = one
-    kept = paged(x, n)
-    wait_for_all(device, streams)
-    with streams[0]:
-        first = kept[0][0].saved_tensors[0].clone()
-    streams[1].wait_stream(streams[0])
-    with streams[1]:
-        second = kept[0][0].saved_tensors[0].clone()
-    torch.accelerator.synchronize()
-    assert is_right(first, x, 1)
-    assert is_right(second, x, 1)
-
-
-def test_two_streams_ask_that_do_not_wait_for_each_other(device, streams, one):
-    """Both come after what was saved; who brought it back first is not their business."""
+@pytest.mark.parametrize("ordered", [True, False], ids=["each waits", "none waits"])
+def test_another_stream_asks_again(ordered, device, streams, one):
+    """What one has brought back another gets too. They need not wait for each other: both come
+    after what was saved; who brought it back first is not their business."""
     x, n = one
     kept = paged(x, n)
     wait_for_all(device, streams)
     found = []
     for stream in (*streams, streams[0]):
+        if ordered:
+            stream.wait_stream(streams[0])
         with stream:
             found.append(kept[0][0].saved_tensors[0].clone())
     torch.accelerator.synchronize()
@@ -204,8 +186,7 @@ def test_two_streams_ask_that_do_not_wait_for_each_other(device, streams, one):
 def test_what_came_back_ahead_for_another_stream(device, streams):
     """A layer's backward on one stream brings back what is needed on the other."""
     ebb.paging.configure(prefetch=1)
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    _, x, n = masked(device)
     accelerator.synchronize()
     for _ in range(4):
         with ebb.paging.step():
@@ -231,11 +212,9 @@ def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, stream
             h = ebb.mark_rows(x.detach() + 1, n)
             y = Keep.apply(h.requires_grad_())
             ctx = Keep.last
-        streams[1].wait_stream(streams[0])
-        with streams[1], torch.no_grad():
+        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
             h.data.zero_()
-    streams[0].wait_stream(streams[1])
-    with streams[0]:
+    with accelerator.behind(streams[0], streams[1]):
         found = ctx.saved_tensors[0].clone()
     accelerator.synchronize()
     assert y is not None
@@ -250,8 +229,7 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
         with ebb.region(EVERYTHING, "a"):
             with streams[0]:
                 h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
-            streams[1].wait_stream(streams[0])
-            with streams[1]:
+            with accelerator.behind(streams[1], streams[0]):
                 out = Keep.apply(h)  # before torch 2.13 the node dies with its result
                 ctx = Keep.last
         streams[0].wait_stream(streams[1])
@@ -314,11 +292,9 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
             h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
             out = Keep.apply(h)  # as above
             ctx = Keep.last
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             found = ctx.saved_tensors[0].clone()  # it lives
-        streams[0].wait_stream(streams[1])
-        with streams[0]:
+        with accelerator.behind(streams[0], streams[1]):
             Keep.last = ctx = h = None
             del out
             scratch = [torch.zeros_like(x) for _ in range(4)]
@@ -361,22 +337,18 @@ def test_threads_of_two_devices(device):
             gradients(net, *given, region)
     accelerator.synchronize()
     wrong = []
-    together = threading.Barrier(4)
+    barrier = threading.Barrier(4)
 
     def work(i):
         with torch.Stream(device=nets[i].device):
             for _ in range(10):
-                together.wait(60)
+                barrier.wait(60)
                 found = gradients(nets[i], *data[i], region)
                 if not same(expected[i], found):
                     wrong.append(i)
 
     with ebb.paging.step(False):
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(work, 4)
     assert wrong == []
     assert ebb.paging.step_ok()
 
@@ -392,10 +364,7 @@ def test_one_graph_over_two_devices(device):
     leaves = [*xs, *nets[0].weights, *nets[1].weights]
     expected = [g for net, x, n in zip(nets, xs, counts, strict=True) for g in gradients(net, x, n)]
     for bracketed in (False, False, True, True, True):
-        if bracketed:
-            with ebb.paging.step(False):
-                found = torch.autograd.grad(loss(region), leaves)
-        else:
+        with maybe_step(bracketed, fixed_order=False):
             found = torch.autograd.grad(loss(region), leaves)
         by_net = [found[0], *found[2:8], found[1], *found[8:]]
         assert same(expected, by_net)
@@ -422,8 +391,7 @@ def test_streams_that_run_by_themselves(device, streams):
 def test_one_stream_costs_nothing_more(device):
     """Nothing but what the order of calls needs: each stash and restore has one event to wait for
     before and one after it."""
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(20)
+    net, x, n = masked(device)
     for _ in range(3):
         gradients(net, x, n, region)
     before = ebb.stats()["paging"]["stashed"]
@@ -439,8 +407,7 @@ def test_one_stream_costs_nothing_more(device):
 
 def test_a_layer_of_other_operators(device, streams):
     w = torch.randn(8, 8).to(device).requires_grad_()
-    net = Masked(device=device)
-    x, n = net.inputs(0), net.live(12)
+    net, x, n = masked(device, 12)
 
     def program(inside):
         with inside():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
+from device_leaves import needs_captures
 from torch.nn import functional as F
 
 import ebb
@@ -39,6 +40,15 @@ def run(operator, region, device):
     return [loss.detach().cpu(), gradient.cpu(), torch.rand(3), torch.ops.late.random_state()]
 
 
+def assert_exact(operator, device, policy=EVERYTHING):
+    torch.ops.late.hidden_seed(7)
+    expected = run(operator, torch.enable_grad(), device)
+    torch.ops.late.hidden_seed(7)
+    found = run(operator, ebb.region(policy), device)
+    for ours, eager in zip(found, expected, strict=True):
+        assert torch.equal(ours, eager)
+
+
 @pytest.mark.parametrize(
     "device_draws", DEVICES, ids=lambda d: d[0] + (", no generator" * (not d[1]))
 )
@@ -46,13 +56,7 @@ def run(operator, region, device):
 def test_gradients_and_generators_are_as_in_eager(operator, device_draws, device):
     whose, has_generator = device_draws
     with accelerator.drawing(whose, generator=has_generator):
-        torch.ops.late.hidden_seed(7)
-        expected = run(operator, torch.enable_grad(), device)
-        torch.ops.late.hidden_seed(7)
-        found = run(operator, ebb.region(EVERYTHING), device)
-
-    for ours, eager in zip(found, expected, strict=True):
-        assert torch.equal(ours, eager)
+        assert_exact(operator, device)
 
 
 @pytest.mark.parametrize("whose", ["from device", "from cpu"])
@@ -74,29 +78,15 @@ def test_what_was_drawn_from_nobody_knows_where_is_kept(whose, device):
         assert "from a generator that ebb cannot identify" in str(ebb.report())
 
 
-def test_a_generator_that_is_given(device):
+@pytest.mark.parametrize("whose", ["from device", "from cpu"])
+def test_a_generator_that_is_given(whose, device):
     def operator(x):
-        generator = torch.Generator(device=device).manual_seed(3)
+        of = device if whose == "from device" else "cpu"
+        generator = torch.Generator(device=of).manual_seed(3)
         return x * torch.empty_like(x).bernoulli_(0.5, generator=generator)
 
-    expected = run(operator, torch.enable_grad(), device)
-    found = run(operator, ebb.region(EVERYTHING), device)
-
-    for ours, eager in zip(found, expected, strict=True):
-        assert torch.equal(ours, eager)
-
-
-def test_a_generator_of_the_cpu_that_is_given(device):
-    def operator(x):
-        generator = torch.Generator().manual_seed(3)
-        return x * torch.empty_like(x).bernoulli_(0.5, generator=generator)
-
-    with accelerator.drawing("from cpu"):
-        expected = run(operator, torch.enable_grad(), device)
-        found = run(operator, ebb.region(EVERYTHING), device)
-
-    for ours, eager in zip(found, expected, strict=True):
-        assert torch.equal(ours, eager)
+    with accelerator.drawing(whose):
+        assert_exact(operator, device)
 
 
 @torch.library.custom_op("ebb_test::scaled_noise", mutates_args=())
@@ -112,21 +102,15 @@ def noise_on(count: int, device: torch.device) -> torch.Tensor:
 FROM_ELSEWHERE = ebb.Policy({"ebb_test::*": ebb.RECOMPUTE})
 
 
-def is_exact(operator, device):
-    expected = run(operator, torch.enable_grad(), device)
-    found = run(operator, ebb.region(FROM_ELSEWHERE), device)
-    return all(torch.equal(ours, eager) for ours, eager in zip(found, expected, strict=True))
-
-
 def test_a_tensor_of_the_cpu_comes_first(device):
     scale = torch.tensor(3.0)
 
-    assert is_exact(lambda x: x * scaled_noise(scale, x.detach()), device)
+    assert_exact(lambda x: x * scaled_noise(scale, x.detach()), device, FROM_ELSEWHERE)
 
 
 @pytest.mark.parametrize("named", ["late:0", "late", "cpu"])
 def test_an_operator_that_is_given_a_device_alone(named, device):
-    assert is_exact(lambda x: x * noise_on(16, torch.device(named)).to(device), device)
+    assert_exact(lambda x: x * noise_on(16, torch.device(named)).to(device), device, FROM_ELSEWHERE)
 
 
 @torch.library.custom_op(
@@ -137,7 +121,7 @@ def noise_there(count: int) -> torch.Tensor:
 
 
 def test_an_operator_that_says_that_it_draws_but_not_where(device):
-    assert is_exact(lambda x: x * noise_there(16), device)
+    assert_exact(lambda x: x * noise_there(16), device, FROM_ELSEWHERE)
 
 
 @torch.library.custom_op("ebb_test::times_a_number", mutates_args=())
@@ -145,9 +129,7 @@ def times_a_number(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rand(()).item()
 
 
-@pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
+@needs_captures
 def test_in_a_capture_the_cpus_numbers_are_those_of_the_forward(device):
     """The graph has them as they were drawn."""
     stream = torch.Stream(device=device)
@@ -162,8 +144,7 @@ def test_in_a_capture_the_cpus_numbers_are_those_of_the_forward(device):
         with stream:
             step(region)
         torch.manual_seed(1)
-        graph = accelerator.Graph()
-        with graph.capture(stream):
+        with accelerator.Graph().capture(stream) as graph:
             gradient = step(region)
         graph.replay()
         accelerator.synchronize()

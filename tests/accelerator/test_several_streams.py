@@ -6,38 +6,18 @@ from __future__ import annotations
 import accelerator
 import pytest
 import torch
+from device_leaves import assert_gradient, assert_same, finish_copies
 
 import ebb
-from ebb import _testing
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 
 
-@pytest.fixture
-def streams(device):
-    _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1)
-    return torch.Stream(device=device), torch.Stream(device=device)
-
-
-@pytest.fixture
-def x(streams, device):
-    x = torch.randn(8, 32).to(device).requires_grad_()
-    accelerator.synchronize()
-    return x
-
-
-def use_what_is_free(stream, *shapes):
+def use_what_is_free(stream, shape=(8, 32)):
     """Whoever got its memory too soon, or keeps it too long, meets this."""
     with stream:
-        kept = [torch.ones(shape, device="late").mul_(3) for shape in shapes]
+        kept = [torch.ones(shape, device="late").mul_(3) for _ in range(8)]
     del kept
-
-
-def finish_copies():
-    _testing.drain_offload()
-    accelerator.synchronize()
-    ebb.stats()["offload"]  # looks for copies that are done
 
 
 def ones_for(*outputs):
@@ -46,14 +26,17 @@ def ones_for(*outputs):
     return ones
 
 
+def sine_of_a_part(x):
+    return x.detach().cpu().sin()[:1]
+
+
 def test_memory_that_came_ahead_for_another_stream(streams, x):
     """It is the first stream's, and the second one reads it when it is freed."""
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
             h.cos()  # sends it
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             second = h.sinh()
         with streams[0]:
             del h
@@ -61,13 +44,9 @@ def test_memory_that_came_ahead_for_another_stream(streams, x):
     finish_copies()
     ones = ones_for(first, second)
     found = torch.autograd.grad([first, second], x, ones)[0]
-    use_what_is_free(streams[0], *[(8, 32)] * 8)
-    accelerator.synchronize()
+    use_what_is_free(streams[0])
 
-    cpu = x.detach().cpu().requires_grad_()
-    ones = [one.cpu() for one in ones]
-    outputs = [(cpu * 2).sin().cos(), cpu.sin().sinh()]
-    assert torch.equal(found.cpu(), torch.autograd.grad(outputs, cpu, ones)[0])
+    assert_gradient(found, lambda x: ((x * 2).sin().cos(), x.sin().sinh()), x)
 
 
 def test_fetched_on_one_stream_and_asked_for_again_on_another(streams, x):
@@ -76,20 +55,15 @@ def test_fetched_on_one_stream_and_asked_for_again_on_another(streams, x):
         y = x.sin()[:1].cos()
     finish_copies()
     limit = torch.accelerator.memory_allocated(x.device) + 512  # for the part
-    with (
-        pytest.raises(torch.OutOfMemoryError),
-        accelerator.limited(device=limit),
-        streams[0],
-    ):
+    with pytest.raises(torch.OutOfMemoryError), accelerator.limited(device=limit), streams[0]:
         _ = y.grad_fn._saved_self
     with streams[1]:
         again = y.grad_fn._saved_self
-    use_what_is_free(streams[0], *[(1, 32)] * 8)
+    use_what_is_free(streams[0], (1, 32))
     with streams[1]:
         found = again * 1
-    accelerator.synchronize()
 
-    assert torch.equal(found.cpu(), x.detach().cpu().sin()[:1])
+    assert_same([found], sine_of_a_part(x))
 
 
 def test_a_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
@@ -98,8 +72,7 @@ def test_a_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
         with streams[0]:
             h = x.sin() * 2
             first = h.tanh() * 1  # tanh saves its result: h is made again, and the write needs it
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             h.mul_(3).add_(1)
             second = h.cos()
         del h
@@ -108,13 +81,9 @@ def test_a_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
         saved = first.grad_fn.next_functions[0][0]._saved_result
     with streams[1]:
         of_second = torch.autograd.grad(second, x, ones)[0]
-    accelerator.synchronize()
 
-    cpu = x.detach().cpu().requires_grad_()
-    h = cpu.sin() * 2
-    assert torch.equal(saved.cpu(), h.detach().tanh())
-    expected = torch.autograd.grad((h * 3 + 1).cos(), cpu, ones[0].cpu())[0]
-    assert torch.equal(of_second.cpu(), expected)
+    assert_same([saved], (x.detach().cpu().sin() * 2).tanh())
+    assert_gradient(of_second, lambda x: (x.sin() * 2 * 3 + 1).cos(), x)
 
 
 def test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it(streams, x):
@@ -124,8 +93,7 @@ def test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it(streams, x
         with streams[0]:
             h = x.sin()
             escaped = h.detach()
-        streams[1].wait_stream(streams[0])
-        with streams[1]:
+        with accelerator.behind(streams[1], streams[0]):
             y = (h * 2).cos()
         del h
     ones = ones_for(y)
@@ -134,13 +102,10 @@ def test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it(streams, x
     with streams[0]:
         read = escaped * 1
     del escaped
-    use_what_is_free(streams[1], *[(8, 32)] * 8)
-    accelerator.synchronize()
+    use_what_is_free(streams[1])
 
-    cpu = x.detach().cpu().requires_grad_()
-    assert torch.equal(read.cpu(), cpu.detach().sin())
-    expected = torch.autograd.grad((cpu.sin() * 2).cos(), cpu, ones[0].cpu())[0]
-    assert torch.equal(found.cpu(), expected)
+    assert_same([read], x.detach().cpu().sin())
+    assert_gradient(found, lambda x: (x.sin() * 2).cos(), x)
 
 
 def test_a_stream_that_comes_later_waits_for_a_filled_escape(streams, x, device):
@@ -156,10 +121,8 @@ def test_a_stream_that_comes_later_waits_for_a_filled_escape(streams, x, device)
         first = node._saved_self * 1
     with torch.Stream(device=device):
         second = node._saved_self * 1
-    accelerator.synchronize()
 
-    for found in (first, second, escaped):
-        assert torch.equal(found.cpu(), x.detach().cpu().sin())
+    assert_same([first, second, escaped], x.detach().cpu().sin())
 
 
 def test_what_left_early_is_freed_after_the_copy(streams, x):
@@ -169,18 +132,15 @@ def test_what_left_early_is_freed_after_the_copy(streams, x):
             h = x.sin()
             h.cos()  # sends it
             y = h.exp().cos()
-        streams[1].wait_stream(streams[0])
-        with streams[1], torch.no_grad():
+        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
             h.zero_()
         streams[0].wait_stream(streams[1])
     del h
-    use_what_is_free(streams[0], *[(8, 32)] * 8)
+    use_what_is_free(streams[0])
     with streams[0]:
         found = torch.autograd.grad(y.sum(), x)[0]
-    accelerator.synchronize()
 
-    cpu = x.detach().cpu().requires_grad_()
-    assert torch.equal(found.cpu(), torch.autograd.grad(cpu.sin().exp().cos().sum(), cpu)[0])
+    assert_gradient(found, lambda x: x.sin().exp().cos(), x)
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -195,19 +155,16 @@ def test_what_is_dropped_on_its_way_back(static, streams, x):
     with streams[0]:
         torch.autograd.grad(second, x, ones)  # and the first one ahead
     del first, second
-    use_what_is_free(streams[0], *[(8, 32)] * 8)
+    use_what_is_free(streams[0])
     with streams[1], ebb.region(SINES):
         y = x.sin().cos().sin().cos()
     with streams[1]:
         found = torch.autograd.grad(y.sum(), x)[0]
-    accelerator.synchronize()
 
-    cpu = x.detach().cpu().requires_grad_()
-    expected = torch.autograd.grad(cpu.sin().cos().sin().cos().sum(), cpu)[0]
-    assert torch.equal(found.cpu(), expected)
+    assert_gradient(found, lambda x: x.sin().cos().sin().cos(), x)
 
 
-def test_what_was_fetched_is_not_sent_any_more(streams, x):
+def test_what_was_fetched_is_not_sent_any_more(x):
     """It was among the last ones, and is asked for twice: for a part there was no memory first."""
     ebb.offload.configure(keep_last=1)
     with ebb.region(SINES):
@@ -223,5 +180,5 @@ def test_what_was_fetched_is_not_sent_any_more(streams, x):
         z = x.sin().cos()  # is the last one now
 
     assert ebb.stats()["offload"]["bytes_sent"] == before
-    assert torch.equal(y.grad_fn._saved_self.cpu(), x.detach().cpu().sin()[:1])
+    assert_same([y.grad_fn._saved_self], sine_of_a_part(x))
     del z

@@ -7,37 +7,26 @@ import torch
 from gpus import (
     MIB,
     NEEDS_GPU,
-    OFFLOAD_ALL,
-    PAGE_ALL,
+    Paged,
     assert_ended_well,
     chain,
+    eager_region,
     leaf,
     notice_finished_copies,
+    offload_region,
     offloading,
+    page_region,
     run_in_a_process,
     same,
     warmed_up_stream,
 )
-from torch.nn.functional import gelu, layer_norm
 
 import ebb
 
 pytestmark = NEEDS_GPU
 
-ROWS, WIDTH, MOST = 512, 64, 400
+ROWS, MOST = 512, 400
 REPLAYS = 100
-
-
-def eager_region(_=None):
-    return torch.enable_grad()
-
-
-def offload_region():
-    return ebb.region(OFFLOAD_ALL)
-
-
-def page_region():
-    return ebb.region(PAGE_ALL)
 
 
 @pytest.fixture
@@ -68,39 +57,18 @@ class Offloaded:
         self.x.copy_(torch.randn_like(self.x))
 
 
-class Paged:
-    """Layers whose padded rows are paged; nobody reads the count on the host."""
-
+class Captured(Paged):
     def __init__(self):
-        self.x = torch.randn(ROWS, WIDTH, device="cuda")
-        self.count = torch.tensor(MOST, device="cuda")
-        self.weights = [
-            torch.randn(WIDTH, WIDTH, device="cuda").div_(8).requires_grad_() for _ in range(3)
-        ]
-
-    def loss(self, region):
-        lives = (torch.arange(ROWS, device="cuda") < self.count).unsqueeze(1)
-        x = torch.where(lives, self.x, 0)
-        for w in self.weights:
-            with region():
-                h = x * 1.5
-                if region is page_region:
-                    h = ebb.mark_rows(h, self.count)
-                x = layer_norm(gelu(h @ w), (WIDTH,))
-        return torch.where(lives, x, 0).sin().sum()
-
-    def gradients(self, region):
-        return torch.autograd.grad(self.loss(region), self.weights)
+        super().__init__(valid=MOST)
 
     def parameters(self):
         return self.weights
 
     def new_data(self, i):
-        self.count.fill_(0 if i % 17 == 5 else (i * 61 + 3) % (MOST + 1))
-        self.x.copy_(torch.randn_like(self.x))
+        self.set(0 if i % 17 == 5 else (i * 61 + 3) % (MOST + 1))
 
 
-KINDS = {"offload": (Offloaded, offload_region), "page": (Paged, page_region)}
+KINDS = {"offload": (Offloaded, offload_region), "page": (Captured, page_region)}
 kinds = pytest.mark.parametrize(("make", "region"), KINDS.values(), ids=KINDS)
 own_stream = pytest.mark.parametrize("own", [False, True], ids=["another stream", "same stream"])
 
@@ -110,6 +78,13 @@ def capture(stream, work):
     with torch.cuda.graph(graph, stream=stream):
         result = work()
     return graph, result
+
+
+def assert_replays_are_right(graph, found, model):
+    for i in range(5):
+        model.new_data(i)
+        graph.replay()
+        assert same(found, model.gradients(eager_region))
 
 
 def whole_step(model, optimizer, region):
@@ -154,10 +129,7 @@ def test_a_forward_without_a_backward_before_the_capture(make, region, own):
 
     graph, found = capture(side if own else None, lambda: model.gradients(region))
 
-    for i in range(5):
-        model.new_data(i)
-        graph.replay()
-        assert same(found, model.gradients(eager_region))
+    assert_replays_are_right(graph, found, model)
 
 
 @pytest.mark.usefixtures("static")
@@ -175,10 +147,7 @@ def test_a_backward_to_some_inputs_only_before_the_capture():
 
     graph, found = capture(side, lambda: model.gradients(offload_region))
 
-    for i in range(5):
-        model.new_data(i)
-        graph.replay()
-        assert same(found, model.gradients(eager_region))
+    assert_replays_are_right(graph, found, model)
 
 
 @pytest.mark.usefixtures("static")
@@ -244,9 +213,9 @@ def test_host_memory_that_a_graph_writes_to_stays_when_static_mode_ends():
 def test_a_whole_step_is_captured_with_its_optimizer(load):
     """`found_inf` keeps a capturable optimizer from using gradients of a step without room."""
     torch.manual_seed(0)
-    ours = Paged()
+    ours = Captured()
     torch.manual_seed(0)
-    theirs = Paged()
+    theirs = Captured()
     optimizers = [
         torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
         for model in (ours, theirs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from gpus import MIB, NEEDS_GPU, OFFLOAD_ALL, chain, leaf, notice_finished_copies, offloading
@@ -12,23 +14,28 @@ import ebb
 pytestmark = NEEDS_GPU
 
 
-@pytest.mark.parametrize("touched", [False, True])
-@pytest.mark.parametrize("huge", [False, True])
-def test_registered_memory_is_pinned(huge, touched):
-    memory = Registered(16 * MIB, huge)
+@contextlib.contextmanager
+def registered(nbytes, huge=False, touched=False):
+    memory = Registered(nbytes, huge)
     if touched:
         memory.touch()
     memory.register()
     try:
-        host = memory.tensor()
+        yield memory.tensor()
+    finally:
+        torch.cuda.synchronize()
+        memory.unregister()
+
+
+@pytest.mark.parametrize("touched", [False, True])
+@pytest.mark.parametrize("huge", [False, True])
+def test_registered_memory_is_pinned(huge, touched):
+    with registered(16 * MIB, huge, touched) as host:
         assert host.is_pinned()
         data = torch.randint(0, 256, (16 * MIB,), dtype=torch.uint8, device="cuda")
         host.copy_(data, non_blocking=True)
         back = host.to("cuda", non_blocking=True)
         assert torch.equal(back, data)
-    finally:
-        torch.cuda.synchronize()
-        memory.unregister()
 
 
 def milliseconds(copy):
@@ -45,21 +52,16 @@ def milliseconds(copy):
 
 @pytest.mark.parametrize("direction", ["out", "in"])
 def test_registered_memory_is_as_fast_as_torchs(direction):
-    memory = Registered(64 * MIB)
-    memory.register()
-    try:
-        device = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    device = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
 
-        def copy_with(host):
-            if direction == "out":
-                return lambda: host.copy_(device, non_blocking=True)
-            return lambda: device.copy_(host, non_blocking=True)
+    def copy_with(host):
+        if direction == "out":
+            return lambda: host.copy_(device, non_blocking=True)
+        return lambda: device.copy_(host, non_blocking=True)
 
-        theirs = milliseconds(copy_with(torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)))
-        ours = milliseconds(copy_with(memory.tensor()))
-    finally:
-        torch.cuda.synchronize()
-        memory.unregister()
+    theirs = milliseconds(copy_with(torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)))
+    with registered(64 * MIB) as memory:
+        ours = milliseconds(copy_with(memory))
 
     assert ours <= 1.1 * theirs
 

@@ -6,9 +6,7 @@ import gc
 
 import pytest
 import torch
-from gpus import MIB, NEEDS_GPU, OFFLOAD_ALL, chain, leaf, memory_nearly_full, offloading
-
-import ebb
+from gpus import MIB, NEEDS_GPU, chain, leaf, memory_nearly_full, offload_region, offloading
 
 pytestmark = NEEDS_GPU
 
@@ -25,43 +23,37 @@ def step(x, region):
     return torch.autograd.grad(loss, x)[0]
 
 
-def offload_region():
-    return ebb.region(OFFLOAD_ALL)
-
-
 @pytest.fixture
 def leaf_and_gradient():
+    """What eager computes. In the test OFFLOAD is set; kernels are loaded, host memory is there."""
     x = leaf(TENSOR)
-    return x, step(x, torch.enable_grad).cpu()
+    expected = step(x, torch.enable_grad).cpu()
+    with offloading(in_flight_bytes=IN_FLIGHT, prefetch_bytes=512 * MIB):
+        step(x, offload_region)
+        yield x, expected
 
 
 def test_memory_nearly_full_with_a_gibibyte_in_flight(leaf_and_gradient):
     x, expected = leaf_and_gradient
-    with offloading(in_flight_bytes=IN_FLIGHT, prefetch_bytes=512 * MIB):
-        step(x, offload_region)  # kernels are loaded, host memory is there
-        with memory_nearly_full(ROOM):
-            with pytest.raises(torch.OutOfMemoryError):
-                step(x, torch.enable_grad)
-            gc.collect()
-            for _ in range(3):
-                assert torch.equal(step(x, offload_region).cpu(), expected)
+    with memory_nearly_full(ROOM):
+        with pytest.raises(torch.OutOfMemoryError):
+            step(x, torch.enable_grad)
+        gc.collect()
+        for _ in range(3):
+            assert torch.equal(step(x, offload_region).cpu(), expected)
 
 
 def test_what_has_left_makes_room_when_memory_runs_out(leaf_and_gradient):
     """More may be in flight than there is room for: the allocator asks for what is done."""
     x, expected = leaf_and_gradient
-    with offloading(in_flight_bytes=IN_FLIGHT, prefetch_bytes=512 * MIB):
-        step(x, offload_region)
-        with memory_nearly_full(ROOM // 2):
-            for _ in range(3):
-                assert torch.equal(step(x, offload_region).cpu(), expected)
+    with memory_nearly_full(ROOM // 2):
+        for _ in range(3):
+            assert torch.equal(step(x, offload_region).cpu(), expected)
 
 
 def test_after_memory_ran_out_the_next_step_is_right(leaf_and_gradient):
     x, expected = leaf_and_gradient
-    with offloading(in_flight_bytes=IN_FLIGHT, prefetch_bytes=512 * MIB):
+    with memory_nearly_full(TENSOR * MIB + MIB), pytest.raises(torch.OutOfMemoryError):
         step(x, offload_region)
-        with memory_nearly_full(TENSOR * MIB + MIB), pytest.raises(torch.OutOfMemoryError):
-            step(x, offload_region)
-        gc.collect()
-        assert torch.equal(step(x, offload_region).cpu(), expected)
+    gc.collect()
+    assert torch.equal(step(x, offload_region).cpu(), expected)

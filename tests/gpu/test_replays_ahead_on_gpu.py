@@ -22,12 +22,10 @@ STEPS = 10
 
 @pytest.fixture(params=[False, True], ids=["one stream", "side stream"], autouse=True)
 def side_stream(request):
-    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=1, limit="1GiB", side_stream=request.param, busy_cores=True)
     yield request.param
     wait_for_replays()
     torch.cuda.synchronize()
-    ebb.ahead.configure(**before)
 
 
 @pytest.fixture
@@ -117,16 +115,12 @@ def test_pages():
     with fresh():
         for step in range(STEPS):
             x, count = net.inputs(step), net.live(300 - step)
-            expected = torch.autograd.grad(masked_loss(net, x, count), net.weights)
+            expected = torch.autograd.grad(net(x, count), net.weights)
             with ebb.paging.step():
-                loss = masked_loss(net, x, count, lambda: ebb.region(entered))
+                loss = net(x, count, lambda: ebb.region(entered))
                 found = torch.autograd.grad(loss, net.weights)
             assert same(found, expected)
             assert ebb.paging.step_ok()
-
-
-def masked_loss(net, x, count, region=contextlib.nullcontext):
-    return net(x, count, region)
 
 
 def test_two_streams_of_the_programs_own(modules, x):

@@ -6,27 +6,27 @@ the device is put to sleep, and the host must be back before it wakes up.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from gpus import (
     CYCLES,
     MIB,
     NEEDS_GPU,
-    OFFLOAD_ALL,
-    PAGE_ALL,
+    Paged,
     chain,
     is_back_before_the_device,
     leaf,
     notice_finished_copies,
+    offload_region,
     offloading,
+    page_region,
 )
-from torch.nn.functional import gelu, layer_norm
 
 import ebb
 
 pytestmark = NEEDS_GPU
-
-ROWS, WIDTH = 512, 64
 
 
 def test_what_waits_is_noticed():
@@ -49,6 +49,11 @@ def test_recomputing():
     assert [is_back_before_the_device(step) for _ in range(3)][1:] == [True, True]
 
 
+def forward(x):
+    with offload_region():
+        return chain(x).sum()
+
+
 OFFLOADED = {
     "default": {},
     "nothing is fetched ahead": {"prefetch_bytes": 0},
@@ -63,9 +68,7 @@ def test_offloading_a_whole_step(settings):
     x = leaf()
 
     def step():
-        with ebb.region(OFFLOAD_ALL):
-            loss = chain(x).sum()
-        torch.autograd.grad(loss, x)
+        torch.autograd.grad(forward(x), x)
 
     with offloading(**settings):
         assert [is_back_before_the_device(step) for _ in range(3)][1:] == [True, True]
@@ -77,8 +80,7 @@ def test_a_backward_that_fetches(settings):
     x = leaf()
 
     def backward_is_back():
-        with ebb.region(OFFLOAD_ALL):
-            loss = chain(x).sum()
+        loss = forward(x)
         notice_finished_copies()
         before = ebb.stats()["offload"]["bytes_fetched"]
         is_back = is_back_before_the_device(lambda: torch.autograd.grad(loss, x))
@@ -89,34 +91,24 @@ def test_a_backward_that_fetches(settings):
         assert [backward_is_back() for _ in range(3)][1:] == [True, True]
 
 
-class Paged:
+class Trained(Paged):
     def __init__(self):
-        self.weights = [
-            torch.randn(WIDTH, WIDTH, device="cuda").div_(8).requires_grad_() for _ in range(3)
-        ]
+        super().__init__()
         self.optimizer = torch.optim.SGD(self.weights, lr=1e-3)
-        self.x = torch.randn(ROWS, WIDTH, device="cuda")
-        self.count = torch.tensor(300, device="cuda")
 
     def backward(self):
-        x = self.x
-        for w in self.weights:
-            with ebb.region(PAGE_ALL):
-                x = layer_norm(gelu(ebb.mark_rows(x * 1.5, self.count) @ w), (WIDTH,))
+        loss = self.loss(page_region)
         self.optimizer.zero_grad()
-        x.sin().sum().backward()
+        loss.backward()
 
 
 @pytest.mark.parametrize("bracketed", [None, False, True], ids=["plain", "step", "fixed order"])
 def test_paging_forward_and_backward(bracketed):
-    model = Paged()
+    model = Trained()
 
     def step():
-        if bracketed is None:
+        with nullcontext() if bracketed is None else ebb.paging.step(bracketed):
             model.backward()
-        else:
-            with ebb.paging.step(bracketed):
-                model.backward()
 
     for _ in range(2):
         step()
@@ -127,7 +119,7 @@ def test_paging_forward_and_backward(bracketed):
 @pytest.mark.parametrize("asked", ["optimizer", "step_ok"])
 def test_the_flag_of_a_step_is_waited_for_and_nothing_else(asked):
     """What the program has queued since goes on: here a sleep between backward and optimizer."""
-    model = Paged()
+    model = Trained()
     ask = model.optimizer.step if asked == "optimizer" else ebb.paging.step_ok
 
     def is_back():
@@ -139,7 +131,7 @@ def test_the_flag_of_a_step_is_waited_for_and_nothing_else(asked):
 
 def test_a_step_that_is_run_by_run_step():
     """It asks how the step went, so it waits for the step's own work, and not for later work."""
-    model = Paged()
+    model = Trained()
     side = torch.cuda.Stream()
 
     def is_back():
@@ -157,7 +149,7 @@ def test_a_step_that_is_run_by_run_step():
 
 
 def test_torch_sees_no_wait_either():
-    model = Paged()
+    model = Trained()
     for _ in range(2):
         model.backward()
     torch.cuda.set_sync_debug_mode("error")

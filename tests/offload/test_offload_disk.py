@@ -19,12 +19,15 @@ from offloading import (
     OFFLOAD_ALL,
     POLICIES,
     SINES,
+    assert_exact,
     chain_of_sines,
     check_random_schedule,
+    forward,
     gradients,
+    overwritten,
 )
 from stand_ins import fake_accelerator
-from tier_files import descriptor_of_the_file, preallocate, replaced_by
+from tier_files import descriptor_of_the_file, full_disk
 
 import ebb
 from ebb import _testing
@@ -35,10 +38,13 @@ MIB = 1 << 20
 @pytest.fixture
 def disk(tmp_path):
     """A disk tier to which CPU tensors of any size go."""
-    before = ebb.offload.configure()
     ebb.offload.configure(disk=tmp_path, min_bytes=0)
-    yield tmp_path
-    ebb.offload.configure(**before)
+    return tmp_path
+
+
+@pytest.fixture
+def x():
+    return torch.randn(1000, requires_grad=True)
 
 
 @pytest.mark.parametrize("settings", [{}, {"in_flight_bytes": 0, "prefetch_bytes": 0}])
@@ -50,9 +56,7 @@ def test_cpu_tensors_go_to_disk_and_come_back(disk, elements, policy, settings):
     ebb.offload.configure(**settings)
     before = ebb.stats()["offload"]
     for _ in range(3):
-        with ebb.region(policy):
-            y = chain_of_sines(x).sum()
-        assert same_bits(gradients(y, x)[0], expected)
+        assert same_bits(gradients(forward(x, policy=policy), x)[0], expected)
     if policy is OFFLOAD_ALL:
         sent = ebb.stats()["offload"]["bytes_sent"] - before["bytes_sent"]
         assert 3 * 4 * 5 * elements <= sent <= 3 * 4 * 6 * elements
@@ -63,8 +67,7 @@ def test_the_room_is_used_again(disk):
     x = torch.randn(100_000, requires_grad=True)
     used = []
     for _ in range(4):
-        with ebb.region(OFFLOAD_ALL):
-            y = chain_of_sines(x, 8).sum()
+        y = forward(x, 8)
         used.append(ebb.stats()["offload"]["disk_bytes_used"])
         gradients(y, x)
         while ebb.stats()["offload"]["in_flight_bytes"]:
@@ -93,12 +96,8 @@ def test_resident_memory_is_lower(tmp_path):
     )
     resident = {}
     for folder in ("", str(tmp_path)):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program, folder],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        command = [sys.executable, "-W", "ignore", "-c", program, folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         resident[bool(folder)] = int(done.stdout)
     assert resident[False] > 150 * MIB  # 40 tensors of 4 MiB
     assert resident[True] < 0.3 * resident[False]
@@ -120,18 +119,10 @@ def test_random_schedules_on_disk(disk, seed):
 
 
 def test_a_write_waits_for_the_disk(disk):
-    def program(x):
-        h = x.sin()
-        h.cos()  # saves h, which so is sent; nothing comes of it
-        y = (h * 2).exp()  # saves its result; `h * 2` reads h
-        with torch.no_grad():
-            h.zero_()
-        return y.sum()
-
     x = torch.randn(MIB, requires_grad=True)
     with ebb.region(SINES):
-        y = program(x)
-    assert torch.equal(gradients(y, x)[0], gradients(program(x), x)[0])
+        y = overwritten(x).sum()
+    assert torch.equal(gradients(y, x)[0], gradients(overwritten(x).sum(), x)[0])
 
 
 # What may go wrong
@@ -149,23 +140,18 @@ def test_a_folder_that_is_none(tmp_path):
         ebb.offload.configure(disk_limit="much")
 
 
-def test_the_folder_may_vanish(tmp_path, disk):
-    x = torch.randn(1000, requires_grad=True)
+def test_the_folder_may_vanish(tmp_path, disk, x):
     os.rmdir(disk)
-    with ebb.region(OFFLOAD_ALL):
-        y = chain_of_sines(x).sum()
-    assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x).sum(), x)[0])
+    assert_exact(forward(x), x)
 
 
-def test_a_full_tier_is_a_fallback(disk):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_full_tier_is_a_fallback(disk, x):
     ebb.offload.configure(disk_limit=8192)
-    with ebb.region(OFFLOAD_ALL, "full"):
-        y = chain_of_sines(x, 5).sum()
+    y = forward(x, 5, name="full")
     counts = ebb.stats()["regions"]["full"]
     assert counts["bytes_offloaded"] >= 8000  # room that is not needed any more is used again
     assert counts["bytes_fell_back"] > 0
-    assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, 5).sum(), x)[0])
+    assert_exact(y, x, 5)
 
 
 def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
@@ -191,35 +177,24 @@ def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
     assert done.stderr.count("cannot grow up to its limit") == 1
 
 
-def test_a_write_that_fails_keeps_the_tensor(disk):
-    x = torch.randn(1000, requires_grad=True)
-    preallocate(x)
-    with (
-        replaced_by("/dev/full", descriptor_of_the_file(disk), os.O_RDWR),
-        warnings.catch_warnings(record=True) as caught,
-    ):
-        warnings.simplefilter("always")
-        with ebb.region(OFFLOAD_ALL):
-            y = chain_of_sines(x).sum()
+def test_a_write_that_fails_keeps_the_tensor(disk, x):
+    with full_disk(disk, x) as caught:
+        y = forward(x)
         _testing.drain_offload()
     assert len(caught) == 1  # though each write fails
     assert "stays in memory: writing 4000 bytes" in str(caught[0].message)
     assert "No space left" in str(caught[0].message)
-    assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x).sum(), x)[0])
+    assert_exact(y, x)
 
 
 @pytest.mark.parametrize("pinned", [None, 12_000])
-def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned, x):
     with contextlib.ExitStack() as stack:
         if pinned is None:
-            before = ebb.offload.configure()
-            stack.callback(lambda: ebb.offload.configure(**before))
             ebb.offload.configure(disk=tmp_path, min_bytes=0, prefetch_bytes=0)
         else:
             stack.enter_context(fake_accelerator(disk=tmp_path, pinned_limit=pinned))
-        with ebb.region(OFFLOAD_ALL, "short"):
-            y = chain_of_sines(x, 9).sum()
+        y = forward(x, 9, name="short")
         _testing.drain_offload()
         os.ftruncate(descriptor_of_the_file(tmp_path), 0)
         with pytest.raises(RuntimeError, match="the file is shorter than it was") as raised:
@@ -231,78 +206,52 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned):
         assert "ebb.offload.configure(disk='')" in message
 
 
-def test_settings_from_the_environment(tmp_path):
-    done = fork_server.run(
-        ["-c", "import ebb; print(ebb.offload.configure())"],
-        env=os.environ
-        | {
-            "EBB_OFFLOAD_DISK": str(tmp_path),
-            "EBB_OFFLOAD_DISK_LIMIT": "3GiB",
-            "EBB_OFFLOAD_STATIC": "1",
-        },
-        check=True,
-    )
-    found = eval(done.stdout)
-    assert (found["disk"], found["disk_limit"], found["static"]) == (str(tmp_path), 3 << 30, True)
-
-
 def test_more_files_than_fit_in_the_table_of_descriptors(disk):
     """All values share one file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
         x = torch.randn(10, requires_grad=True)
-        with ebb.region(OFFLOAD_ALL):
-            y = chain_of_sines(x, 300).sum()
-        gradients(y, x)
+        gradients(forward(x, 300), x)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_another_folder_is_used_at_once(tmp_path, disk):
-    x = torch.randn(1000, requires_grad=True)
-    expected = gradients(chain_of_sines(x).sum(), x)[0]
+def test_another_folder_is_used_at_once(tmp_path, disk, x):
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         ebb.offload.configure(disk=folder)
         for _ in range(2):
-            with ebb.region(OFFLOAD_ALL):
-                y = chain_of_sines(x).sum()
+            y = forward(x)
             assert ebb.stats()["offload"]["disk_bytes_used"] > 0
-            assert torch.equal(gradients(y, x)[0], expected)
+            assert_exact(y, x)
     _testing.drain_offload()
     ebb.offload.configure(disk="")
     with pytest.raises(AssertionError, match="no file is open"):
         descriptor_of_the_file(tmp_path)
 
 
-def test_the_folder_may_change_while_values_are_away(tmp_path, disk):
-    x = torch.randn(1000, requires_grad=True)
-    expected = gradients(chain_of_sines(x).sum(), x)[0]
+def test_the_folder_may_change_while_values_are_away(tmp_path, disk, x):
     (tmp_path / "b").mkdir()
     for folder in ("", tmp_path / "b", ""):
-        with ebb.region(OFFLOAD_ALL):
-            y = chain_of_sines(x).sum()
+        y = forward(x)
         ebb.offload.configure(disk=folder)
-        assert torch.equal(gradients(y, x)[0], expected)
+        assert_exact(y, x)
 
 
-def test_room_in_another_file_is_not_used_again(tmp_path, disk):
+def test_room_in_another_file_is_not_used_again(tmp_path, disk, x):
     """It comes back after the folder has changed; nobody needs that file any more."""
-    x = torch.randn(1000, requires_grad=True)
     for name in ("a", "b", "c"):
         folder = tmp_path / name
         folder.mkdir()
-        with ebb.region(OFFLOAD_ALL):
-            y = chain_of_sines(x).sum()
+        y = forward(x)
         _testing.drain_offload()
         ebb.offload.configure(disk=folder)
         gradients(y, x)
         del y
         while ebb.stats()["offload"]["stashes"]:
             pass
-        with ebb.region(OFFLOAD_ALL):
-            y = chain_of_sines(x).sum()
+        y = forward(x)
         assert ebb.stats()["offload"]["disk_bytes_used"] > 0
         del y
 
@@ -310,7 +259,7 @@ def test_room_in_another_file_is_not_used_again(tmp_path, disk):
 def test_memory_that_is_freed_while_it_is_written(disk):
     """An error, not a crash."""
     x = torch.randn(16 * MIB, requires_grad=True)
-    with ebb.region(ebb.Policy({"aten::sin": ebb.OFFLOAD})):
+    with ebb.region(SINES):
         h = x.sin()
         y = h.cos()
     h.untyped_storage().resize_(0)
@@ -322,25 +271,10 @@ def test_memory_that_is_freed_while_it_is_written(disk):
         _testing.drain_offload()
 
 
-def test_a_write_that_fails_before_the_tensor_is_written(disk):
+def test_a_write_that_fails_before_the_tensor_is_written(disk, x):
     """The old state is needed and could not leave: it is copied."""
-
-    def program(x):
-        h = x.sin()
-        h.cos()  # saves h, which so is sent; nothing comes of it
-        y = (h * 2).exp()  # saves its result; `h * 2` reads h
-        with torch.no_grad():
-            h.zero_()
-        return y.sum()
-
-    x = torch.randn(1000, requires_grad=True)
-    preallocate(x)
-    with (
-        replaced_by("/dev/full", descriptor_of_the_file(disk), os.O_RDWR),
-        warnings.catch_warnings(record=True) as caught,
-    ):
-        warnings.simplefilter("always")
+    with full_disk(disk, x) as caught:
         with ebb.region(SINES):
-            y = program(x)
-        assert torch.equal(gradients(y, x)[0], gradients(program(x), x)[0])
+            y = overwritten(x).sum()
+        assert torch.equal(gradients(y, x)[0], gradients(overwritten(x).sum(), x)[0])
     assert "stays in memory: writing 4000 bytes" in str(caught[0].message)

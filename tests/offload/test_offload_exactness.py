@@ -7,11 +7,10 @@ import gc
 
 import pytest
 import torch
+from ahead_programs import blocks, parameters
 from exactness import assert_tests_of_exactness_pass, leaves, run_random_programs, same_bits
 from offloading import OFFLOAD_ALL, POLICIES, finish_copies, gradients
 from stand_ins import fake_accelerator
-from torch import nn
-from torch.nn.functional import gelu
 
 import ebb
 
@@ -22,35 +21,19 @@ ENGINES = [
 ]
 
 
-class Block(nn.Module):
-    def __init__(self, width=16):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
-        return x + self.down(gelu(self.up(self.norm(x))))
-
-
 @pytest.mark.parametrize("in_flight", [0, 1 << 12, 1 << 40])
 @pytest.mark.parametrize("prefetch", [0, 1 << 13, 1 << 40])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
-    blocks = [Block(), Block(), Block()]
+    modules = blocks(3)
     x = torch.randn(2, 8, 16, requires_grad=True)
-    parameters = [x, *(p for block in blocks for p in block.parameters())]
 
     def step(region):
         h = x
-        for block in blocks:
+        for block in modules:
             with region():
                 h = block(h)
-        return [h.detach(), *gradients(h.square().mean(), parameters)]
+        return [h.detach(), *gradients(h.square().mean(), [x, *parameters(modules)])]
 
     expected = step(contextlib.nullcontext)
     with fake_accelerator(in_flight_bytes=in_flight, prefetch_bytes=prefetch) as fake:
@@ -140,8 +123,7 @@ def test_random_programs_with_offload(how):
     assert run_random_programs(300, EBB_TEST_OFFLOAD=how)["replayed"] > 60
 
 
-def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator, x):
     with ebb.region(ebb.Policy({"aten::mul": ebb.OFFLOAD})):
         h = (x * 2).relu_()  # saves its result
         y = h.exp()

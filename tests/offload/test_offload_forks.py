@@ -7,21 +7,33 @@ import pytest
 from limits import HANGS
 
 
+def run(program, *arguments):
+    done = fork_server.run(["-c", program, *map(str, arguments)], timeout=HANGS)
+    assert done.stdout == "fine\n", done.stderr
+    return done.stderr
+
+
+FORKS = (
+    "import os, sys, torch, ebb._testing\n"
+    "torch.set_num_threads(1)\n"
+    "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
+    "policy = ebb.Policy({'aten::sin': ebb.OFFLOAD})\n"
+    "def forward():\n"
+    "    with ebb.region(policy): return f(x)\n"
+    "def check(y):\n"
+    "    g = torch.autograd.grad(y, x)[0]\n"
+    "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
+)
+
+
 @pytest.mark.parametrize("first", ["forward", "backward", "configure"])
 def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
     program = (
-        "import os, sys, torch, ebb._testing\n"
-        "torch.set_num_threads(1)\n"
-        "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
+        "policy = ebb.Policy(default=ebb.OFFLOAD)\n"
         "x = torch.randn(1000, requires_grad=True)\n"
         "def f(x):\n"
         "    for _ in range(5): x = x.sin().cos()\n"
         "    return x.sum()\n"
-        "def forward():\n"
-        "    with ebb.region(ebb.Policy(default=ebb.OFFLOAD)): return f(x)\n"
-        "def check(y):\n"
-        "    g = torch.autograd.grad(y, x)[0]\n"
-        "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
         "for _ in range(3): check(forward())\n"
         "y = forward()\n"
         "ebb._testing.drain_offload(); ebb.stats()['offload']\n"
@@ -42,33 +54,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         "check(y)\n"
         "print('fine')\n"
     )
-    done = fork_server.run(
-        ["-c", program, str(tmp_path), first],
-        timeout=HANGS,
-    )
-    assert done.stdout == "fine\n", done.stderr
-    assert "stays in memory" not in done.stderr
-
-
-def run_with_a_folder(program, folder):
-    done = fork_server.run(
-        ["-c", program, str(folder)],
-        timeout=HANGS,
-    )
-    assert done.stdout == "fine\n", done.stderr
-    return done.stderr
-
-
-FORKS = (
-    "import os, sys, torch, ebb._testing\n"
-    "torch.set_num_threads(1)\n"
-    "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
-    "def forward():\n"
-    "    with ebb.region(ebb.Policy({'aten::sin': ebb.OFFLOAD})): return f(x)\n"
-    "def check(y):\n"
-    "    g = torch.autograd.grad(y, x)[0]\n"
-    "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
-)
+    assert "stays in memory" not in run(FORKS + program, tmp_path, first)
 
 
 @pytest.mark.parametrize("first", ["ebb.stats()['offload']", "ebb._testing.drain_offload()"])
@@ -89,7 +75,7 @@ def test_a_fork_while_something_is_written(tmp_path, first):
         "check(y)\n"
         "print('fine' if status == 0 else status)\n"
     )
-    said = run_with_a_folder(FORKS + program, tmp_path)
+    said = run(FORKS + program, tmp_path)
 
     assert "on its way to or from disk when the process forked" in said
 
@@ -115,4 +101,4 @@ def test_a_forked_child_uses_no_room_of_its_parents(tmp_path):
         "check(y)\n"
         "print('fine' if status == 0 else status)\n"
     )
-    assert "stays in memory" not in run_with_a_folder(FORKS + program, tmp_path)
+    assert "stays in memory" not in run(FORKS + program, tmp_path)

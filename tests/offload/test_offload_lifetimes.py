@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import sys
-import threading
 
 import fork_server
 import pytest
@@ -15,32 +14,23 @@ from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
     SINES,
+    assert_exact,
+    assert_nothing_is_away,
     chain_of_sines,
     check_random_schedule,
     drawn_settings,
     finish_copies,
+    forward,
     gradients,
 )
+from other_threads import together
 from stand_ins import fake_accelerator
 
 import ebb
 
 
-def test_retain_graph(accelerator):
-    x = torch.randn(4, requires_grad=True)
-    with ebb.region(OFFLOAD_ALL):
-        y = chain_of_sines(x).sum()
-    accelerator.advance(1000)
-    first = torch.autograd.grad(y, x, retain_graph=True)[0]
-    accelerator.advance(2)
-    second = torch.autograd.grad(y, x)[0]
-
-    assert torch.equal(first, second)
-
-
-def test_a_storage_that_is_freed_between_two_backwards(accelerator):
+def test_a_storage_that_is_freed_between_two_backwards(accelerator, x):
     """The first one needs no copy, since the program holds it."""
-    x = torch.randn(4, requires_grad=True)
     with ebb.region(OFFLOAD_ALL):
         h = x.sin()
         y = h.cos().sum()
@@ -55,60 +45,48 @@ def test_a_storage_that_is_freed_between_two_backwards(accelerator):
 
 @pytest.mark.parametrize("advance", [0, 1, 3, 1000])
 @pytest.mark.parametrize("keep", [0, 2])
-def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_left):
-    x = torch.randn(4, requires_grad=True)
+def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_left, x):
     with fake_accelerator(keep_last=keep) as fake:
         for _ in range(3):
-            with ebb.region(OFFLOAD_ALL):
-                y = chain_of_sines(x)
+            y = forward(x)
             fake.advance(advance)
             del y
         fake.advance(1000)
-        stats = ebb.stats()["offload"]
-        assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+        assert_nothing_is_away()
 
 
 @pytest.mark.parametrize("keep", [0, 200])
-def test_what_was_dropped_is_in_no_list(keep):
+def test_what_was_dropped_is_in_no_list(keep, x):
     """Something else is there soon."""
-    x = torch.randn(4, requires_grad=True)
-    expected = gradients(chain_of_sines(x, 200).sum(), x)[0]
     with fake_accelerator(keep_last=keep) as fake:
         for _ in range(5):
-            with ebb.region(SINES):
-                y = chain_of_sines(x, 200)
+            y = forward(x, 200, SINES)
             finish_copies(fake)
             del y
         before = fake.counts()
-        with ebb.region():
-            other = chain_of_sines(x, 200).sum()
-        with ebb.region(SINES):
-            y = chain_of_sines(x, 200).sum()
+        other, y = forward(x, 200, ebb.Policy()), forward(x, 200, SINES)
         for loss in (y, other):
-            assert torch.equal(gradients(loss, x)[0], expected)
+            assert_exact(loss, x, 200)
         finish_copies(fake)
         after = fake.counts()
         assert after["copies_out"] - before["copies_out"] == (0 if keep else 200)
         assert after["copies_in"] == 0
 
 
-def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left):
-    x = torch.randn(4, requires_grad=True)
+def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left, x):
     with contextlib.suppress(ZeroDivisionError), ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x)
         raise ZeroDivisionError
     accelerator.advance(2)
-    with ebb.region(OFFLOAD_ALL):
-        y = chain_of_sines(x)
-    y.sum().backward()
+    y = forward(x)
+    y.backward()
     del y
     accelerator.advance(1000)
 
-    assert ebb.stats()["offload"]["stashes"] == ebb.stats()["offload"]["host_bytes_used"] == 0
+    assert_nothing_is_away()
 
 
-def test_without_gradients_nothing_is_sent_for_autograd(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_without_gradients_nothing_is_sent_for_autograd(accelerator, x):
     with torch.no_grad(), ebb.region(ebb.Policy(default=ebb.OFFLOAD)):
         for _ in range(10):
             chain_of_sines(x)
@@ -126,8 +104,7 @@ def test_random_schedules(seed):
         check_random_schedule(draw, x, steps=1000, actions=actions, fake=fake)
         fake.use_stream(0)
         fake.advance(1 << 30)
-        stats = ebb.stats()["offload"]
-        assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0
+        assert_nothing_is_away()
 
 
 def test_threads(accelerator):
@@ -139,26 +116,20 @@ def test_threads(accelerator):
         x = torch.randn(64, generator=generator).requires_grad_()
         expected = gradients(chain_of_sines(x, 5).sum(), x)[0]
         for _ in range(100):
-            with ebb.region(OFFLOAD_ALL):
-                y = chain_of_sines(x, 5)
+            y = forward(x, 5)
             accelerator.advance(3)
-            if not torch.equal(gradients(y.sum(), x)[0], expected):
+            if not torch.equal(gradients(y, x)[0], expected):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(train, 4)
 
     assert not wrong
     finish_copies(accelerator)
-    assert ebb.stats()["offload"]["stashes"] == ebb.stats()["offload"]["host_bytes_used"] == 0
+    assert_nothing_is_away()
 
 
 def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
     x = torch.randn(64, requires_grad=True)
-    expected = gradients(chain_of_sines(x, 5).sum(), x)[0]
     with ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x, 5)
     finish_copies(accelerator)
@@ -167,7 +138,7 @@ def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
     with pytest.raises(RuntimeError, match="device has no memory"):
         torch.autograd.grad(y.sum(), x, retain_graph=True)
     accelerator.fail_allocations_after(1 << 30)
-    assert torch.equal(gradients(y.sum(), x)[0], expected)
+    assert_exact(y.sum(), x, 5)
 
 
 def test_storages_that_python_has_seen_do_not_deadlock_threads():
@@ -197,11 +168,8 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
         "    trained.set(); thread.join()\n"
         "print('done')\n"
     )
-    done = fork_server.run(
-        ["-c", program],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=HANGS,
-    )
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = fork_server.run(["-c", program], env=os.environ | path, timeout=HANGS)
     assert done.stdout == "done\n", done.stderr
 
 
@@ -209,17 +177,13 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
 def test_what_was_sent_outlives_the_accelerator(keep, tmp_path):
     """Its memory is the accelerator's, and nobody else may take it for theirs."""
     x = torch.randn(64, requires_grad=True)
-    with fake_accelerator(keep_last=keep), ebb.region(OFFLOAD_ALL):
-        y = chain_of_sines(x)
-    before = ebb.offload.configure()
+    with fake_accelerator(keep_last=keep):
+        y = forward(x)
     ebb.offload.configure(disk=str(tmp_path), min_bytes=1)
-    with ebb.region(OFFLOAD_ALL):
-        z = chain_of_sines(x)
+    z = forward(x)
 
-    expected = gradients(chain_of_sines(x).sum(), x)[0]
-    assert torch.equal(gradients(y.sum(), x)[0], expected)
-    assert torch.equal(gradients(z.sum(), x)[0], expected)
-    ebb.offload.configure(**before)
+    assert_exact(y, x)
+    assert_exact(z, x)
 
 
 def test_accelerators_one_after_the_other_while_something_is_away():
@@ -230,6 +194,5 @@ def test_accelerators_one_after_the_other_while_something_is_away():
             graphs.append(chain_of_sines(x))
             finish_copies(fake)
 
-    expected = gradients(chain_of_sines(x).sum(), x)[0]
     for y in graphs:
-        assert torch.equal(gradients(y.sum(), x)[0], expected)
+        assert_exact(y.sum(), x)

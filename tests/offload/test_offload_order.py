@@ -5,35 +5,39 @@ from __future__ import annotations
 import pytest
 import torch
 from exactness import leaves, run, same_bits
-from offloading import OFFLOAD_ALL, SINES, chain_of_sines, finish_copies, gradients
+from offloading import (
+    OFFLOAD_ALL,
+    SINES,
+    assert_exact,
+    chain_of_sines,
+    finish_copies,
+    forward,
+    gradients,
+    overwritten,
+)
 from stand_ins import fake_accelerator
 
 import ebb
 
 
-def test_backward_on_another_stream(accelerator):
-    x = torch.randn(4, requires_grad=True)
-    expected = gradients(chain_of_sines(x, 6).sum(), x)[0]
-    for forward, backward in ((0, 1), (1, 0), (2, 3)):
-        accelerator.use_stream(forward)
-        with ebb.region(OFFLOAD_ALL):
-            y = chain_of_sines(x, 6)
+def test_backward_on_another_stream(accelerator, x):
+    for of_forward, of_backward in ((0, 1), (1, 0), (2, 3)):
+        accelerator.use_stream(of_forward)
+        y = forward(x, 6)
         accelerator.advance(7)
-        accelerator.use_stream(backward)
-        assert torch.equal(gradients(y.sum(), x)[0], expected)
+        accelerator.use_stream(of_backward)
+        assert_exact(y, x, 6)
     accelerator.use_stream(0)
 
 
-def test_what_was_fetched_ahead_for_another_stream_is_not_copied_again(accelerator):
-    x = torch.randn(4, requires_grad=True)
-    expected = gradients(chain_of_sines(x, 6).sum(), x)[0]
+def test_what_was_fetched_ahead_for_another_stream_is_not_copied_again(accelerator, x):
     with ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x, 6)
     finish_copies(accelerator)
     sent = accelerator.counts()["copies_out"]
     assert y.grad_fn._saved_self is not None  # fetches the others ahead
     accelerator.use_stream(1)
-    assert torch.equal(gradients(y.sum(), x)[0], expected)
+    assert_exact(y.sum(), x, 6)
     accelerator.use_stream(0)
     accelerator.advance(1000)
 
@@ -52,8 +56,7 @@ WRITES = {
 @pytest.mark.parametrize("advance", [0, 1000])
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_saved_tensor_that_is_written_raises_as_in_eager(write, inside, advance, keep):
-    x = torch.randn(4, requires_grad=True)
+def test_a_saved_tensor_that_is_written_raises_as_in_eager(write, inside, advance, keep, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(SINES):
             h = x.sin()
@@ -75,18 +78,12 @@ def test_recipes_read_what_was_there_before_a_write(write, advance, keep):
     """The write must wait for the copy; what reads the old state is recomputed from it."""
 
     def program(x):
-        h = x.sin()
-        h.cos()  # saves h, which so is sent; nothing comes of it
-        y = (h * 2).exp()  # saves its result; `h * 2` reads h
-        with torch.no_grad():
-            write(h)
-        return y.sin()
+        return overwritten(x, write).sin()
 
     x = leaves((4,))[0]
-    policy = ebb.Policy({"aten::sin": ebb.OFFLOAD})
     expected = run(program, [x], None)
     with fake_accelerator(keep_last=keep) as fake:
-        found = run(program, [x], policy, lambda *_: fake.advance(advance))
+        found = run(program, [x], SINES, lambda *_: fake.advance(advance))
         assert all(map(same_bits, found, expected))
 
 
@@ -94,12 +91,7 @@ def test_what_left_before_a_write_is_not_sent_again():
     """It was among the last ones until then."""
 
     def program(x):
-        h = x.sin()
-        h.cos()  # saves h, which so is sent; nothing comes of it
-        y = (h * 2).exp()
-        with torch.no_grad():
-            h.zero_()
-        return y.sin().sin()
+        return overwritten(x).sin().sin()
 
     x = leaves((4,))[0]
     expected = run(program, [x], None)
@@ -109,9 +101,8 @@ def test_what_left_before_a_write_is_not_sent_again():
         assert fake.counts()["copies_out"] == 1
 
 
-def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator):
+def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator, x):
     """Found by random programs: `set_` moves the version of the alias, and no other."""
-    x = torch.randn(4, requires_grad=True)
     with ebb.region(SINES):
         h = x.sin()
         alias = h.data
@@ -128,8 +119,7 @@ def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator):
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("advance", [0, 1000])
-def test_an_input_that_is_written_after_the_region_raises(advance, dies):
-    x = torch.randn(4, requires_grad=True)
+def test_an_input_that_is_written_after_the_region_raises(advance, dies, x):
     h = x * 2
     with fake_accelerator() as fake:
         with ebb.region(ebb.policies.offload_inputs):
@@ -144,8 +134,7 @@ def test_an_input_that_is_written_after_the_region_raises(advance, dies):
             y.sum().backward()
 
 
-def test_storage_that_is_freed_while_it_is_copied(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_storage_that_is_freed_while_it_is_copied(accelerator, x):
     with ebb.region(SINES):
         h = x.sin()
         y = h.cos()
@@ -158,8 +147,7 @@ def test_storage_that_is_freed_while_it_is_copied(accelerator):
     assert accelerator.take_violations() == ["copy 1 reads from memory that was freed"]
 
 
-def test_what_was_lost_is_not_fetched_ahead(accelerator):
-    x = torch.randn(4, requires_grad=True)
+def test_what_was_lost_is_not_fetched_ahead(accelerator, x):
     with ebb.region(SINES):
         h = x.sin()
         y = h.cos()
@@ -176,8 +164,7 @@ def test_what_was_lost_is_not_fetched_ahead(accelerator):
 
 @pytest.mark.parametrize("regrows", [False, True])
 @pytest.mark.parametrize("keep", [0, 1])
-def test_storage_that_gets_other_memory_before_the_copy_ran(keep, regrows):
-    x = torch.randn(4, requires_grad=True)
+def test_storage_that_gets_other_memory_before_the_copy_ran(keep, regrows, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(SINES):
             h = x.sin()

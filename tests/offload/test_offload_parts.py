@@ -30,10 +30,14 @@ def program(x, part, reads=lambda h: h):
     return part(reads(h)).sin()
 
 
+@pytest.fixture
+def x():
+    return torch.randn(10, 10, requires_grad=True)
+
+
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 @pytest.mark.parametrize("advance", [0, 1, 1000])
-def test_a_small_part_is_moved_alone(part, advance):
-    x = torch.randn(10, 10, requires_grad=True)
+def test_a_small_part_is_moved_alone(part, advance, x):
     y = program(x, part)
     shown = part(x.detach())
     distinct = shown[0] if shown.dim() > 1 and shown.stride(0) == 0 else shown
@@ -50,8 +54,7 @@ def test_a_small_part_is_moved_alone(part, advance):
         assert fake.counts()["copies_out"] == 1
 
 
-def test_the_storage_is_freed(accelerator):
-    x = torch.randn(10, 10, requires_grad=True)
+def test_the_storage_is_freed(accelerator, x):
     with ebb.region(SUMS):
         h = x + 1
         watch = StorageWeakRef(h.untyped_storage())
@@ -75,9 +78,7 @@ OTHERS = {
 @pytest.mark.parametrize("policy", [SUMS, OFFLOAD_ALL], ids=["sums", "all"])
 @pytest.mark.parametrize("swept", [False, True])
 @pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
-def test_others_need_more_of_it(others, swept, policy):
-    x = torch.randn(10, 10, requires_grad=True)
-
+def test_others_need_more_of_it(others, swept, policy, x):
     def both(policy):
         h = x + 1
         results = []
@@ -96,8 +97,7 @@ def test_others_need_more_of_it(others, swept, policy):
         assert same_bits(gradients(loss, x)[0], expected)
 
 
-def test_a_part_that_was_sent_is_sent_again_as_a_whole(accelerator):
-    x = torch.randn(10, 10, requires_grad=True)
+def test_a_part_that_was_sent_is_sent_again_as_a_whole(accelerator, x):
     with ebb.region(SUMS):
         h = x + 1
         y = h[3].sin().sum()
@@ -114,9 +114,8 @@ def test_a_part_that_was_sent_is_sent_again_as_a_whole(accelerator):
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_write_after_a_part_was_saved(sent):
+def test_a_write_after_a_part_was_saved(sent, x):
     """Through an alias whose version is its own: eager's backward sees it, and so must ours."""
-    x = torch.randn(10, 10, requires_grad=True)
 
     def both(region):
         with region:
@@ -149,8 +148,7 @@ def test_overlapping_elements_move_with_their_storage(accelerator):
     assert ebb.stats()["regions"]["overlapping"]["bytes_offloaded"] == 400
 
 
-def test_a_part_for_which_there_is_no_room_is_recomputed():
-    x = torch.randn(10, 10, requires_grad=True)
+def test_a_part_for_which_there_is_no_room_is_recomputed(x):
     with fake_accelerator(pinned_limit=0) as fake:
         with ebb.region(SUMS):
             y = (x + 1)[3].sin()
@@ -194,8 +192,7 @@ def test_an_op_that_reads_beyond_its_argument(accelerator):
 
 @pytest.mark.parametrize("reads", [lambda h: h[3].sin(), lambda h: (h * 2).cos()])
 @pytest.mark.parametrize("policy", [SUMS, OFFLOAD_ALL], ids=["sums", "all"])
-def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, reads, policy):
-    x = torch.randn(10, 10, requires_grad=True)
+def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, reads, policy, x):
     with ebb.region(policy):
         h = x + 1
         y = reads(h)
@@ -227,9 +224,8 @@ def test_storage_that_an_operator_freed_in_the_region_is_neither_sent_nor_read(a
     assert row.shape == (10,)
 
 
-def test_a_part_is_moved_alone_after_a_backward_inside_the_region(accelerator):
+def test_a_part_is_moved_alone_after_a_backward_inside_the_region(accelerator, x):
     """Which copies what it unpacks, since recipes still read it."""
-    x = torch.randn(10, 10, requires_grad=True)
     with ebb.region(SUMS, "parts"):
         h = x + 1
         y = (h[2:4].sin() * 2).cos()

@@ -51,8 +51,7 @@ def test_inputs_are_what_other_functions_computed(accelerator):
 
 
 @pytest.mark.parametrize("mark", ["_do_not_offload", "_TE_do_not_offload"])
-def test_marked_tensors_stay(accelerator, mark):
-    x = torch.randn(4, requires_grad=True)
+def test_marked_tensors_stay(accelerator, mark, x):
     with ebb.region(OFFLOAD_ALL):
         h = x.sin()
         setattr(h, mark, True)

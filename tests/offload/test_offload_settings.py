@@ -33,6 +33,8 @@ def test_settings_of_wrong_types(value):
     for name in ("min_bytes", "keep_last"):
         with pytest.raises(TypeError, match=f"{name} must be an int"):
             ebb.offload.configure(**{name: value})
+    with pytest.raises(TypeError, match="static must be a bool"):
+        ebb.offload.configure(static=1)
 
 
 def test_sizes_as_text():
@@ -49,12 +51,10 @@ def test_sizes_as_text():
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Sets the variables of a launcher, and restores ebb's settings."""
+    """Sets the variables of a launcher."""
     for name in (*job._LOCAL_SIZES, "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    before = ebb.offload.configure()
-    yield lambda **variables: [monkeypatch.setenv(n, v) for n, v in variables.items()]
-    ebb.offload.configure(**before)
+    return lambda **variables: [monkeypatch.setenv(n, v) for n, v in variables.items()]
 
 
 @pytest.mark.parametrize(
@@ -83,23 +83,32 @@ def test_a_limit_of_a_node_needs_the_number_of_its_ranks(launched):
 
 
 @pytest.mark.parametrize(
-    ("min_bytes", "keep_last", "settings", "ignored"),
+    ("variables", "settings", "told"),
     [
-        ("4KiB", "3", "4096 3", ["EBB_OFFLOAD_KEEP_LAST is deprecated"]),
-        ("many", "x", "1048576 0", ["EBB_OFFLOAD_MIN_BYTES=many", "EBB_OFFLOAD_KEEP_LAST=x"]),
+        (
+            {"MIN_BYTES": "4KiB", "KEEP_LAST": "3", "DISK_LIMIT": "3GiB", "STATIC": "1"},
+            {"min_bytes": 4096, "keep_last": 3, "disk_limit": 3 << 30, "static": True},
+            [f"EBB_OFFLOAD_{n} is deprecated" for n in ("KEEP_LAST", "DISK_LIMIT", "STATIC")],
+        ),
+        (
+            {"MIN_BYTES": "many", "KEEP_LAST": "x"},
+            {"min_bytes": 1 << 20, "keep_last": 0, "static": False},
+            ["EBB_OFFLOAD_MIN_BYTES=many", "EBB_OFFLOAD_KEEP_LAST=x"],
+        ),
     ],
 )
-def test_environment_variables(min_bytes, keep_last, settings, ignored):
-    program = "import ebb; s = ebb.offload.configure(); print(s['min_bytes'], s['keep_last'])"
-    variables = {"EBB_OFFLOAD_MIN_BYTES": min_bytes, "EBB_OFFLOAD_KEEP_LAST": keep_last}
+def test_environment_variables(variables, settings, told, tmp_path):
+    variables = {f"EBB_OFFLOAD_{name}": value for name, value in variables.items()}
     done = fork_server.run(
-        ["-c", program],
-        env=os.environ | variables,
+        ["-c", "import ebb; print(ebb.offload.configure())"],
+        env=os.environ | variables | {"EBB_OFFLOAD_DISK": str(tmp_path)},
+        check=True,
     )
-    assert (done.returncode, done.stdout) == (0, f"{settings}\n")
-    told = done.stderr.splitlines()
-    assert [any(name in line for line in told) for name in ignored] == [True] * len(ignored)
-    assert len(told) == len(ignored)
+    found, lines = eval(done.stdout), done.stderr.splitlines()
+    assert settings.items() <= found.items()
+    assert found["disk"] == str(tmp_path)
+    assert [any(name in line for line in lines) for name in told] == [True] * len(told)
+    assert len(lines) == len(told)
 
 
 def test_policies_that_offload():

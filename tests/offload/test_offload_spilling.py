@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import random
 import time
-import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
-from exactness import same_bits
 from offloading import (
     OFFLOAD_ALL,
     SINES,
+    assert_exact,
     chain_of_sines,
     check_random_schedule,
     finish_copies,
+    forward,
     gradients,
 )
 from stand_ins import fake_accelerator
-from tier_files import descriptor_of_the_file, preallocate, replaced_by
+from tier_files import descriptor_of_the_file, full_disk, replaced_by
 
 import ebb
 from ebb import _testing
@@ -28,22 +28,24 @@ from ebb import _testing
 MIB = 1 << 20
 
 
+@pytest.fixture
+def x():
+    return torch.randn(1000, requires_grad=True)
+
+
 @pytest.mark.parametrize("prefetch", [0, 1 << 40])
 @pytest.mark.parametrize("length", [4, 30])
-def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, prefetch):
-    x = torch.randn(1000, requires_grad=True)
-    expected = gradients(chain_of_sines(x, length).sum(), x)[0]
+def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, prefetch, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=20_000, prefetch_bytes=prefetch) as fake:
         for _ in range(2):
-            with ebb.region(OFFLOAD_ALL, "spills"):
-                y = chain_of_sines(x, length).sum()
+            y = forward(x, length, name="spills")
             assert ebb.stats()["offload"]["host_bytes_held"] <= 20_000
             transfers = ebb.stats()["transfers"]["spills"]
             spilled = sum(counts["bytes_spilled"] for counts in transfers.values())
             assert spilled >= 4000 * (2 * length - 1 - 5)
             assert not any(counts["bytes_fell_back"] for counts in transfers.values())
             finish_copies(fake)
-            assert same_bits(gradients(y, x)[0], expected)
+            assert_exact(y, x, length)
             assert ebb.stats()["offload"]["host_bytes_held"] <= 20_000
         del y
         _testing.drain_offload()
@@ -71,8 +73,7 @@ def test_random_schedules_that_spill(tmp_path, seed):
         assert stats["stashes"] == stats["host_bytes_used"] == 0
 
 
-def test_a_tensor_that_lives_while_it_is_spilled(tmp_path):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_tensor_that_lives_while_it_is_spilled(tmp_path, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=8000) as fake:
         with ebb.region(OFFLOAD_ALL):
             first = x.sin()
@@ -157,18 +158,11 @@ def test_what_is_needed_while_it_is_written_is_waited_for(tmp_path, spilling):
     del kept
 
 
-def test_a_write_that_fails_keeps_the_tensor_in_pinned_memory(tmp_path):
-    x = torch.randn(1000, requires_grad=True)
+def test_a_write_that_fails_keeps_the_tensor_in_pinned_memory(tmp_path, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=12_000) as fake:
-        preallocate(x)
-        with (
-            replaced_by("/dev/full", descriptor_of_the_file(tmp_path), os.O_RDWR),
-            warnings.catch_warnings(record=True) as caught,
-        ):
-            warnings.simplefilter("always")
-            with ebb.region(OFFLOAD_ALL):
-                y = chain_of_sines(x, 6).sum()
+        with full_disk(tmp_path, x) as caught:
+            y = forward(x, 6)
             fake.advance(1 << 30)
         assert len(caught) == 1
         assert "stays in host memory: writing 4000 bytes" in str(caught[0].message)
-        assert torch.equal(gradients(y, x)[0], gradients(chain_of_sines(x, 6).sum(), x)[0])
+        assert_exact(y, x, 6)

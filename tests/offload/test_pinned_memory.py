@@ -47,16 +47,18 @@ print("nodes", nodes, flush=True)
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    fake_cuda.skip_where_torch_has_the_real_one()
-    folder = tmp_path_factory.mktemp("runtime")
-    source = folder / "runtime.c"
-    source.write_text(RUNTIME)
-    library = folder / "libcudart.so.0"
+def compiled(code: str, library: Path) -> Path:
+    source = library.with_name("source.c")
+    source.write_text(code)
     compiler = os.environ.get("CC", "cc")
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     return library
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    fake_cuda.skip_where_torch_has_the_real_one()
+    return compiled(RUNTIME, tmp_path_factory.mktemp("runtime") / "libcudart.so.0")
 
 
 def run(
@@ -90,13 +92,6 @@ def test_pinned_memory_is_of_whole_pages_near_the_device(library):
     assert printed == [*first, *each, *second, "nodes [0, 0, -1]"], errors
 
 
-def test_the_system_writes_names_of_devices_in_lower_case(library):
-    with device_of_node("0") as device:
-        printed, errors = run(library, 4096, device.upper())
-
-    assert printed[-1] == "nodes [0, 0, -1]", errors
-
-
 def test_a_device_that_cannot_say_where_it_is_leaves_no_error_behind(library):
     printed, errors = run(library, 4096, "", FAKE_LOST="1")
 
@@ -123,12 +118,20 @@ def test_one_thread_at_a_time_asks_where_devices_are(library):
     assert "two ask at a time" not in printed
 
 
-@pytest.mark.parametrize("node", ["-1", "1024", "1000000"])
-def test_where_the_system_names_no_node_none_is_preferred(library, node):
+@pytest.mark.parametrize(
+    ("node", "spelled", "nodes"),
+    [
+        ("0", str.upper, [0, 0, -1]),  # the system writes names of devices in lower case
+        ("-1", str, [-1, -1, -1]),
+        ("1024", str, [-1, -1, -1]),
+        ("1000000", str, [-1, -1, -1]),
+    ],
+)
+def test_the_preferred_node_is_the_one_that_the_system_names(library, node, spelled, nodes):
     with device_of_node(node) as device:
-        printed, errors = run(library, 4096, device)
+        printed, errors = run(library, 4096, spelled(device))
 
-    assert printed[-1] == "nodes [-1, -1, -1]", errors
+    assert printed[-1] == f"nodes {nodes}", errors
 
 
 def test_what_cuda_refuses_to_pin_leaves_no_error_behind(library):
@@ -154,17 +157,14 @@ def test_it_is_registered_on_its_own_device_whichever_is_current(cuda):
 
 def test_a_runtime_that_is_part_of_torch_comes_before_that_of_others(tmp_path, library):
     """torch may be linked with it, and another package bring a library of its own."""
-    of_torch, of_others = tmp_path / "libtorch_stand_in.so", tmp_path / "libcudart.so.0"
-    shutil.copy(library, of_torch)
-    source = tmp_path / "others.c"
-    source.write_text(
+    of_torch = shutil.copy(library, tmp_path / "libtorch_stand_in.so")
+    others = (
         "#include <stdio.h>\n"
         'int cudaHostRegister(void* m, size_t n, unsigned f) { return puts("of others") < 0; }\n'
         "int cudaHostUnregister(void* memory) { return 0; }\n"
         "int cudaGetLastError(void) { return 0; }\n"
     )
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", of_others, source], check=True)
+    of_others = compiled(others, tmp_path / "libcudart.so.0")
     program = f"import ctypes\nctypes.CDLL({str(of_others)!r})\n" + PROGRAM
     printed, errors = run(of_torch, 4096, "FFFF:00:00.0", program)
 

@@ -81,6 +81,17 @@ class Stack:
         self.top, self.slots, self.failed = [0, 0], [], False
         self.check()
 
+    def run(self, actions):
+        for action, number in actions:
+            if action == "stash":
+                self.stash(number)
+            elif action == "reset":
+                self.reset()
+            elif self.slots and action == "restore":
+                self.restore(number % len(self.slots))
+            elif self.slots:
+                self.give_back()
+
 
 ACTIONS = st.lists(
     st.one_of(
@@ -100,15 +111,7 @@ def test_schedules(device, capacity):
     @given(ACTIONS)
     def program(actions):
         stack = Stack(device, capacity)
-        for action, number in actions:
-            if action == "stash":
-                stack.stash(number)
-            elif action == "reset":
-                stack.reset()
-            elif stack.slots and action == "restore":
-                stack.restore(number % len(stack.slots))
-            elif stack.slots:
-                stack.give_back()
+        stack.run(actions)
         while stack.slots and not stack.failed:
             if stack.slots[-1][3]:
                 stack.give_back()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 
@@ -10,24 +11,17 @@ import torch
 from exactness import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from other_threads import together
 
 import ebb
-from paging import EVERYTHING, PAGES, PRODUCTS, Mlp, fresh, gradients, same
-
-
-@pytest.fixture(autouse=True)
-def anew():
-    with fresh():
-        yield
-
+from paging import EVERYTHING, PAGES, Mlp, fresh, gradients, paged, products, region, same
 
 LOADS = [17, 40, 0, 1, 39, 5, 33]
 
 
 @pytest.mark.parametrize("policy", PAGES)
 @pytest.mark.parametrize("page_rows", [1, 4, 64])
-def test_gradients_at_every_load(policy, page_rows):
-    net = Mlp()
+def test_gradients_at_every_load(policy, page_rows, net):
     ebb.paging.configure(page_rows=page_rows, headroom=3)
     for step, live in enumerate([40, *LOADS]):
         x, n = net.inputs(step), torch.tensor(live)
@@ -41,18 +35,6 @@ def test_gradients_at_every_load(policy, page_rows):
     assert stats["recorded_steps"] == 1
     assert stats["stashes"] == 0
     assert ebb.stats()["total"]["bytes_paged"] > 0
-
-
-def test_one_region_around_all_layers():
-    net = Mlp(layers=4)
-    for live in [30, 12, 30]:
-        x, n = net.inputs(live), torch.tensor(live)
-        expected = gradients(net, x, n)
-        with ebb.region(EVERYTHING):
-            loss = net(x, n)
-        found = torch.autograd.grad(loss, [x, *net.weights])
-        assert same(expected, found)
-        assert ebb.paging.step_ok()
 
 
 @settings(max_examples=60)
@@ -86,7 +68,7 @@ def test_pools_hold_little_more_than_live_rows():
     net = Mlp(layers=3, width=64, rows=4096)
     x, n = net.inputs(0), torch.tensor(1024)
     for _ in range(2):
-        gradients(net, x, n, lambda: ebb.region(PRODUCTS))
+        gradients(net, x, n, products)
 
     stats = ebb.stats()["paging"]
 
@@ -102,7 +84,7 @@ def test_pages_waste_less_than_one_page_for_each_tensor(order):
     n = torch.tensor(100)
 
     def forward(batch):
-        with ebb.region(PRODUCTS):
+        with products():
             return net.layer(ebb.mark_rows(net.inputs(batch) * 1, n), 0)[:100].sum()
 
     for _ in range(3):
@@ -136,9 +118,9 @@ def test_memory_is_freed_between_forward_and_backward():
     net = Mlp(layers=4, width=256, rows=2048)
     x, n = net.inputs(0), torch.tensor(64)
     for _ in range(2):
-        gradients(net, x, n, lambda: ebb.region(EVERYTHING))
+        gradients(net, x, n, region)
 
-    held = held_bytes(lambda: net(x, n, lambda: ebb.region(EVERYTHING)))
+    held = held_bytes(lambda: net(x, n, region))
 
     assert held < 0.05 * held_bytes(lambda: net(x, n))
 
@@ -174,17 +156,16 @@ def test_eager_raises_and_so_do_we():
             z[:5].sum().backward()
 
 
-def test_graphs_that_are_dropped_give_their_pages_back():
-    net = Mlp()
+def test_graphs_that_are_dropped_give_their_pages_back(net):
     x, n = net.inputs(0), torch.tensor(20)
-    gradients(net, x, n, lambda: ebb.region(EVERYTHING))
+    gradients(net, x, n, region)
     for _ in range(30):
-        loss = net(x, n, lambda: ebb.region(EVERYTHING))
+        loss = net(x, n, region)
         del loss
         gc.collect()
         assert ebb.stats()["paging"]["stashes"] == 0
     expected = gradients(net, x, n)
-    assert same(expected, gradients(net, x, n, lambda: ebb.region(EVERYTHING)))
+    assert same(expected, gradients(net, x, n, region))
     assert ebb.paging.step_ok()
     assert ebb.stats()["paging"]["recorded_steps"] == 1
 
@@ -194,7 +175,7 @@ def test_retained_graphs_and_second_backwards():
     n = torch.tensor(9)
     for seed in range(3):
         x = net.inputs(seed)
-        loss = net(x, n, lambda: ebb.region(EVERYTHING))
+        loss = net(x, n, region)
         leaves = [x, *net.weights]
         first = torch.autograd.grad(loss, leaves, retain_graph=True)
         second = torch.autograd.grad(loss, leaves)
@@ -209,7 +190,7 @@ def test_only_some_gradients_are_asked_for():
     n = torch.tensor(9)
     for seed in range(4):
         x = net.inputs(seed)
-        loss = net(x, n, lambda: ebb.region(EVERYTHING))
+        loss = net(x, n, region)
         (found,) = torch.autograd.grad(loss, [net.weights[-1]])
         (expected,) = torch.autograd.grad(net(x, n), [net.weights[-1]])
         assert same_bits(expected, found)
@@ -226,7 +207,7 @@ def four_threads():
     nets = [Mlp(seed=seed) for seed in range(4)]
     loads = [torch.tensor(load) for load in (3, 11, 20, 40)]
     wanted = [gradients(net, net.inputs(1), n) for net, n in zip(nets, loads, strict=True)]
-    gradients(nets[3], nets[3].inputs(1), loads[3], lambda: ebb.region(EVERYTHING))
+    gradients(nets[3], nets[3].inputs(1), loads[3], region)
 
     def run(between):
         right = [0] * 4
@@ -235,14 +216,10 @@ def four_threads():
             for _ in range(20):
                 between()
                 x = nets[i].inputs(1)
-                found = gradients(nets[i], x, loads[i], lambda: ebb.region(EVERYTHING))
+                found = gradients(nets[i], x, loads[i], region)
                 right[i] += same(wanted[i], found)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(work, 4)
         return right
 
     return run
@@ -298,8 +275,7 @@ def test_verify_mode_shows_programs_that_read_dead_rows():
             assert run(False).isnan().any()
 
 
-def test_verify_mode_compares_live_rows():
-    net = Mlp()
+def test_verify_mode_compares_live_rows(net):
     mixed = ebb.Policy({"aten::mm": ebb.PAGE, "aten::native_layer_norm": ebb.PAGE})
     ebb.paging.configure(dead_rows="zero")
     for live in (40, 40, 40):
@@ -313,59 +289,35 @@ def test_verify_mode_compares_live_rows():
 @pytest.mark.parametrize("dead_rows", ["repeat", "zero", "nan"])
 def test_what_dead_rows_come_back_as(dead_rows):
     ebb.paging.configure(dead_rows=dead_rows)
-    seen = []
-
-    class Keep(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, g):
-            seen.append(ctx.saved_tensors[0].clone())
-            return g * 2
-
     x = torch.randn(16, 4, requires_grad=True)
     for _ in range(2):
-        with ebb.region(EVERYTHING):
-            h = ebb.mark_rows(x + 1, torch.tensor(6))
-            y = Keep.apply(h)
-            del h
-        with ebb.region(EVERYTHING):  # what has been paged leaves now, where it was still held
-            ebb.mark_rows(x + 2, torch.tensor(6)).sin()
-        y[:6].sum().backward()
-        assert same_bits(seen[-1][:6], (x + 1).detach()[:6])
-        dead = seen[-1][6:]
+        # In the last region, what has been paged leaves where it was still held.
+        (ctx, y), last = paged(x, torch.tensor(6), ("only", "last"))
+        found = ctx.saved_tensors[0].clone()
+        assert y is not last
+        assert same_bits(found[:6], (x + 1).detach()[:6])
+        dead = found[6:]
         if dead_rows == "nan":
             assert bool(dead.isnan().all())
         else:
-            assert torch.equal(dead, seen[-1][:1].expand(10, 4) * (dead_rows == "repeat"))
+            assert torch.equal(dead, found[:1].expand(10, 4) * (dead_rows == "repeat"))
 
 
-def test_reports_tell_what_was_paged():
+@pytest.mark.parametrize(
+    ("step", "fate"),
+    [(contextlib.nullcontext, "paged"), (ebb.paging.step, "saved")],
+    ids=["paged", "stays"],
+)
+def test_reports_tell_what_was_paged(step, fate):
     net = Mlp(layers=1)
-    ebb.record_reports()
-    try:
+    with ebb.record_reports():
         for _ in range(2):
-            gradients(net, net.inputs(0), torch.tensor(9), lambda: ebb.region(PRODUCTS))
+            with step():
+                gradients(net, net.inputs(0), torch.tensor(9), products)
         report = ebb.report()
-        rows = [row for row in report.rows if row.fate == "paged"]
-        assert {row.op for row in rows} == {"aten::mm.default"}
-        assert "paged" in str(report)
-    finally:
-        ebb.record_reports(0)
 
-
-def test_reports_of_a_layer_that_stays():
-    net = Mlp(layers=1)
-    ebb.record_reports()
-    try:
-        for _ in range(2):
-            with ebb.paging.step():
-                gradients(net, net.inputs(0), torch.tensor(9), lambda: ebb.region(PRODUCTS))
-        fates = {row.op: row.fate for row in ebb.report().rows}
-        assert fates["aten::mm.default"] == "saved"
-        assert ebb.stats()["total"]["bytes_paged"] == 0
-    finally:
-        ebb.record_reports(0)
+    fates = {row.op: row.fate for row in report.rows}
+    assert fates["aten::mm.default"] == fate
+    assert "paged" not in {fates[op] for op in fates if op != "aten::mm.default"}
+    assert fate in str(report)
+    assert (ebb.stats()["total"]["bytes_paged"] > 0) == (fate == "paged")

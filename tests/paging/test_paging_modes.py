@@ -9,15 +9,7 @@ import torch
 
 import ebb
 from ebb import _C
-from paging import Keep, Mlp, Seen, fresh, gradients, paged, region
-
-
-@pytest.fixture(autouse=True)
-def anew():
-    with fresh():
-        yield
-    Keep.last = None
-
+from paging import Seen, gradients, paged, region
 
 ASKED = {
     "step_ok": ebb.paging.step_ok,
@@ -30,8 +22,7 @@ ASKED = {
 
 @pytest.mark.parametrize("inside", [contextlib.nullcontext, region], ids=["outside", "in a region"])
 @pytest.mark.parametrize("name", ASKED)
-def test_asking(name, inside):
-    net = Mlp()
+def test_asking(name, inside, net):
     x, n = net.inputs(0), torch.tensor(20)
     gradients(net, x, n, region)
     loss = net(x, n, region)
@@ -41,8 +32,7 @@ def test_asking(name, inside):
     assert loss is not None
 
 
-def test_a_step_that_begins_makes_pools():
-    net = Mlp()
+def test_a_step_that_begins_makes_pools(net):
     loss = net(net.inputs(0), torch.tensor(20), region)  # is recorded
     with Seen() as seen:
         bracket = ebb.paging.step()
@@ -53,8 +43,7 @@ def test_a_step_that_begins_makes_pools():
     bracket.__exit__(None, None, None)
 
 
-def test_a_step_that_ends_makes_pools():
-    net = Mlp()
+def test_a_step_that_ends_makes_pools(net):
     bracket = ebb.paging.step()
     bracket.__enter__()
     gradients(net, net.inputs(0), torch.tensor(20), region)

@@ -7,36 +7,25 @@ import torch
 from torch import nn
 
 import ebb
-from paging import Mlp, forget, fresh, gradients, region, run, same
-
-
-@pytest.fixture(autouse=True)
-def anew():
-    with fresh():
-        yield
+from paging import Mlp, check, forget, fresh, gradients, region, run, same
 
 
 @pytest.mark.parametrize("tier", ["none", "host"])
-def test_overflow_shows_and_the_next_step_is_right(tier):
+def test_overflow_shows_and_the_next_step_is_right(tier, net):
     if tier == "host":
         ebb.paging.configure(host_headroom=1.0)
-    net = Mlp()
-    expected, found = run(net, 10)
-    assert same(expected, found)
-    expected, found = run(net, 40)
-    assert not same(expected, found)
+    check(net, 10)
+    _, found = run(net, 40)
+    assert any(gradient.isnan().any() for gradient in found)
     assert not ebb.paging.step_ok()
     assert not ebb.paging.step_ok()  # until another step begins
     for _ in range(2):
-        expected, found = run(net, 40)
-        assert same(expected, found)
-        assert ebb.paging.step_ok()
+        check(net, 40)
     assert ebb.stats()["paging"]["overflows"] == 1
     assert ebb.stats()["paging"]["recorded_steps"] == 2
 
 
-def test_pools_grow_by_a_quarter_at_least():
-    net = Mlp()
+def test_pools_grow_by_a_quarter_at_least(net):
     run(net, 20)
     before = ebb.stats()["paging"]["pools"][-1]
     run(net, 23)
@@ -47,52 +36,36 @@ def test_pools_grow_by_a_quarter_at_least():
     assert after["device_pages"] * after["page_rows"] >= 1.25 * rows
 
 
-def test_what_does_not_fit_the_device_spills():
+def test_what_does_not_fit_the_device_spills(net):
     ebb.paging.configure(host_headroom=3.0)
-    net = Mlp()
     run(net, 12)
     for live in (40, 5, 31):
-        expected, found = run(net, live)
-        assert same(expected, found)
-        assert ebb.paging.step_ok()
+        check(net, live)
     assert ebb.stats()["paging"]["overflows"] == 0
     assert ebb.stats()["paging"]["spilled_steps"] >= 1
     assert ebb.stats()["paging"]["host_pool_bytes"] > 0
 
 
-def test_gradients_after_an_overflow_are_nan():
-    net = Mlp()
-    run(net, 5)
-    _, found = run(net, 40)
-    assert any(gradient.isnan().any() for gradient in found)
-    assert not ebb.paging.step_ok()
-
-
-def test_an_overflow_is_not_forgotten_by_steps_that_follow():
-    net = Mlp()
+def test_an_overflow_is_not_forgotten_by_steps_that_follow(net):
     run(net, 5)
     run(net, 40)
     run(net, 5)
     assert not ebb.paging.step_ok()
 
 
-def test_blocking_mode_raises_in_the_step():
+def test_blocking_mode_raises_in_the_step(net):
     ebb.paging.configure(overflow="blocking")
-    net = Mlp()
     run(net, 5)
     x, n = net.inputs(0), torch.tensor(40)
     with pytest.raises(
         ebb.PageOverflowError, match=r"the output of aten::\w+.* in region 'region'"
     ):
         gradients(net, x, n, region)
-    expected, found = run(net, 40)
-    assert same(expected, found)
-    assert ebb.paging.step_ok()
+    check(net, 40)
 
 
-def test_assert_mode():
+def test_assert_mode(net):
     ebb.paging.configure(overflow="assert")
-    net = Mlp()
     for _ in range(2):
         expected, found = run(net, 5)
         assert same(expected, found)
@@ -119,8 +92,7 @@ def test_tensors_without_a_nan_raise_instead():
     assert ebb.paging.step_ok()
 
 
-def test_optimizers_refuse_gradients_that_are_of_no_use():
-    net = Mlp()
+def test_optimizers_refuse_gradients_that_are_of_no_use(net):
     optimizer = torch.optim.SGD(net.weights, lr=0.1)
     for live in (5, 40):
         optimizer.zero_grad()
@@ -140,8 +112,7 @@ def test_optimizers_refuse_gradients_that_are_of_no_use():
     assert not same(before, net.weights)
 
 
-def test_found_inf():
-    net = Mlp()
+def test_found_inf(net):
     run(net, 5)
     run(net, 5)
     assert ebb.paging.found_inf("cpu").item() == 0.0
@@ -206,8 +177,7 @@ def test_training_through_overflows(inside, mode):
     assert ebb.stats()["paging"]["overflows"] >= 1
 
 
-def test_gradients_that_were_there_before_are_added_to_once():
-    net = Mlp()
+def test_gradients_that_were_there_before_are_added_to_once(net):
     n = torch.tensor(30)
 
     def accumulate(run_step):
@@ -226,8 +196,7 @@ def test_gradients_that_were_there_before_are_added_to_once():
     assert ebb.stats()["paging"]["overflows"] == 1
 
 
-def test_inputs_and_parameters_outside_of_modules_too():
-    net = Mlp()
+def test_inputs_and_parameters_outside_of_modules_too(net):
     scale = torch.ones(8, requires_grad=True)
 
     def function(x):
@@ -244,9 +213,8 @@ def test_inputs_and_parameters_outside_of_modules_too():
     assert ebb.stats()["paging"]["overflows"] == 1
 
 
-def test_buffers_are_put_back():
+def test_buffers_are_put_back(net):
     norm = nn.BatchNorm1d(8)
-    net = Mlp()
 
     def function():
         net(norm(net.inputs(0)), torch.tensor(30), region).backward()
@@ -270,9 +238,8 @@ def test_what_the_step_returns_and_raises():
         ebb.paging.run_step(lambda: 5, state=[3])
 
 
-def test_a_step_that_fails_because_of_what_came_back():
+def test_a_step_that_fails_because_of_what_came_back(net):
     """An error that garbage causes is no error of the program's."""
-    net = Mlp()
     seen = []
 
     def function():
@@ -289,12 +256,10 @@ def test_a_step_that_fails_because_of_what_came_back():
     assert same(gradients(net, net.inputs(0), torch.tensor(30))[1:], found)
 
 
-def test_another_function_for_the_second_time():
-    net = Mlp()
+def test_another_function_for_the_second_time(net):
     gradients(net, net.inputs(0), torch.tensor(2), region)
     result = ebb.paging.run_step(
-        lambda: gradients(net, net.inputs(0), torch.tensor(30), region),
-        again=lambda: "eager",
+        lambda: gradients(net, net.inputs(0), torch.tensor(30), region), again=lambda: "eager"
     )
     assert result == "eager"
 
@@ -320,8 +285,7 @@ def test_too_little_room_after_gradients_have_been_used(asks):
     assert ebb.paging.run_step(lambda: 3) == 3
 
 
-def test_a_closure_that_is_called_again_after_the_parameters_have_changed():
-    net = Mlp()
+def test_a_closure_that_is_called_again_after_the_parameters_have_changed(net):
     gradients(net, net.inputs(0), torch.tensor(2), region)
     optimizer = torch.optim.LBFGS(net.weights, lr=0.1, max_iter=3)
     loads = iter((2, 40, 40, 40))
@@ -342,8 +306,7 @@ class OwnScaler(torch.amp.GradScaler):
 
 
 @pytest.mark.parametrize("scaler_type", [torch.amp.GradScaler, OwnScaler])
-def test_scalers_do_not_take_an_overflow_for_one_of_half_precision(scaler_type):
-    net = Mlp()
+def test_scalers_do_not_take_an_overflow_for_one_of_half_precision(scaler_type, net):
     optimizer = torch.optim.SGD(net.weights, lr=0.1)
     scaler = scaler_type("cpu", init_scale=1024.0)
 

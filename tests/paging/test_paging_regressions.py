@@ -12,18 +12,11 @@ from limits import HANGS
 from torch.nn import functional as F
 
 import ebb
-from paging import EVERYTHING, fresh, same
+from paging import EVERYTHING, same
 
 X = torch.randn(64, 4)
 PRODUCTS = ebb.Policy({"aten::mm": ebb.PAGE})
 POLICIES = pytest.mark.parametrize("policy", [EVERYTHING, PRODUCTS], ids=["all", "products"])
-
-
-@pytest.fixture(autouse=True)
-def anew():
-    torch.manual_seed(0)
-    with fresh():
-        yield
 
 
 def weight():
@@ -195,7 +188,7 @@ def test_a_prefix_that_is_no_whole_number_of_rows():
     check(program, [w], loads=(2, 2))
 
 
-@pytest.mark.parametrize("policy", [EVERYTHING, PRODUCTS], ids=["all", "products"])
+@POLICIES
 def test_a_part_is_written_from_rows_of_another_count(policy):
     w, v = weight(), torch.randn(4, 4)
 
@@ -273,25 +266,19 @@ def test_closures_of_optimizers(by_name):
     assert w.isfinite().all()
 
 
-def test_errors_are_told_though_the_pools_have_gone():
-    w = warm()
-    optimizer = torch.optim.SGD([w], lr=0.1)
-    loss_of(w, 60).backward()
-    loss_of(w, 2, torch.double).backward()  # of a kind that has no pool: the next is recorded
-    loss_of(w, 2).backward()
-    with pytest.raises(ebb.PageOverflowError):
-        optimizer.step()
-    assert not ebb.paging.step_ok()
-
-
-def test_errors_are_told_after_a_reset():
+@pytest.mark.parametrize("gone", ["with a new kind", "by a reset"])
+def test_errors_are_told_though_the_pools_have_gone(gone):
     w = warm()
     loss_of(w, 60).backward()
-    ebb.paging.reset()
+    if gone == "by a reset":
+        ebb.paging.reset()
+    else:
+        loss_of(w, 2, torch.double).backward()  # has no pool: the next step is recorded
+        loss_of(w, 2).backward()
     with pytest.raises(ebb.PageOverflowError):
         torch.optim.SGD([w], lr=0.1).step()
     assert not ebb.paging.step_ok()
-    loss_of(w, 60).backward()
+    loss_of(w, 60 if gone == "by a reset" else 2).backward()
     assert ebb.paging.step_ok()
 
 
@@ -410,26 +397,6 @@ def test_a_graph_that_is_kept_does_not_keep_recording_on():
     kept.backward()
     with contextlib.suppress(RuntimeError):
         ebb.paging.step_ok()
-
-
-@pytest.mark.parametrize(
-    ("rows", "error", "message"),
-    [
-        (torch.tensor([2**62] * 4 + [1]), ValueError, "rows is negative"),
-        (torch.tensor([1, 0]).to_sparse(), ValueError, "rows must be a dense tensor"),
-    ],
-)
-def test_counts_that_cannot_be(rows, error, message):
-    with ebb.region(EVERYTHING), pytest.raises(error, match=message):
-        ebb.mark_rows(torch.ones(8, 4), rows)
-
-
-@pytest.mark.parametrize("headroom", [1e30, float("inf"), 10**400])
-def test_headroom_that_cannot_be(headroom):
-    with pytest.raises(ValueError, match="headroom must be"):
-        ebb.paging.configure(headroom=headroom)
-    with pytest.raises(ValueError, match="from 0 to 2147483647; got"), ebb.paging.microbatch(2**40):
-        pass
 
 
 def test_found_inf_knows_of_pools_that_have_gone():

@@ -8,16 +8,9 @@ import pytest
 import torch
 
 import ebb
-from paging import EVERYTHING, asks_when_it_dies, fresh
+from paging import EVERYTHING, asks_when_it_dies
 
 X = torch.randn(64, 4)
-
-
-@pytest.fixture(autouse=True)
-def anew():
-    torch.manual_seed(0)
-    with fresh():
-        yield
 
 
 def loss_of(w, live):

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import accelerator
 import torch
 
 import ebb
 from paging import Masked, gradients, region, same
+
+
+class Graph(accelerator.Graph):
+    """A graph of a step. After a replay the step's `found` has the gradients of the graph."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step, self.found = step, None
+
+    def replay(self):
+        super().replay()
+        self.step.found = self.found
 
 
 class Step:
@@ -23,6 +37,9 @@ class Step:
             self.n.copy_(torch.tensor(live))
             self.x.copy_(self.net.inputs(seed))
 
+    def forward(self):
+        return self.net(self.x, self.n, region)
+
     def run(self):
         self.found = gradients(self.net, self.x, self.n, region)
 
@@ -33,9 +50,16 @@ class Step:
                 if then:
                     then()
 
-    def capture(self, fails=False):
-        graph = accelerator.Graph()
+    @contextlib.contextmanager
+    def capturing(self):
+        """Captures the with-block."""
+        graph = Graph(self)
         with graph.capture(self.stream):
+            yield graph
+        graph.found = self.found
+
+    def capture(self, fails=False):
+        with self.capturing() as graph:
             self.run()
             if fails:
                 raise KeyError("the program's own")
@@ -43,13 +67,27 @@ class Step:
 
     def capture_forward(self, kept):
         """Captures a forward and raises before the capture ends. Appends the loss to `kept`."""
-        with accelerator.Graph().capture(self.stream):
-            kept.append(self.net(self.x, self.n, region))
+        with self.capturing():
+            kept.append(self.forward())
             raise KeyError("the program's own")
 
     def is_right(self):
         accelerator.synchronize()
         return same(gradients(self.net, self.x, self.n), self.found)
+
+    def check(self, run, loads):
+        """Calls `run` for each number of valid rows, which gives eager's gradients with pages."""
+        for number, live in enumerate(loads):
+            self.set(live, number)
+            run()
+            assert self.is_right(), f"{live} valid rows"
+            assert ebb.paging.step_ok(), f"{live} valid rows"
+
+
+class Bracketed(Step):
+    def run(self):
+        with ebb.paging.step():
+            super().run()
 
 
 def optimizer_of(step):
@@ -63,3 +101,21 @@ def optimizer_of(step):
         optimizer.zero_grad()
 
     return act
+
+
+def trained(device, kind=Step, **options):
+    """A step that has run three times with an optimizer, so that page pools are there."""
+    step = kind(device, **options)
+    step.warm(then=optimizer_of(step))
+    return step
+
+
+def two_trained(device, live=10):
+    """Two steps that have run twice, so that each has pools of its own sizes."""
+    steps = Step(device), Step(device, live=live, width=12)
+    for _ in range(2):
+        with ebb.paging.step(False):
+            for step in steps:
+                step.run()
+        assert ebb.paging.step_ok()
+    return steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import accelerator
 import torch
+from device_leaves import assert_gradient, leaf
 
 import ebb
 
@@ -16,35 +17,33 @@ def chain(x, length=4):
     return x.sum()
 
 
-def random(device, size=32):
-    return torch.randn(8, size).to(device).requires_grad_()
-
-
-def forward(x, length=4):
+def forward(x):
     with ebb.region(SINES):
-        return chain(x, length)
+        return chain(x)
 
 
-def step(x, length=4):
-    return torch.autograd.grad(forward(x, length), x)[0]
+def step(x):
+    return torch.autograd.grad(forward(x), x)[0]
 
 
-def expected(x, length=4):
-    x = x.detach().cpu().requires_grad_()
-    return torch.autograd.grad(chain(x, length), x)[0]
-
-
-def warm_up(x, stream, length=4, steps=2):
+def warm_up(x, stream, steps=2):
     accelerator.synchronize()
     with stream:
         for _ in range(steps):
-            step(x, length)
+            step(x)
 
 
-def captured(x, stream, length=4):
-    graph = accelerator.Graph()
-    with graph.capture(stream):
-        gradient = step(x, length)
+def warmed_up(device, stream):
+    """A leaf with which steps have run on the stream."""
+    x = leaf(device)
+    warm_up(x, stream)
+    return x
+
+
+def captured(x, stream):
+    """A graph of a step, and the gradient that its replays write."""
+    with accelerator.Graph().capture(stream) as graph:
+        gradient = step(x)
     return graph, gradient
 
 
@@ -52,3 +51,15 @@ def change(x):
     with torch.no_grad():
         x.copy_(torch.randn(x.shape).to(x.device))
     accelerator.synchronize()
+
+
+def assert_right(gradient, x):
+    assert_gradient(gradient, chain, x)
+
+
+def assert_replays_are_right(graph, gradient, x, times=1):
+    """Replays the graph with new numbers in `x`."""
+    for _ in range(times):
+        change(x)
+        graph.replay()
+        assert_right(gradient, x)

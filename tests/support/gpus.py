@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, layer_norm
 
 import ebb
 from ebb import _testing
@@ -55,6 +56,52 @@ def chain(x: Tensor, length: int = 6) -> Tensor:
     for _ in range(length):
         x = x.sin().cos()
     return x
+
+
+def eager_region():
+    return torch.enable_grad()
+
+
+def offload_region():
+    return ebb.region(OFFLOAD_ALL)
+
+
+def page_region():
+    return ebb.region(PAGE_ALL)
+
+
+class Paged:
+    """Layers on padded rows. Padding rows do not reach the loss, and no code reads the number of
+    valid rows on the host."""
+
+    def __init__(self, valid: int = 300, layers: int = 3, rows: int = 512, width: int = 64):
+        self.x = torch.randn(rows, width, device="cuda")
+        self.count = torch.tensor(valid, device="cuda")
+        self.weights = [
+            torch.randn(width, width, device="cuda").div_(8).requires_grad_() for _ in range(layers)
+        ]
+
+    def set(self, valid: int) -> None:
+        """Other numbers, of which so many rows are valid."""
+        self.count.fill_(valid)
+        self.x.copy_(torch.randn_like(self.x))
+
+    def loss(self, region: Callable[[], contextlib.AbstractContextManager[object]]) -> Tensor:
+        """In a `page_region` the layers mark their rows."""
+        lives = (torch.arange(len(self.x), device=self.x.device) < self.count).unsqueeze(1)
+        x = torch.where(lives, self.x, 0)
+        for w in self.weights:
+            with region():
+                h = x * 1.5
+                if region is page_region:
+                    h = ebb.mark_rows(h, self.count)
+                x = layer_norm(gelu(h @ w), w.shape[:1])
+        return torch.where(lives, x, 0).sin().sum()
+
+    def gradients(
+        self, region: Callable[[], contextlib.AbstractContextManager[object]]
+    ) -> Sequence[Tensor]:
+        return torch.autograd.grad(self.loss(region), self.weights)
 
 
 def leaf(mebibytes: int = 4, device: str = "cuda") -> Tensor:

@@ -29,6 +29,33 @@ def chain_of_sines(x, length=3):
     return x
 
 
+def forward(x, length=3, policy=OFFLOAD_ALL, name="region"):
+    """The sum of a chain that runs in a region."""
+    with ebb.region(policy, name):
+        return chain_of_sines(x, length).sum()
+
+
+def assert_exact(y, x, length=3):
+    """Checks that the gradient of the sum of a chain has the bits of eager's."""
+    found, expected = gradients(y, x)[0], gradients(chain_of_sines(x, length).sum(), x)[0]
+    assert torch.equal(found, expected), f"{found} instead of {expected}"
+
+
+def overwritten(x, write=torch.Tensor.zero_):
+    """A result that a replay of the old contents of `h` needs. `h` is sent, and then written."""
+    h = x.sin()
+    h.cos()  # saves h, which so is sent; nothing comes of it
+    y = (h * 2).exp()  # saves its result; `h * 2` reads h
+    with torch.no_grad():
+        write(h)
+    return y
+
+
+def assert_nothing_is_away():
+    stats = ebb.stats()["offload"]
+    assert stats["stashes"] == stats["host_bytes_used"] == stats["in_flight_bytes"] == 0, stats
+
+
 def finish_copies(fake):
     """Runs all queued copies of the fake, and lets the engine process the finished copies."""
     fake.advance(1 << 30)

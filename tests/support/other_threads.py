@@ -14,6 +14,15 @@ from ebb import _testing
 Result = TypeVar("Result")
 
 
+def together(work: Callable[[int], object], count: int) -> None:
+    """Runs `work(0)`, `work(1)`, .. at the same time, each on a thread of its own."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def in_thread(function: Callable[[], Result]) -> Result:
     result = []
     thread = threading.Thread(target=lambda: result.append(function()))

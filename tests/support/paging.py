@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch.nn.functional import gelu, layer_norm, silu
@@ -66,6 +69,16 @@ def wait_for_all(device, streams):
         current.wait_stream(stream)
     for stream in streams:
         stream.wait_stream(current)
+
+
+def programs_of(file):
+    """A file of tests/paging as a module of its own, `programs_` and its name."""
+    name = f"programs_{file}"
+    path = Path(__file__).parents[1] / "paging" / f"{file}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def asks_when_it_dies(storage):
@@ -143,13 +156,16 @@ class Mlp:
         x = torch.randn(self.rows, self.width, generator=generator, device="cpu")
         return x.to(self.device).requires_grad_()
 
-    def __call__(self, x, n, region=contextlib.nullcontext):
+    def run_layers(self, x, n, region):
         """Runs each layer in `region`, and marks the layer's input there."""
         for index in range(len(self.weights) // 2):
             with region():
                 h = ebb.mark_rows(x.mul(1.5), n)
                 x = self.layer(h, index)
-        return x[: int(n)].square().sum()
+        return x
+
+    def __call__(self, x, n, region=contextlib.nullcontext):
+        return self.run_layers(x, n, region)[: int(n)].square().sum()
 
 
 class Masked(Mlp):
@@ -164,12 +180,18 @@ class Masked(Mlp):
 
     def __call__(self, x, n, region=contextlib.nullcontext):
         lives = self.places < n
-        x = torch.where(lives, x, 0)
-        for index in range(len(self.weights) // 2):
-            with region():
-                h = ebb.mark_rows(x.mul(1.5), n)
-                x = self.layer(h, index)
+        x = self.run_layers(torch.where(lives, x, 0), n, region)
         return torch.where(lives, x, 0).square().sum()
+
+
+def masked(device, live=20, **options):
+    """A `Masked`, its input, and the number of valid rows, all on the device."""
+    net = Masked(device=device, **options)
+    return net, net.inputs(0), net.live(live)
+
+
+def maybe_step(bracketed, fixed_order=True):
+    return ebb.paging.step(fixed_order) if bracketed else contextlib.nullcontext()
 
 
 def gradients(net, x, n, region=contextlib.nullcontext):
@@ -185,7 +207,18 @@ def region():
     return ebb.region(EVERYTHING)
 
 
+def products():
+    return ebb.region(PRODUCTS)
+
+
 def run(net, live, seed=0):
     """Eager's gradients, and the gradients of a step with PAGE."""
     x, n = net.inputs(seed), torch.tensor(live)
     return gradients(net, x, n), gradients(net, x, n, region)
+
+
+def check(net, live):
+    """Checks that a step with PAGE has eager's gradients, and that its pools had room."""
+    expected, found = run(net, live)
+    assert same(expected, found), f"{live} valid rows"
+    assert ebb.paging.step_ok(), f"{live} valid rows"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 
-from offloading import OFFLOAD_ALL, chain_of_sines, gradients
-
-import ebb
+from offloading import forward, gradients
 
 
 def descriptor_of_the_file(folder):
@@ -35,6 +34,16 @@ def replaced_by(path, descriptor, flags):
 
 def preallocate(x):
     """Runs a step, so that the disk tier's file grows before the test fills the disk."""
-    with ebb.region(OFFLOAD_ALL):
-        y = chain_of_sines(x, 9).sum()
-    gradients(y, x)
+    gradients(forward(x, 9), x)
+
+
+@contextlib.contextmanager
+def full_disk(folder, x):
+    """Each write to the disk tier fails in the with-block. Yields the list of warnings."""
+    preallocate(x)
+    with (
+        replaced_by("/dev/full", descriptor_of_the_file(folder), os.O_RDWR),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        yield caught

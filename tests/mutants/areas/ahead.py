@@ -289,7 +289,7 @@ PLACES: Places = {
             "orderAfter(*stream_, compute);",
         ),
         (
-            (DEVICE + "::test_streams_of_the_programs_own_of_which_all_forwards_come_first",),
+            (DEVICE + "::test_streams_of_the_programs_own",),
             "ahead-beside-waits-for-another-stream",
             "waited_ != compute",
             "!waited_",

@@ -134,7 +134,7 @@ MUTANTS = (
     copies(
         "a-capture-has-copied",
         text="captures_.join();",
-        tests=(f"{CAPTURES}::test_two_captures_one_right_after_the_other",),
+        tests=(f"{CAPTURES}::test_two_graphs_on_two_streams",),
     ),
     copies(
         "packed-on-waits-left",

@@ -122,7 +122,7 @@ PLACES: Places = {
             "stash.pool->lane().wait(stash.slot->stashed);",
         ),
         (
-            (PAGING_STEPS + "::test_a_layer_that_stays_is_copied_before_it_is_written",),
+            (PAGING_STEPS + "::test_a_layer_that_stays_may_be_written",),
             "engine-write-copies-resident",
             "stash.state == State::Resident",
             "false",
@@ -142,7 +142,7 @@ PLACES: Places = {
             "throw;",
         ),
         (
-            (PAGING_FAILURES + "::test_after_no_memory_nothing_comes_back_ahead_in_that_step",),
+            (PAGING_FAILURES + "::test_no_memory_for_what_comes_back_ahead",),
             "engine-ahead-no-more-this-step",
             "outOfMemoryIn_ == step_.number()",
             "false",
@@ -249,7 +249,7 @@ PLACES: Places = {
             "unreportedErrors_ |= pools_.drop() & ~reportedErrors_;\n  }",
         ),
         (
-            (PAGING_REGRESSIONS + "::test_errors_are_told_after_a_reset",),
+            (PAGING_REGRESSIONS + "::test_errors_are_told_though_the_pools_have_gone",),
             "engine-error-of-a-reset",
             "unreportedErrors_ |= pools_.drop() & ~reportedErrors_;",
             "pools_.drop();",

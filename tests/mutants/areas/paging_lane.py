@@ -201,7 +201,7 @@ PLACES: Places = {
             "compute",
         ),
         (
-            (PAGING_CAPTURES + "::test_a_capture_right_after_one_that_failed",),
+            (PAGING_CAPTURES + "::test_a_capture_that_failed",),
             "capture-numbers",
             "++count_",
             "1",

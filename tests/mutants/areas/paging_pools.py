@@ -159,7 +159,7 @@ PLACES: Places = {
             "freed_.push_back(slot);",
         ),
         (
-            (PAGING_CAPTURES + "::test_a_capture_right_after_one_that_failed",),
+            (PAGING_CAPTURES + "::test_a_capture_that_failed",),
             "pool-gives-back-what-is-of-now",
             "(of == 0 || of == now)",
             "true",

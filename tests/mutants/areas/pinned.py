@@ -224,13 +224,13 @@ PLACES: Places = {
             "if (pages->isRegistered)",
         ),
         (
-            (PINNED_MEMORY + "::test_the_system_writes_names_of_devices_in_lower_case",),
+            (PINNED_MEMORY + "::test_the_preferred_node_is_the_one_that_the_system_names",),
             "numa-names-in-lower-case",
             "static_cast<char>(std::tolower(letter))",
             "static_cast<char>(letter)",
         ),
         (
-            (PINNED_MEMORY + "::test_where_the_system_names_no_node_none_is_preferred",),
+            (PINNED_MEMORY + "::test_the_preferred_node_is_the_one_that_the_system_names",),
             "numa-none",
             "node >= 0 && node < kNodes",
             "true",

@@ -112,6 +112,14 @@ def synchronize() -> None:
         torch.accelerator.synchronize(device)
 
 
+@contextlib.contextmanager
+def behind(stream: torch.Stream, other: torch.Stream) -> Iterator[None]:
+    """Inside, `stream` is the current one. It has waited for `other`."""
+    stream.wait_stream(other)
+    with stream:
+        yield
+
+
 def findings() -> list[str]:
     """Races, and what kernels raised, since the last call."""
     return [*torch.ops.late.races(), *torch.ops.late.errors()]
@@ -178,12 +186,12 @@ class Graph:
         self._number = 0
 
     @contextlib.contextmanager
-    def capture(self, stream: torch.Stream) -> Iterator[None]:
+    def capture(self, stream: torch.Stream) -> Iterator[Graph]:
         synchronize()
         with stream:
             torch.ops.late.begin_capture()
             try:
-                yield
+                yield self
             except BaseException:
                 torch.ops.late.abandon_capture()
                 raise
