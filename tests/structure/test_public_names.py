@@ -20,7 +20,9 @@ NAMES = {
     "ebb.ahead": "configure",
     "ebb.offload": "configure",
     "ebb.paging": "configure found_inf microbatch reset run_step step step_ok",
-    "ebb.policies": "either offload_inputs recompute_all recompute_collectives save_all save_matmuls",
+    "ebb.policies": (
+        "either offload_inputs recompute_all recompute_collectives save_all save_matmuls"
+    ),
 }
 # Names that other libraries gave to the same thing: torch.utils.checkpoint, JAX, torchtitan,
 # Megatron-Core.
