@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from exactness import same_bits
+from exactness import assert_like_eager, same_bits
 from isolation import each_isolated
 from operator_inputs import Guess, Named, copy_of, overload, schemas
 from torch import nn
@@ -197,24 +197,20 @@ def unexplained(wrong: list[str]) -> list[str]:
     return [w for w in wrong if not w.startswith(UNINITIALISED)]
 
 
-@pytest.mark.sweep
 @pytest.mark.not_sanitized
-def test_kernels_above_leave_results_and_gradients_as_they_are():
-    ran, wrong, loud = sweep(count=12, enough=2)
+@pytest.mark.parametrize(
+    ("count", "enough", "least"),
+    [
+        pytest.param(12, 2, 250, marks=pytest.mark.sweep),
+        pytest.param(200, 15, 330, marks=pytest.mark.slow),  # many arguments
+    ],
+)
+def test_kernels_above_leave_results_and_gradients_as_they_are(count, enough, least):
+    ran, wrong, loud = sweep(count, enough)
 
     assert unexplained(wrong) == []
     assert loud == []
-    assert sum(times > 0 for times in ran.values()) > 250
-
-
-@pytest.mark.slow
-@pytest.mark.not_sanitized
-def test_kernels_above_with_many_arguments():
-    ran, wrong, loud = sweep(count=200, enough=15)
-
-    assert unexplained(wrong) == []
-    assert loud == []
-    assert sum(times > 0 for times in ran.values()) > 330
+    assert sum(times > 0 for times in ran.values()) > least
 
 
 # The same by hand, where a computed tensor meets one of another layout most often.
@@ -291,7 +287,7 @@ def test_with_grad_mode_too(before):
             del h
         return [loss.detach(), torch.autograd.grad(loss, x)[0]]
 
-    assert same(program(ebb.region()), program(contextlib.nullcontext()))
+    assert_like_eager(program, ebb.policies.recompute_all)
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr"])
@@ -307,7 +303,7 @@ def test_results_of_mixed_arguments_are_dense_and_kept(layout):
             del h, total
         return [loss.detach(), torch.autograd.grad(loss, x)[0]]
 
-    assert same(program(ebb.region()), program(contextlib.nullcontext()))
+    assert_like_eager(program, ebb.policies.recompute_all)
 
 
 def test_parts_of_sparse_tensors_made_of_computed_ones():
@@ -322,7 +318,7 @@ def test_parts_of_sparse_tensors_made_of_computed_ones():
             del values, sparse
         return [loss.detach(), torch.autograd.grad(loss, x)[0]]
 
-    assert same(program(ebb.region()), program(contextlib.nullcontext()))
+    assert_like_eager(program, ebb.policies.recompute_all)
 
 
 def test_mkldnn_and_nested_tensors_of_computed_ones():
@@ -337,7 +333,7 @@ def test_mkldnn_and_nested_tensors_of_computed_ones():
             del h, packed, nested, padded
         return [loss.detach(), torch.autograd.grad(loss, x)[0]]
 
-    assert same(program(ebb.region()), program(contextlib.nullcontext()))
+    assert_like_eager(program, ebb.policies.recompute_all)
 
 
 OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {
