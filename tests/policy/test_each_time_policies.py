@@ -19,23 +19,6 @@ import ebb
 from ebb import RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Policy, Rule
 
 
-def test_for_torchs_checkpointing_it_means_recompute():
-    (x,) = leaves((8, 8))
-    run = []
-
-    def block(x):
-        run.append(1)
-        return ((x @ x).sin() @ x).sin()
-
-    expected = torch.autograd.grad(block(x).sum(), x)[0]
-    saving = Policy({"aten::mm": SAVE})
-    for policy in (EACH_TIME, ebb.policies.either(EACH_TIME, saving), saving):
-        y = torch.utils.checkpoint.checkpoint(
-            block, x, use_reentrant=False, context_fn=policy.to_sac()
-        )
-        assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
-
-
 @pytest.mark.parametrize("first", [RECOMPUTE, RECOMPUTE_EACH_TIME])
 def test_of_several_policies_the_first_that_does_not_say_recompute_decides(first):
     policy = ebb.policies.either(Policy(default=first), Policy(default=SAVE))
