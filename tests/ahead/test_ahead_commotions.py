@@ -6,30 +6,28 @@ import contextlib
 import random
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
 from ahead_programs import (
     WaitInBackward,
+    all_same,
+    assert_exact_ahead,
+    chain,
     counts,
     delays,
     give_other_memory,
+    in_backward,
     parameters,
+    region,
     replays_ahead,
     wait_for_replays,
 )
-from exactness import same_bits
+from stand_ins import kernel
 
 import ebb
 from ebb import _testing
-
-
-def region():
-    return ebb.region(ebb.policies.recompute_all)
-
-
-def same(found, expected):
-    return all(map(same_bits, found, expected))
 
 
 def test_settings_change_for_a_moment_in_a_hook():
@@ -38,29 +36,22 @@ def test_settings_change_for_a_moment_in_a_hook():
     convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
     x = torch.randn(2, 8, 16, 16, requires_grad=True)
 
-    class Flicker(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            while not _testing.replays_ahead_are_idle():
-                torch.backends.mkldnn.set_flags(False)
-                torch.backends.mkldnn.set_flags(True)
-            return gradient
+    def flicker():
+        while not _testing.replays_ahead_are_idle():
+            torch.backends.mkldnn.set_flags(False)
+            torch.backends.mkldnn.set_flags(True)
 
     def program(entered):
         h = x
         for convolution in convolutions:
             with entered():
-                h = convolution(Flicker.apply(h)).sin().exp().sin()
+                h = convolution(in_backward(h, flicker)).sin().exp().sin()
         return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
 
     expected = program(contextlib.nullcontext)
     with replays_ahead(), delays(30):
         for _ in range(100):
-            assert same(program(region), expected)
+            assert all_same(program(region), expected)
 
 
 def test_other_settings_than_in_the_forward_are_left_to_backward():
@@ -75,11 +66,7 @@ def test_other_settings_than_in_the_forward_are_left_to_backward():
                     h = convolution(WaitInBackward.apply(h)).sin().exp()
         return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
 
-    expected = program(contextlib.nullcontext)
-    with replays_ahead():
-        found = []
-        did = counts(lambda: found.extend(program(region)))
-    assert same(found, expected)
+    did = assert_exact_ahead(program)
     assert did["regions_in_time"] == 0
 
 
@@ -94,23 +81,19 @@ def test_a_storage_that_is_resized_by_hand_is_not_read_ahead(more):
         with torch.autograd._unsafe_preserve_version_counter(w):
             w.copy_(full)
 
-    def program(entered, shards):
+    def program(entered):
         h = x
         for _ in range(3):
             with entered():
                 h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
             h.register_hook(refill)
-            if shards:
+            if entered is region:
                 w.untyped_storage().resize_(0)
                 refill(None)
                 _ = w.data if more else None
         return [h.detach(), *torch.autograd.grad(h.sum(), x)]
 
-    expected = program(contextlib.nullcontext, False)
-    with replays_ahead():
-        found = []
-        did = counts(lambda: found.extend(program(region, True)))
-    assert same(found, expected)
+    did = assert_exact_ahead(program)
     assert did["regions_stopped"] > 0
     assert did["regions_in_time"] == 0
 
@@ -120,19 +103,13 @@ def test_a_storage_that_was_ever_resized_by_hand_is_not_read_ahead():
     w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
 
     def program(entered):
-        h = x
-        for _ in range(3):
-            with entered():
-                h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
+        if entered is region:
+            w.untyped_storage().resize_(w.numel() * 4)
+            _ = w.data
+        h = chain([lambda h: (h @ w).sin().exp().sin()] * 3, x, entered)
         return [h.detach(), *torch.autograd.grad(h.sum(), x)]
 
-    expected = program(contextlib.nullcontext)
-    with replays_ahead():
-        w.untyped_storage().resize_(w.numel() * 4)
-        _ = w.data
-        found = []
-        did = counts(lambda: found.extend(program(region)))
-    assert same(found, expected)
+    did = assert_exact_ahead(program)
     assert did["regions_stopped"] > 0
     assert did["regions_in_time"] == 0
 
@@ -155,11 +132,7 @@ def test_a_storage_that_has_other_memory_is_not_read_ahead():
         give_other_memory(w)
         return [h.detach(), *torch.autograd.grad(h.sum(), x)]
 
-    expected = program(contextlib.nullcontext)
-    with replays_ahead():
-        found = []
-        did = counts(lambda: found.extend(program(region)))
-    assert same(found, expected)
+    did = assert_exact_ahead(program)
     assert did["regions_stopped"] == 1
     assert did["failures"] == did["regions_in_time"] == 0
 
@@ -169,17 +142,9 @@ def test_memory_that_backward_gives_back_while_it_is_read():
     x = torch.randn(1, requires_grad=True)
     draw = random.Random(1)
 
-    class GivesBack(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, plain):
-            ctx.plain = plain
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            time.sleep(draw.random() * 0.01)
-            ctx.plain.untyped_storage().resize_(0)
-            return gradient, None
+    def give_back(plain):
+        time.sleep(draw.random() * 0.01)
+        plain.untyped_storage().resize_(0)
 
     outcomes = []
     with replays_ahead():
@@ -188,7 +153,7 @@ def test_memory_that_backward_gives_back_while_it_is_read():
             with region():
                 y = (x * plain).sin().exp().sin().sum()
             with region():
-                y = (GivesBack.apply(y, plain) * 2).sin()
+                y = (in_backward(y, partial(give_back, plain)) * 2).sin()
             try:
                 outcomes.append(torch.autograd.grad(y, x)[0])
             except RuntimeError as error:
@@ -231,10 +196,8 @@ def python_sine():
             act()
         return torch.cos(x - 1.5)
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("sin", sine, "CPU")
-    yield acts
-    library._destroy()
+    with kernel("sin", sine):
+        yield acts
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -258,14 +221,9 @@ def test_what_a_kernel_was_to_write_is_there_when_it_fails():
         return torch.autograd.grad(h.sum(), x)
 
     expected = step(contextlib.nullcontext)
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("neg_", negate, "CPU")
-    try:
-        with replays_ahead():
-            found = step(region)
-    finally:
-        library._destroy()
-    assert same(found, expected)
+    with kernel("neg_", negate), replays_ahead():
+        found = step(region)
+    assert all_same(found, expected)
     assert failed
 
 
@@ -298,7 +256,7 @@ def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
     found = []
     with replays_ahead():
         did = counts(lambda: [found.append(program(region)) for _ in range(5)])
-    assert all(same(each, expected) for each in found)
+    assert all(all_same(each, expected) for each in found)
     assert who == "the program" or did["regions_in_time"] > 0
 
 

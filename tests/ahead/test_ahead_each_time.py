@@ -49,22 +49,15 @@ def test_a_look_ahead_leaves_them_to_backward():
     assert did["ops_replayed"] == 5 * sum(range(6))
 
 
-@pytest.mark.parametrize("room", [3, 4, 100])
-def test_a_look_ahead_makes_others_of_them(room):
-    """In passing: there is room for the two that are held, and one more."""
+@pytest.mark.parametrize("room", [2, 3, 4, 100])
+def test_a_look_ahead_makes_others_of_them_if_there_is_room(room):
+    """In passing: for the two that are held, and one more."""
     found, did = regions_ahead(held_every(5), limit=room * NBYTES, sines=11)
 
     assert same_bits(found, regions_ahead(Policy(default=SAVE), sines=11)[0])
     assert did["regions_stopped"] == 4
-    assert did["ops_replayed_ahead"] == 4 * 10
-
-
-def test_a_look_ahead_stops_where_there_is_no_room_for_what_it_makes_of_them():
-    found, did = regions_ahead(held_every(5), limit=2 * NBYTES, sines=11)
-
-    assert same_bits(found, regions_ahead(Policy(default=SAVE), sines=11)[0])
-    assert did["regions_stopped"] == 4
-    assert did["ops_replayed_ahead"] < 4 * 10
+    assert did["ops_replayed_ahead"] <= 4 * 10
+    assert (did["ops_replayed_ahead"] == 4 * 10) == (room > 2)
 
 
 def test_they_are_kept_while_there_is_room():

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from ahead_programs import WaitInBackward, blocks, counts, parameters, replays_ahead
-from exactness import assert_tests_of_exactness_pass, run_random_programs, same_bits
+from ahead_programs import (
+    WaitInBackward,
+    X,
+    all_same,
+    blocks,
+    chain,
+    counts,
+    parameters,
+    replays_ahead,
+)
+from exactness import assert_tests_of_exactness_pass, run_random_programs
+from other_threads import run_in_threads
 from torch import nn
 
 import ebb
 
 RECOMPUTE = ebb.policies.recompute_all
-X = (2, 6, 16)
 
 
 def gradients(program, region):
@@ -26,10 +35,6 @@ def gradients(program, region):
         results += program(region)
         results.append(torch.rand(1))
     return results
-
-
-def all_same(found, expected):
-    return len(found) == len(expected) and all(map(same_bits, found, expected))
 
 
 def found_and_did(program):
@@ -52,13 +57,6 @@ def assert_exact(program, *, replays=True, **settings):
 def backward(loss, modules, *more):
     wanted = [*parameters(modules), *more]
     return [loss.detach(), *torch.autograd.grad(loss, wanted, allow_unused=True)]
-
-
-def chain(modules, x, region):
-    for module in modules:
-        with region():
-            x = module(WaitInBackward.apply(x))
-    return x
 
 
 def test_a_chain():
@@ -294,13 +292,7 @@ def test_several_threads_each_with_a_model():
 
     def program(region):
         results = [None] * len(models)
-        threads = [
-            threading.Thread(target=steps, args=(i, region, results)) for i in range(len(models))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(*(partial(steps, i, region, results) for i in range(len(models))))
         return [r for result in results for r in result]
 
     assert_exact(program, replays=False)
@@ -317,11 +309,7 @@ def test_one_graph_from_two_backward_threads():
         def run(i):
             results[i] = backward(losses[i], modules, xs[i])
 
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(partial(run, 0), partial(run, 1))
         return [r for result in results for r in result]
 
     assert_exact(program, replays=False)

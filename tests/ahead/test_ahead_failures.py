@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from exactness import same_bits
+from other_threads import run_in_threads
 from torch import nn
 
 import ebb
@@ -353,11 +354,7 @@ def test_threads_with_regions_give_each_other_memory(is_giving, assert_none_left
                 done.append(all(map(same_bits, found, expected)))
 
     with room(), faults(20 if is_giving else 80, is_giving=is_giving):
-        threads = [threading.Thread(target=work, args=(net,)) for net in nets]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(*(partial(work, net) for net in nets))
 
     assert all(done)
     assert len(done) == 100 if is_giving else len(done) > 25

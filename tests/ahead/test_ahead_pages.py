@@ -11,6 +11,7 @@ from ahead_programs import (
     WaitInBackward,
     WaitingLayers,
     counts,
+    in_backward,
     many_products,
     replays_ahead,
     wait_for_replays,
@@ -201,24 +202,16 @@ def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
     """What came back ahead is right; but backward would have asked for it now."""
     x = torch.randn(32, 4, requires_grad=True)
 
-    class Overflow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        @torch.enable_grad()
-        def backward(ctx, gradient):
-            wait_for_replays()
-            if not kept:
-                kept.append(masked(x, 30, lambda y: y, ("more", "most")))
-            return gradient
+    def overflow():
+        wait_for_replays()
+        if not kept:
+            kept.append(masked(x, 30, lambda y: y, ("more", "most")))
 
     kept = []
 
     def program():
         masked(x, 2, lambda y: y)[0].backward()
-        loss = masked(x, 2, Overflow.apply)[0]
+        loss = masked(x, 2, lambda y: in_backward(y, overflow))[0]
         outcomes = []
         for _ in range(2):
             with pytest.raises(ebb.PageOverflowError, match="cannot be restored") as raised:
@@ -238,24 +231,16 @@ def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
 
     def program():
         masked(x, 2, lambda y: y)[0].backward()
-        loss = masked(x, 2, NextStep.apply)[0]
+        loss = masked(x, 2, lambda y: in_backward(y, begin_next_step))[0]
         with pytest.raises(RuntimeError, match="its page pool failed in the meantime"):
             loss.backward()
         del loss
 
-    class NextStep(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        @torch.enable_grad()
-        def backward(ctx, gradient):
-            wait_for_replays()
-            masked(x, 30, lambda y: y, ("more", "most"))
-            assert not ebb.paging.step_ok()
-            masked(x, 2, lambda y: y, ("more", "most"))
-            return gradient
+    def begin_next_step():
+        wait_for_replays()
+        masked(x, 30, lambda y: y, ("more", "most"))
+        assert not ebb.paging.step_ok()
+        masked(x, 2, lambda y: y, ("more", "most"))
 
     expected, found, did = with_and_without(program)
     assert found == expected
@@ -368,21 +353,31 @@ def test_what_the_program_holds_is_not_copied_back():
     assert did["failures"] == 0
 
 
+def padded_rows():
+    """Rows, how many of them are valid, and weights."""
+    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
+    return x, n, [torch.randn(8, 8) / 3 for _ in range(2)]
+
+
+def two_regions(x, n, weights):
+    """The first one pages products; backward waits for replays when it has run in the second."""
+    with products():
+        h = many_products(x, n, weights)
+    with ebb.region(ebb.policies.recompute_all):
+        return WaitInBackward.apply(h).exp().sin()
+
+
 def test_a_step_ends_when_all_has_come_back_ahead():
     """Nothing of it was asked for but what had come back; then somebody drops the rest."""
-    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
-    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+    x, n, weights = padded_rows()
 
     def program():
         for _ in range(3):
             with products():
                 dropped = many_products(x, n, weights)
-            with products():
-                h = many_products(x, n, weights)
-            with ebb.region(ebb.policies.recompute_all):
-                out = WaitInBackward.apply(h).exp().sin()
+            out = two_regions(x, n, weights)
             torch.autograd.grad(out[:20].sum(), x)
-            del dropped, h, out
+            del dropped, out
             gc.collect()
             assert ebb.paging.step_ok()
 
@@ -445,15 +440,11 @@ def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
 
 def test_where_backward_arrives_no_mode_sees_anything():
     """A step that is recorded ends there: pools are made, and errors are on their way."""
-    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
-    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+    x, n, weights = padded_rows()
 
     def program():
         ebb.paging.reset()
-        with products():
-            h = many_products(x, n, weights)
-        with ebb.region(ebb.policies.recompute_all):
-            out = WaitInBackward.apply(h).exp().sin()
+        out = two_regions(x, n, weights)
         with Seen() as seen:
             torch.autograd.grad(out[:20].sum(), x)
         assert ebb.stats()["paging"]["pools"]
@@ -466,14 +457,10 @@ def test_where_backward_arrives_no_mode_sees_anything():
 
 def test_a_step_that_cannot_end_where_backward_arrives():
     """What has come back is there when it is asked for again."""
-    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
-    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+    x, n, weights = padded_rows()
 
     def program():
-        with products():
-            h = many_products(x, n, weights)
-        with ebb.region(ebb.policies.recompute_all):
-            out = WaitInBackward.apply(h).exp().sin()
+        out = two_regions(x, n, weights)
         total = out[:20].sum()
         with pytest.raises(ValueError, match=r"device_limit .* is too small"):
             torch.autograd.grad(total, x, retain_graph=True)
