@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 
 import pytest
 import torch
+from exactness import assert_like_eager
 from limits import HANGS
+from other_threads import in_thread
 
 import ebb
 from ebb import _C
@@ -106,31 +107,20 @@ def test_left_in_the_wrong_order():
 def test_left_in_another_thread():
     region = ebb.region()
     region.__enter__()
-    errors = []
 
     def leave():
-        try:
+        with pytest.raises(RuntimeError) as raised:
             region.__exit__(None, None, None)
-        except RuntimeError as error:
-            errors.append(str(error))
+        return str(raised.value)
 
-    thread = threading.Thread(target=leave)
-    thread.start()
-    thread.join()
-
-    assert "was left on another thread than the one that entered it" in errors[0]
+    assert "was left on another thread than the one that entered it" in in_thread(leave)
     assert works()
 
 
 def test_threads_do_not_see_each_others_regions():
-    seen = []
     with ebb.region():
-        thread = threading.Thread(target=lambda: seen.append(_C.in_region()))
-        thread.start()
-        thread.join()
+        assert not in_thread(_C.in_region)
         assert _C.in_region()
-
-    assert seen == [False]
 
 
 def test_a_thread_that_ends_inside_a_region_cleans_up():
@@ -138,9 +128,7 @@ def test_a_thread_that_ends_inside_a_region_cleans_up():
         ebb.region().__enter__()
         torch.ones(3) * 2
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_thread(run)
     deadline = time.monotonic() + HANGS  # join returns before the thread's own clean-up has run
     while ebb.stats()["open_regions"] and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -246,17 +234,14 @@ def test_functorch_transforms_over_a_region():
 
 
 def test_functorch_transforms_inside_a_region():
-    x = torch.randn(3, requires_grad=True)
+    def program(region):
+        x = torch.randn(3, requires_grad=True)
+        with region:
+            inner = torch.func.grad(lambda y: (y * y).exp().sum())(x * 2)
+            loss = (inner * x).sin().sum()
+        return torch.autograd.grad(loss, x)
 
-    def program():
-        inner = torch.func.grad(lambda y: (y * y).exp().sum())(x * 2)
-        return (inner * x).sin().sum()
-
-    expected = torch.autograd.grad(program(), x)[0]
-    with ebb.region():
-        loss = program()
-
-    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert_like_eager(program, ebb.policies.recompute_all)
 
 
 def test_warns_once_where_hooks_are_disabled():
@@ -281,12 +266,8 @@ def test_meta_tensors_pass_through():
 
 def test_data_parallel_worker_threads_are_not_in_the_region():
     x = torch.randn(4, requires_grad=True)
-    out = []
     with ebb.region():
-        thread = threading.Thread(target=lambda: out.append((x * 2).exp()))
-        thread.start()
-        thread.join()
-        loss = (out[0] * x).sum()
+        loss = (in_thread(lambda: (x * 2).exp()) * x).sum()
     loss.backward()
     ours, x.grad = x.grad, None
     ((x * 2).exp() * x).sum().backward()

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 import torch
-from exactness import POLICIES, same_bits
+from exactness import POLICIES, assert_like_eager, same_bits
 from torch import nn
 from torch.nn import functional as F
 
@@ -194,24 +194,20 @@ def test_autocast_weight_cache_within_and_across_regions():
     def twice(m, x):
         return m.linear(m.linear(x).sin())
 
-    def run(policy):
-        torch.manual_seed(0)
+    def run(region):
         net, x = Module(twice), torch.randn(4, 8)
         with torch.autocast("cpu", torch.bfloat16):
             outside = net(x)  # the cast weight is in the cache before the first region
             total = outside.float().sum()
             for _ in range(2):
-                with ebb.region(policy) if policy else contextlib.nullcontext():
+                with region:
                     total = total + net(x).float().exp().sum()
         total.backward()
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             last = net(x)
         return [last, *(p.grad for p in net.parameters())]
 
-    expected = run(None)
-    for policy in POLICIES.values():
-        for a, e in zip(run(policy), expected, strict=True):
-            assert same_bits(a, e)
+    assert_like_eager(run)
 
 
 def test_autocast_inside_the_region_cache_first_filled_there():
@@ -228,25 +224,22 @@ def test_autocast_inside_the_region_cache_first_filled_there():
 
 
 def test_parameters_tied_between_regions_of_their_own():
-    def run(policy):
-        torch.manual_seed(0)
+    def run(region):
         embedding = nn.Embedding(8, 8)
         head = nn.Linear(8, 8, bias=False)
         head.weight = embedding.weight
-        with ebb.region(policy) if policy else contextlib.nullcontext():
+        with region:
             h = F.gelu(embedding(torch.arange(4))) @ embedding.weight.t().tanh()
-        with ebb.region(policy) if policy else contextlib.nullcontext():
+        with region:
             loss = head(h.sin()).exp().mean()
         loss.backward()
         return embedding.weight.grad
 
-    for policy in POLICIES.values():
-        assert same_bits(run(policy), run(None))
+    assert_like_eager(run)
 
 
 def test_optimizer_step_in_backward():
-    def run(policy):
-        torch.manual_seed(0)
+    def run(region):
         net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)])
 
         def step(p):
@@ -260,11 +253,9 @@ def test_optimizer_step_in_backward():
         for _ in range(3):
             h = x
             for block in net:
-                with ebb.region(policy) if policy else contextlib.nullcontext():
+                with region:
                     h = block(h)
             h.square().mean().backward()
         return list(net.parameters())
 
-    for policy in POLICIES.values():
-        for a, e in zip(run(policy), run(None), strict=True):
-            assert same_bits(a, e)
+    assert_like_eager(run)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from exactness import resident_kib
 from memory_use import least_growth
+from other_threads import in_thread, run_in_threads
 
 import ebb
 from ebb import _testing
@@ -73,9 +74,7 @@ def test_threads_that_come_and_go_leave_no_memory_behind():
 
     def threads(count):
         for _ in range(count):
-            thread = threading.Thread(target=loss_of, args=(x,))
-            thread.start()
-            thread.join()
+            run_in_threads(lambda: loss_of(x))  # the thread frees the graph
 
     threads(100)
     # A chunk of the arena and a table are 20 KiB a thread.
@@ -171,9 +170,7 @@ def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():
     def late(_):
         losses.clear()  # the memory of the thread's graphs is for others to use now
         losses.append(loss_of(x))
-        other = threading.Thread(target=lambda: losses.extend(loss_of(x) for _ in range(50)))
-        other.start()
-        other.join()
+        in_thread(lambda: losses.extend(loss_of(x) for _ in range(50)))
         ended.set()
 
     KEPT.append(late)
