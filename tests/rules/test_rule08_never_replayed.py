@@ -70,11 +70,7 @@ def test_force_is_refused_for_each_collective():
             rule = ebb.Rule(spelt, ebb.RECOMPUTE, force=True)
             with pytest.raises(ValueError, match=r"has force for a collective.*remove force"):
                 ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE), rule])
-
-
-def test_a_rule_for_collectives_without_force_is_no_error():
-    for name in COLLECTIVES:
-        ebb.Policy([ebb.Rule(name, ebb.RECOMPUTE)])
+        ebb.Policy([ebb.Rule(name, ebb.RECOMPUTE)])  # without force it is no error
 
 
 def test_force_in_text_is_refused_for_a_collective(tmp_path):
