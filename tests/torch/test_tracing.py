@@ -13,13 +13,13 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.aot_autograd import aot_export_module, aot_function, aot_module
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import ebb
 from ebb._launch import takeover
 from ebb._region import tracing
+from paging import Seen
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -280,12 +280,7 @@ def test_a_region_that_fx_keeps_as_one_call_is_a_region_when_the_graph_runs():
     assert ebb.stats()["total"]["ops_replayed"] > 0
 
 
-class Sees(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mode", [lambda: FlopCounterMode(display=False), Sees])
+@pytest.mark.parametrize("mode", [lambda: FlopCounterMode(display=False), Seen])
 def test_a_mode_of_the_users_is_no_tracer(mode, region):
     expected, given = gradients(body), inputs(1)
 
