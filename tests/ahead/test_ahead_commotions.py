@@ -15,7 +15,7 @@ from ahead_programs import (
     all_same,
     assert_exact_ahead,
     chain,
-    counts,
+    counts_ahead,
     delays,
     give_other_memory,
     in_backward,
@@ -200,7 +200,6 @@ def python_sine():
         yield acts
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_a_kernel_was_to_write_is_there_when_it_fails():
     """Backward runs it again."""
     program, failed = threading.get_ident(), []
@@ -231,7 +230,6 @@ def set_something():
     torch.backends.mkldnn.set_flags(torch.backends.mkldnn.is_available())
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("who", ["the kernel", "the program"])
 def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
     """A recipe that runs for the kernel that it runs, nor with the GIL that the kernel wants."""
@@ -254,13 +252,11 @@ def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
 
     expected = program(contextlib.nullcontext)
     found = []
-    with replays_ahead():
-        did = counts(lambda: [found.append(program(region)) for _ in range(5)])
+    did = counts_ahead(lambda: [found.append(program(region)) for _ in range(5)])
     assert all(all_same(each, expected) for each in found)
     assert who == "the program" or did["regions_in_time"] > 0
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nothing_begins_ahead_in_a_commotion(python_sine):
     ran_in = set()
     python_sine.append(lambda: ran_in.add(threading.get_ident()))
@@ -279,7 +275,6 @@ def test_nothing_begins_ahead_in_a_commotion(python_sine):
     assert {threading.get_ident()} == ran_in
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nothing_runs_ahead_in_a_commotion(python_sine):
     """A graph's capture lasts, say: see commotion.py."""
     now, seen = [False], []
@@ -311,7 +306,6 @@ def test_nothing_runs_ahead_in_a_commotion(python_sine):
     assert True not in seen
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
     """Though one value needs many."""
     program, ran, ended, at_once, in_its_midst = threading.get_ident(), [], [], [], []
@@ -362,7 +356,6 @@ def empty_an_escape(x):
     return result
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("moves_memory", [share, empty_an_escape])
 def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, python_sine):
     program, runs, at_the_end, seen = threading.get_ident(), threading.Event(), [], []
@@ -391,7 +384,6 @@ def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, pyth
     assert at_the_end == [0]
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_backward_replays_under_other_settings_meanwhile(python_sine):
     """Who has the setting changed for a kernel waits for the one that runs ahead."""
     enabled = torch._C._get_mkldnn_enabled
@@ -420,7 +412,6 @@ def test_backward_replays_under_other_settings_meanwhile(python_sine):
     assert all(before == after for before, after in seen)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_other_settings_of_backwards_wait_for_the_kernel_that_runs_ahead(python_sine):
     program, begun, seen = threading.get_ident(), threading.Event(), []
     enabled = torch._C._get_mkldnn_enabled

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from ahead_programs import WaitInBackward, counts, replays_ahead
-from each_time import (
-    EACH_TIME,
-    NBYTES,
-    SIZE,
-    held_every,
-)
+from each_time import EACH_TIME, NBYTES, SIZE, held_every
 from exactness import replayed, same_bits
 
 import ebb

@@ -165,9 +165,7 @@ def test_replays_whose_allocations_fail_give_what_eager_gives(assert_none_left):
     assert_none_left()
 
 
-def test_what_regions_keep_is_given_up_for_a_step_that_then_comes_to_its_end(
-    assert_none_left,
-):
+def test_what_regions_keep_is_given_up_for_a_step_that_then_comes_to_its_end(assert_none_left):
     expected = step(Net(), inputs(), in_regions=False)
     came_through, before = 0, _C.room_stats()
 

@@ -12,6 +12,7 @@ from ahead_programs import (
     blocks,
     chain,
     counts,
+    counts_ahead,
     region,
     replays_ahead,
     wait_for_replays,
@@ -54,8 +55,7 @@ def test_off_is_as_without():
 
 def assert_ahead(program, *, in_time):
     """So many regions are replayed in time, and none in vain."""
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     assert did["regions_in_time"] == in_time
     assert did["regions_in_vain"] == 0
 
@@ -118,8 +118,7 @@ def test_a_region_that_backward_never_reaches():
         del early, loss
         gc.collect()
 
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     assert did["regions_in_vain"] == 1
 
 
@@ -200,8 +199,7 @@ def test_bytes_that_pass_are_given_back():
             h = h.sin()
         return h
 
-    with replays_ahead(limit=8 * Wide.nbytes):
-        did = counts(lambda: chain([body, body], x).sum().backward())
+    did = counts_ahead(lambda: chain([body, body], x).sum().backward(), limit=8 * Wide.nbytes)
     assert did["regions_in_time"] == 1
 
 
@@ -216,8 +214,7 @@ def test_who_looks_at_a_saved_tensor_is_not_backward():
         assert torch.equal(ctx.saved_tensors[0], h)
         loss.backward()
 
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     Keep.last = None
     assert did["regions_in_time"] == 2
 
@@ -265,8 +262,7 @@ def test_nested_regions_count_as_one():
                 h = chain(pair, h)
         h.sum().backward()
 
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     assert did["regions_in_time"] + did["regions_held"] == 2
 
 

@@ -51,6 +51,13 @@ def with_and_without(program, **settings):
     return *found, did
 
 
+def same_with_and_without(program, **settings):
+    """Checks that both are the same. Returns what is found with replays ahead, and their counts."""
+    expected, found, did = with_and_without(program, **settings)
+    assert found == expected
+    return found, did
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left():
     yield
@@ -74,8 +81,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch):
             good.append(ebb.paging.step_ok())
         return good
 
-    expected, found, did = with_and_without(program, prefetch=prefetch)
-    assert found == expected
+    found, did = same_with_and_without(program, prefetch=prefetch)
     assert all(found[0])
     assert did["regions_held"] == 4
     assert did["regions_in_time"] == 2 * 4
@@ -134,8 +140,7 @@ def test_backward_begins_where_it_does_and_nothing_is_back_before(step, prefetch
         assert all(same(gradients_of_steps[0], each) for each in gradients_of_steps)
         return seen
 
-    expected, found, did = with_and_without(program, prefetch=prefetch, headroom=4.0)
-    assert found == expected
+    _, did = same_with_and_without(program, prefetch=prefetch, headroom=4.0)
     assert did["regions_in_time"] == 3 * 3
     assert did["regions_stopped"] == did["failures"] == 0
 
@@ -157,8 +162,7 @@ def test_overflows_are_told_as_without(mode):
             outcomes.append(ebb.paging.step_ok())
         return outcomes
 
-    expected, found, did = with_and_without(program, overflow=mode)
-    assert found == expected
+    found, did = same_with_and_without(program, overflow=mode)
     assert False in found[0]
     assert did["regions_in_time"] > 0
     assert did["failures"] == 0
@@ -190,8 +194,7 @@ def test_what_has_no_nan_raises_where_it_is_asked_for(asks):
         del losses
         return outcome, ebb.paging.step_ok()
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    found, did = same_with_and_without(program)
     assert ("cannot be restored" in found[0][0]) == asks
     assert found[0][1] is False
     assert did["failures"] == 0
@@ -221,8 +224,7 @@ def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
         del loss
         return outcomes, ebb.paging.step_ok()
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    _, did = same_with_and_without(program)
     assert did["regions_in_time"] >= 1
 
 
@@ -242,8 +244,7 @@ def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
         assert not ebb.paging.step_ok()
         masked(x, 2, lambda y: y, ("more", "most"))
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    _, did = same_with_and_without(program)
     assert did["regions_in_time"] >= 1
 
 
@@ -270,8 +271,7 @@ def test_a_region_that_backward_never_reaches():
             assert ebb.paging.step_ok()
         return seen
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    found, did = same_with_and_without(program)
     assert found[0][0] > 0
     assert found[0][1] == 0
     assert did["regions_in_vain"] == 3
@@ -347,8 +347,7 @@ def test_what_the_program_holds_is_not_copied_back():
             held.clear()
         return [result.tolist() for result in results]
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    _, did = same_with_and_without(program)
     assert did["regions_in_time"] > 0
     assert did["failures"] == 0
 
@@ -381,8 +380,7 @@ def test_a_step_ends_when_all_has_come_back_ahead():
             gc.collect()
             assert ebb.paging.step_ok()
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    found, did = same_with_and_without(program)
     assert found[1]["steps"] == 3
     assert did["regions_in_time"] == 3
 
@@ -398,8 +396,7 @@ def test_what_has_died_has_no_backward():
                 gc.collect()
                 loss.backward()
 
-    expected, found, _ = with_and_without(program, prefetch=1)
-    assert found == expected
+    found, _ = same_with_and_without(program, prefetch=1)
     assert found[1]["schedule"] == [
         f"forward of '{name}', stage 0, micro-batch 0" for name in ("mask",)
     ]
@@ -432,8 +429,7 @@ def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
             outcomes.append(ebb.paging.step_ok())
         return outcomes
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    found, did = same_with_and_without(program)
     assert found[0] == ["fine", True, "fine" if asks else "an overflow", False]
     assert did["failures"] == 0
 
@@ -468,6 +464,5 @@ def test_a_step_that_cannot_end_where_backward_arrives():
         assert ebb.stats()["paging"]["stashes"] == 0
         return gradient[:20].tolist()
 
-    expected, found, did = with_and_without(program, device_limit=16)
-    assert found == expected
+    _, did = same_with_and_without(program, device_limit=16)
     assert did["regions_in_time"] == 1

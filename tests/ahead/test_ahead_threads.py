@@ -19,6 +19,7 @@ from ahead_programs import (
     blocks,
     chain,
     counts,
+    counts_ahead,
     delays,
     in_a_process,
     parameters,
@@ -72,8 +73,7 @@ def test_a_thousand_steps_with_random_delays(no_objects_left):
                 assert all_same(once(region), expected), number
         gc.collect()
 
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     assert did["regions_late"] > 20, did
     assert did["regions_in_time"] > 500, did
     assert did["failures"] == 0
@@ -259,7 +259,6 @@ def test_who_runs_ahead_is_known_while_others_begin_and_end():
     assert done.stdout == "True\n", done.stderr
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_region_that_backward_waits_for_is_not_begun():
     """One thread looks at what it has saved, which takes long; a backward waits for that; and
     another one comes by the region behind."""
@@ -298,7 +297,6 @@ def test_a_region_that_backward_waits_for_is_not_begun():
     assert did["regions_in_time"] == did["regions_late"] == did["regions_stopped"] == 0
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_backward_does_what_is_left():
     """The worker gives way between two operators."""
     x = torch.randn(4, requires_grad=True)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from ahead_programs import counts, delays, region, replays_ahead, wait_for_replays
+from ahead_programs import counts_ahead, delays, region, replays_ahead, wait_for_replays
 from exactness import same_bits
 from stand_ins import kernel
 
@@ -33,8 +33,7 @@ def assert_outcomes_are_exact(program, *, may_raise=False):
                 assert may_raise
                 assert "modified by an inplace operation" in str(error)  # noqa: PT017
 
-    with replays_ahead():
-        did = counts(run)
+    did = counts_ahead(run)
     began = ("regions_in_time", "regions_late", "regions_stopped", "regions_in_vain")
     assert sum(did[what] for what in began) > ROUNDS // 4, did
 
@@ -205,7 +204,6 @@ UNDER_A_KERNEL = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("write", UNDER_A_KERNEL.values(), ids=UNDER_A_KERNEL)
 def test_no_half_of_a_write_is_read(write, slow_sine):
     """The write comes when the worker's kernel has read one half."""
@@ -272,7 +270,6 @@ def two_looks():
         yield looks
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("taken", ["while it is read", "before"])
 def test_through_an_alias_while_a_kernel_reads(taken, two_looks):
     """What was there is put back before the kernel has returned: no look at the input shows it."""
@@ -302,7 +299,6 @@ def test_through_an_alias_while_a_kernel_reads(taken, two_looks):
     assert two_looks.has_read.is_set() == (taken != "before")
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_alias_does_not_wait_for_what_does_not_read_it():
     """The next recipe is about to run, and reads something else."""
     program, ran = threading.get_ident(), []

@@ -104,6 +104,14 @@ def counts(program: Callable[[], object]) -> dict[str, int]:
     return {name: after[name] - before[name] for name in before}
 
 
+def counts_ahead(
+    program: Callable[[], object], regions: int = 1, limit: int | str = "1GiB"
+) -> dict[str, int]:
+    """`counts` while replays run ahead."""
+    with replays_ahead(regions, limit):
+        return counts(program)
+
+
 X = (2, 6, 16)  # the shape of the input of blocks
 
 
