@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from each_time import (
-    ALL,
-    EACH_TIME,
-    chain,
-    recipes_run,
-)
+from each_time import ALL, EACH_TIME, chain, recipes_run
 from exactness import leaves, replayed, same_bits
 from memory_use import peak_bytes
 from torch import nn

@@ -114,6 +114,28 @@ def test_backward_that_overwrites_what_several_unpack(alive, policy):
     assert_like_eager(program, POLICIES[policy])
 
 
+@pytest.mark.parametrize("scratch", [Scratch, SilentScratch])
+@pytest.mark.parametrize(
+    "policy", [ebb.Policy({"aten::clone": ebb.SAVE}), ebb.policies.save_all], ids=["clones", "all"]
+)
+def test_backward_that_overwrites_what_the_policy_keeps(policy, scratch):
+    """Only autograd holds it."""
+
+    def program(region):
+        x = leaves((64,))[0]
+        with region:
+            kept = x.exp().clone()  # saved by sin, and by the function whose backward runs first
+            loss = scratch.apply(kept).sum() + kept.sin().sum()
+            del kept
+        try:
+            return torch.autograd.grad(loss, x)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)  # noqa: PT017
+            return None
+
+    assert_like_eager(program, policy)
+
+
 @pytest.mark.parametrize("kept", ["float16", "float64"])
 def test_default_dtype_changed_between_forward_and_backward(kept):
     def grads(region):
@@ -272,11 +294,7 @@ def fused_step(w):
 @pytest.mark.on_cpu("leaves have fingerprints there only")
 @pytest.mark.parametrize(
     "write",
-    [
-        lambda w: w.data.mul_(0.5),
-        lambda w: w.detach().numpy().__imul__(0.5),
-        fused_step,
-    ],
+    [lambda w: w.data.mul_(0.5), lambda w: w.detach().numpy().__imul__(0.5), fused_step],
     ids=["data", "numpy", "fused optimizer"],
 )
 @pytest.mark.parametrize("width", [4, 64])

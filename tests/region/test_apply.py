@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import inspect
 import io
 import pickle
+from typing import Generic, TypeVar
 
 import pytest
 import torch
@@ -449,3 +451,34 @@ def test_remove_takes_the_numbers_of_modules_away_too():
     assert any("_ebb_original" in type(m).__dict__ for m in model.modules())
     second.remove()
     assert [type(m) for m in model.modules()] == kinds
+
+
+class OneLayer(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+
+
+class Abstract(abc.ABC, OneLayer):
+    """As the modules of sentence-transformers: the first base makes no instance dictionary."""
+
+
+class Typed(Generic[TypeVar("Tensors")], OneLayer):
+    pass
+
+
+class Mixed(OneLayer, abc.ABC):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Abstract, Typed, Mixed])
+def test_classes_with_a_base_that_is_no_module(kind):
+    model = kind()
+
+    handle = ebb.apply(model, modules="")
+
+    assert type(model).__bases__ == (kind,)
+    model(torch.randn(2, 4)).sum().backward()
+    assert type(pickle.loads(pickle.dumps(model))) is kind
+    assert type(copy.deepcopy(model)) is type(model)
+    handle.remove()
+    assert type(model) is kind

@@ -7,16 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from each_time import (
-    EACH_TIME,
-    NBYTES,
-    SIZE,
-    chain,
-    each_time,
-    held_every,
-    recipes_run,
-    written,
-)
+from each_time import EACH_TIME, NBYTES, SIZE, chain, each_time, held_every, recipes_run, written
 from exactness import assert_like_eager, leaves, replayed, same_bits
 from memory_use import allocations
 from offloading import finish_copies

@@ -337,10 +337,7 @@ def test_an_exception_of_pythons_loses_none(holder):
 
 @pytest.mark.filterwarnings("ignore:ebb. regions have no effect here")
 def test_where_hooks_are_disabled_nothing_is_emptied(x):
-    with (
-        torch.autograd.graph.disable_saved_tensors_hooks("no"),
-        ebb.region(escapes="placeholder"),
-    ):
+    with torch.autograd.graph.disable_saved_tensors_hooks("no"), ebb.region(escapes="placeholder"):
         y = (x * 2).sin().cos() * 2
     y.sum().backward()
 

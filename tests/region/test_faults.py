@@ -17,11 +17,7 @@ import ebb
 def model():
     torch.manual_seed(4)
     return nn.ModuleDict(
-        {
-            "first": nn.Linear(4, 4),
-            "norm": nn.BatchNorm1d(4),
-            "gate": nn.Linear(4, 4, bias=False),
-        }
+        {"first": nn.Linear(4, 4), "norm": nn.BatchNorm1d(4), "gate": nn.Linear(4, 4, bias=False)}
     )
 
 

@@ -7,13 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from exactness import (
-    POLICIES,
-    assert_like_eager,
-    exact,
-    leaves,
-    same_bits,
-)
+from exactness import POLICIES, assert_like_eager, exact, leaves, same_bits
 from torch import nn
 from torch.nn import functional as F
 

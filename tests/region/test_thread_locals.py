@@ -22,10 +22,7 @@ PT_TLS, PT_DYNAMIC = 7, 2
 DT_FLAGS, DF_STATIC_TLS = 30, 0x10
 KEPT = []  # functions that a thread may be about to return from
 # libebb_cuda is loaded late and takes none of the static kind.
-LIBRARIES = [
-    Path(ebb._C.__file__),
-    Path(ebb._C.__file__).with_name("libebb.so"),
-]
+LIBRARIES = [Path(ebb._C.__file__), Path(ebb._C.__file__).with_name("libebb.so")]
 
 
 def segments(library, kind):

@@ -71,7 +71,6 @@ ATTENTION = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.usefixtures("_verify")
 @pytest.mark.parametrize("name", ATTENTION)
 def test_the_random_state_of_attention_without_dropout_is_not_compared(name):

@@ -88,7 +88,6 @@ def cudnn_rnn():
         yield torch.ops.aten._cudnn_rnn.default
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("made", ["outside", "inside"])
 def test_a_recurrent_layer_of_cudnn_draws_its_masks_once(cudnn_rnn, made):
     """No schema says that it writes to `dropout_state`, and no version moves."""
