@@ -22,6 +22,7 @@ from ahead_programs import (
     parameters,
     region,
     replays_ahead,
+    two_regions,
     wait_for_replays,
 )
 from stand_ins import kernel
@@ -326,19 +327,15 @@ def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
         in_its_midst.append(len(ran) - len(ended))
         ebb._C.end_commotion()
 
+    def body(x):
+        factor = x.detach()
+        for _ in range(20):
+            factor = factor.sin()
+        return x * factor
+
     python_sine.append(look)
-    x = torch.randn(4, requires_grad=True)
     with replays_ahead():
-        with region():
-            factor = x.detach()
-            for _ in range(20):
-                factor = factor.sin()
-            h = x * factor
-            del factor
-        h.register_hook(hook)
-        with region():
-            h = h.exp().exp()
-        h.sum().backward()
+        two_regions(torch.randn(4, requires_grad=True), body, hook)
     assert at_once[0] <= 1
     assert in_its_midst == [0]
 
@@ -375,12 +372,7 @@ def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, pyth
     python_sine.append(look)
     x = torch.randn(4, requires_grad=True)
     with replays_ahead():
-        with region():
-            h = x.sin().sin().exp()
-        h.register_hook(hook)
-        with region():
-            h = h.exp().exp()
-        h.sum().backward()
+        two_regions(x, lambda x: x.sin().sin().exp(), hook)
     assert at_the_end == [0]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ahead_programs import WaitInBackward, counts, replays_ahead
+from ahead_programs import WaitInBackward, counts, replays_ahead, room
 from each_time import EACH_TIME, NBYTES, SIZE, held_every
 from exactness import replayed, same_bits
 
 import ebb
-from ebb import SAVE, Policy, _testing
+from ebb import SAVE, Policy
 
 
 def regions_ahead(policy, limit="1GiB", sines=6):
@@ -58,13 +58,10 @@ def test_a_look_ahead_makes_others_of_them_if_there_is_room(room):
 def test_they_are_kept_while_there_is_room():
     x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
     before = replayed()
-    ebb._C.keep_while_there_is_room(1 << 50)
-    try:
+    with room():
         with ebb.region(EACH_TIME):
             loss = x.sin().sin().sin().sum()
         found = torch.autograd.grad(loss, x)[0]
-    finally:
-        ebb._C.keep_while_there_is_room(0)
 
     assert replayed() == before
     assert same_bits(found, torch.autograd.grad(x.sin().sin().sin().sum(), x)[0])
@@ -72,9 +69,7 @@ def test_they_are_kept_while_there_is_room():
 
 def test_they_are_given_up_when_there_is_none():
     x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
-    ebb._C.keep_while_there_is_room(1 << 20)
-    _testing.pretend_bytes_in_use(1 << 30)
-    try:
+    with room(limit=1 << 20, used=1 << 30):
         with ebb.region(EACH_TIME):
             h = x.sin().sin().sin().sin()
         with ebb.region(EACH_TIME):
@@ -83,9 +78,6 @@ def test_they_are_given_up_when_there_is_none():
         before = replayed()
         found = torch.autograd.grad(loss, x)[0]
         count = replayed() - before
-    finally:
-        ebb._C.keep_while_there_is_room(0)
-        _testing.pretend_bytes_in_use(0)
 
     assert count == sum(range(4))
     assert same_bits(found, torch.autograd.grad(x.sin().sin().sin().sin().sin().sum(), x)[0])

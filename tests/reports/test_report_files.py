@@ -82,13 +82,16 @@ def run_program(program=PROGRAM, **environment):
 
 
 def test_environment(tmp_path):
-    run = run_program(EBB_REPORT=str(tmp_path / "r.json"), EBB_TRACE=str(tmp_path / "traces"))
+    report, traces = tmp_path / "r.json", tmp_path / "traces"
+    run = run_program(EBB_REPORT=str(report), EBB_TRACE=str(traces), TORCH_LOGS="+ebb")
     assert run.returncode == 0, run.stderr
+    assert "1 (SiLU) is a region" in run.stderr
+    assert "left region 1; in this step: {" in run.stderr
     assert "; report: " in run.stderr
-    assert json.loads((tmp_path / "r.json").read_text())["step"] == 2
-    traces = sorted(path.name for path in (tmp_path / "traces").iterdir())
-    assert traces == ["rank0-step0.json", "rank0-step1.json", "rank0-step2.json"]
-    trace = json.loads((tmp_path / "traces" / traces[-1]).read_text())
+    assert json.loads(report.read_text())["step"] == 2
+    names = sorted(path.name for path in traces.iterdir())
+    assert names == ["rank0-step0.json", "rank0-step1.json", "rank0-step2.json"]
+    trace = json.loads((traces / names[-1]).read_text())
     kinds = {event.get("cat") for event in trace["traceEvents"]}
     assert {"region", "replay"} <= kinds or "region" in kinds
     assert all({"name", "ph", "ts", "pid"} <= event.keys() for event in trace["traceEvents"])
@@ -249,13 +252,6 @@ def test_nothing_initialises_the_device(tmp_path):
     done = fork_server.run(["-c", program], timeout=120, cwd=tmp_path, env=os.environ | variables)
     assert done.returncode == 0, done.stderr
     assert "called before" not in done.stderr
-
-
-def test_torch_logs():
-    run = run_program(TORCH_LOGS="+ebb")
-    assert "1 (SiLU) is a region" in run.stderr
-    assert "left region 1; in this step: {" in run.stderr
-    assert "is a region" not in run_program().stderr
 
 
 def test_flat_stats():

@@ -16,7 +16,7 @@ from exactness import TESTS, same_bits
 from torch import nn
 
 import ebb
-from ebb import _testing
+from ebb import _C, _testing
 from paging import Masked
 
 
@@ -129,6 +129,36 @@ def chain(
         with entered():
             x = module(WaitInBackward.apply(x))
     return x
+
+
+def two_regions(
+    x: torch.Tensor,
+    body: Callable[[torch.Tensor], torch.Tensor],
+    hook: Callable[[torch.Tensor], None],
+    entered: Callable[[], contextlib.AbstractContextManager[object]] = region,
+) -> torch.Tensor:
+    """The gradient of two regions; `body` is in the first one.
+
+    `hook` runs when backward has been in the second one, and the worker is in the first.
+    """
+    with entered():
+        h = body(x)
+    h.register_hook(hook)
+    with entered():
+        out = (h * 2).sin().sum()
+    return torch.autograd.grad(out, x)[0]
+
+
+@contextlib.contextmanager
+def room(limit: int = 1 << 40, used: int = 1) -> Iterator[None]:
+    """Regions keep up to `limit` bytes that they could recompute. `used` seem to be in use."""
+    _C.keep_while_there_is_room(limit)
+    _testing.pretend_bytes_in_use(used)
+    try:
+        yield
+    finally:
+        _C.keep_while_there_is_room(0)
+        _testing.pretend_bytes_in_use(0)
 
 
 def all_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
