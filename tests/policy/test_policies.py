@@ -99,17 +99,6 @@ def test_wrong_operator_type(key):
         ebb.Policy({key: ebb.SAVE})
 
 
-def test_wrong_rules():
-    with pytest.raises(TypeError, match=r"sequence of ebb.Rule"):
-        ebb.Policy(["aten::mm"])
-    with pytest.raises(ValueError, match="every must be from 1"):
-        ebb.Rule("aten::mm", ebb.SAVE, every=0)
-    with pytest.raises(TypeError, match="every must be an int"):
-        ebb.Rule("aten::mm", ebb.SAVE, every=1.5)
-    with pytest.raises(TypeError, match="force must be a bool"):
-        ebb.Rule("aten::mm", ebb.SAVE, force=1)
-
-
 def test_torchtitan_recomputes_every_second_product():
     x = leaves((4, 4))[0]
     with ebb.region(ebb.policies.torchtitan):

@@ -190,8 +190,3 @@ def test_a_rule_for_modules_where_none_is_known_warns():
     )
     done = fork_server.run(["-c", program])
     assert "rules with module= have no effect in this region" in done.stderr
-
-
-def test_a_root_that_is_no_module():
-    with pytest.raises(TypeError, match=r"root must be a torch.nn.Module"):
-        ebb.region(root=3)

@@ -67,11 +67,3 @@ def test_context_fn_is_refused_with_the_fix():
     )
     with pytest.raises(ValueError, match=r"policy=ebb.Policy"):
         ebb.checkpoint(block, torch.ones(2, 2), torch.ones(2, 2), context_fn=context_fn)
-
-
-def test_wrong_types():
-    with pytest.raises(TypeError, match="function must be callable"):
-        ebb.checkpoint(3)
-    with pytest.raises(TypeError, match=r"must be an ebb.Policy"):
-        ebb.checkpoint(block, policy="save_all")
-    assert ebb.stats()["open_regions"] == 0

@@ -224,15 +224,6 @@ def test_inner_regions_decide_nothing(x, holder):
     y.sum().backward()
 
 
-def test_wrong_values():
-    with pytest.raises(ValueError, match="escapes must be 'keep' or 'placeholder'"):
-        ebb.region(escapes="drop")
-    with pytest.raises(ValueError, match="escapes must be"):
-        ebb.apply(nn.Linear(2, 2), escapes="drop")
-    with pytest.raises(RuntimeError, match="is not entered"):
-        ebb.region(escapes="placeholder").returns(torch.ones(2))
-
-
 def wrapped(s):
     return TwoTensor(s, s.cos())
 

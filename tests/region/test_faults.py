@@ -218,8 +218,3 @@ def test_an_exception_in_a_hook_during_backward():
     assert same_bits(
         torch.autograd.grad(loss, x)[0], torch.autograd.grad((x * 2).sin().exp().sum(), x)[0]
     )
-
-
-def test_wrong_number():
-    with pytest.raises(ValueError, match="at must be 1 or more; got 0"):
-        failing_policy(0)

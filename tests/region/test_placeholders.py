@@ -185,13 +185,6 @@ def test_training_goes_on_as_without():
 # Bad input
 
 
-def test_marking_outside_of_a_region():
-    with pytest.raises(ValueError, match="only inside the region"):
-        ebb.discardable(torch.randn(3))
-    with pytest.raises(TypeError, match="discardable needs a tensor; got int"):
-        ebb.discardable(3)
-
-
 @pytest.mark.parametrize("policy", [ebb.policies.save_all, ebb.Policy(default=ebb.SAVE)])
 def test_what_is_saved_or_an_input_cannot_be_discarded(policy):
     x = torch.randn(3, requires_grad=True)

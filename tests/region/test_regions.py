@@ -161,40 +161,10 @@ def test_decorated_function_may_recurse():
     assert torch.equal(x.grad, torch.full((3,), 32.0))
 
 
-@pytest.mark.parametrize("policy", ["save_all", 1, {"aten::mm": ebb.SAVE}, ebb.SAVE])
-def test_wrong_policy_type(policy):
-    with pytest.raises(TypeError, match=r"policy must be an ebb.Policy"):
-        ebb.region(policy)
-
-    assert works()
-
-
 def test_empty_name_is_the_default_name():
     with ebb.region(name=""):
         torch.ones(2).exp()
     assert list(ebb.stats()["regions"]) == ["region"]
-
-
-def test_wrong_name_type():
-    with pytest.raises(TypeError, match="name must be a str"):
-        ebb.region(name=3)
-
-
-def test_decorating_something_else():
-    with pytest.raises(TypeError, match="can decorate only a callable"):
-        ebb.region()(3)
-
-
-def test_decorating_a_generator_or_a_coroutine():
-    def generator():
-        yield 1
-
-    async def coroutine():
-        pass
-
-    for function in (generator, coroutine):
-        with pytest.raises(TypeError, match="enter the region inside it"):
-            ebb.region()(function)
 
 
 def test_no_grad_and_inference_mode_inside():

@@ -170,8 +170,3 @@ def test_tensors_of_other_kinds(other):
     for dst, src in ((torch.zeros(3), other), (other, torch.zeros(3))):
         with pytest.raises(ValueError, match="plain strided tensors"):
             ebb.share_storage(dst, src)
-
-
-def test_what_is_no_tensor():
-    with pytest.raises(TypeError, match="src must be a tensor; got list"):
-        ebb.share_storage(torch.zeros(3), [1, 2, 3])

@@ -173,11 +173,6 @@ def test_the_block_may_raise(x):
     return h.sin()
 
 
-def test_wrong_types():
-    with pytest.raises(TypeError, match="opaque takes tensors; got list"):
-        ebb.opaque([torch.ones(1)])
-
-
 @pytest.mark.on_cpu("the test device has no sparse tensors")
 def test_sparse_tensors_pass():
     with ebb.region(), ebb.opaque(torch.eye(2).to_sparse()):
