@@ -195,7 +195,7 @@ def test_what_is_saved_or_an_input_cannot_be_discarded(policy):
                 ebb.discardable(tensor)
 
 
-def test_what_was_not_marked():
+def test_what_is_not_marked():
     x = torch.randn(3, requires_grad=True)
     with ebb.region():
         y = x.sin()
@@ -203,6 +203,13 @@ def test_what_was_not_marked():
         ebb.discard(y, restore_at=y.cos())
     with pytest.raises(TypeError, match="restore_at must be a tensor"):
         ebb.discard(y, restore_at=None)
+
+    marked = made(x)
+    z = marked.sin()
+    ebb.discard(marked, restore_at=z)
+    with pytest.raises(ValueError, match="discardable marked"):
+        ebb.discard(marked, restore_at=z)  # its mark is gone
+    z.sum().backward()
 
 
 def test_what_needs_no_grad_restores_nothing():
@@ -220,15 +227,6 @@ def test_what_was_written_since_it_was_marked(write):
     with pytest.raises(ValueError, match=r"was written after ebb.discardable marked it"):
         ebb.discard(y, restore_at=z)
     assert bytes_of(y) == 12
-    z.sum().backward()
-
-
-def test_discarding_twice():
-    y = made(torch.randn(3, requires_grad=True))
-    z = y.sin()
-    ebb.discard(y, restore_at=z)
-    with pytest.raises(ValueError, match="discardable marked"):
-        ebb.discard(y, restore_at=z)
     z.sum().backward()
 
 
