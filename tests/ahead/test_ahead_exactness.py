@@ -74,11 +74,6 @@ def backward(loss, modules, *more):
 
 
 @exact_ahead(4)
-def test_a_chain(region, modules, x):
-    return backward(chain(modules, x, region).sum(), modules, x)
-
-
-@exact_ahead(4)
 def test_other_code_between_regions(region, modules, x):
     h = x
     for module in modules:

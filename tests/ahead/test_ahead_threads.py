@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pickle
 import random
 import threading
 import time
@@ -33,7 +32,6 @@ from stand_ins import kernel
 
 import ebb
 from ebb import _testing
-from ebb._region import commotion
 from paging import Keep
 
 
@@ -161,11 +159,6 @@ def test_verify_mode_runs_nothing_ahead():
     with replays_ahead(), ebb.verify():
         did = counts(lambda: step(modules, x))
     assert not any(did.values())
-
-
-def test_setters_are_pickled_by_name():
-    commotion.install()
-    assert pickle.loads(pickle.dumps(torch.set_num_threads)) is torch.set_num_threads
 
 
 @pytest.mark.parametrize("first", [False, True])

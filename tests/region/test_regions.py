@@ -70,21 +70,13 @@ def test_entered_twice_by_hand():
     assert works()
 
 
-def test_left_twice():
-    region = ebb.region()
-    with region:
-        pass
-    with pytest.raises(RuntimeError, match="had not been entered"):
-        region.__exit__(None, None, None)
-
-    assert works()
-
-
-def test_used_again_after_leaving():
+def test_used_again_after_leaving_and_left_twice():
     region = ebb.region()
     for _ in range(2):
         with region:
             torch.ones(3) * 2
+    with pytest.raises(RuntimeError, match="had not been entered"):
+        region.__exit__(None, None, None)
 
     assert works()
 
