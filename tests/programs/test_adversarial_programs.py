@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from exactness import KEY, assert_like_eager
+from exactness import KEY, assert_like_eager, like_eager
 from memory_use import fill_unseen
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,21 +35,18 @@ def _assert_same(change: Change) -> None:
 
 
 @pytest.mark.parametrize("name", ["addmm", "addmv", "addbmm", "baddbmm"])
-def test_a_product_whose_beta_is_the_bool_true_reads_what_it_adds_to(name):
+@like_eager(ebb.policies.recompute_all)
+def test_a_product_whose_beta_is_the_bool_true_reads_what_it_adds_to(region, name):
     shapes = {
         "addmm": [(3, 3), (3, 3), (3, 3)],
         "addmv": [(3,), (3, 3), (3,)],
         "addbmm": [(3, 3), (2, 3, 3), (2, 3, 3)],
         "baddbmm": [(2, 3, 3), (2, 3, 3), (2, 3, 3)],
     }[name]
-
-    def gradients(region):
-        tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
-        with region:
-            y = getattr(torch, name)(*tensors, beta=True).sin().sum()
-        return torch.autograd.grad(y, tensors)
-
-    assert_like_eager(gradients, ebb.policies.recompute_all)
+    tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    with region:
+        y = getattr(torch, name)(*tensors, beta=True).sin().sum()
+    return torch.autograd.grad(y, tensors)
 
 
 @pytest.mark.parametrize("name", ["addmm_", "baddbmm_"])
@@ -62,18 +59,16 @@ def test_a_product_in_place_whose_beta_is_the_bool_true_reads_what_it_adds_to(na
     _assert_same(change)
 
 
-def test_an_out_of_std_is_a_write_where_tensors_have_no_versions():
-    def gradient(region):
-        x, w = torch.randn(4, 4), torch.randn(4, requires_grad=True)
-        with region:
-            with torch.inference_mode():
-                h = x.exp().sum(0)
-                torch.std(x, 0, correction=1, out=h)
-            y = (h.clone() * w).sum()
-            del h
-        return torch.autograd.grad(y, w)
-
-    assert_like_eager(gradient, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_an_out_of_std_is_a_write_where_tensors_have_no_versions(region):
+    x, w = torch.randn(4, 4), torch.randn(4, requires_grad=True)
+    with region:
+        with torch.inference_mode():
+            h = x.exp().sum(0)
+            torch.std(x, 0, correction=1, out=h)
+        y = (h.clone() * w).sum()
+        del h
+    return torch.autograd.grad(y, w)
 
 
 def test_an_out_of_std_is_a_write_inside_a_dispatch_mode():

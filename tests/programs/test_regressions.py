@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from custom_functions import Scratch, SilentScratch
-from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves
+from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, like_eager
 from torch import nn
 
 import ebb
@@ -137,47 +137,39 @@ def test_backward_that_overwrites_what_the_policy_keeps(policy, scratch):
 
 
 @pytest.mark.parametrize("kept", ["float16", "float64"])
-def test_default_dtype_changed_between_forward_and_backward(kept):
-    def grads(region):
-        x = torch.ones(6, dtype=torch.float64, requires_grad=True)
-        before = torch.get_default_dtype()
-        try:
-            torch.set_default_dtype(torch.float32)
-            with region:
-                loss = (torch.arange(6) * 1.37 * x).exp().sum()
-            torch.set_default_dtype(getattr(torch, kept))
-            return torch.autograd.grad(loss, x)[0]
-        finally:
-            torch.set_default_dtype(before)
-
-    assert_like_eager(grads, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_default_dtype_changed_between_forward_and_backward(region, kept):
+    x = torch.ones(6, dtype=torch.float64, requires_grad=True)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        with region:
+            loss = (torch.arange(6) * 1.37 * x).exp().sum()
+        torch.set_default_dtype(getattr(torch, kept))
+        return torch.autograd.grad(loss, x)[0]
+    finally:
+        torch.set_default_dtype(before)
 
 
-def test_onednn_switched_off_between_forward_and_backward():
+@like_eager(ebb.policies.recompute_all)
+def test_onednn_switched_off_between_forward_and_backward(region):
     conv = nn.Conv2d(3, 8, 3)
     x = torch.randn(2, 3, 16, 16)
-
-    def grads(region):
-        with region:
-            loss = conv(x).exp().sin().sum()
-        with torch.backends.mkldnn.flags(enabled=False):
-            return torch.autograd.grad(loss, conv.weight)[0]
-
-    assert_like_eager(grads, ebb.policies.recompute_all)
+    with region:
+        loss = conv(x).exp().sin().sum()
+    with torch.backends.mkldnn.flags(enabled=False):
+        return torch.autograd.grad(loss, conv.weight)[0]
 
 
-def test_threads_changed_inside_the_region():
+@like_eager(ebb.policies.recompute_all)
+def test_threads_changed_inside_the_region(region):
     x = torch.randn(300_000, requires_grad=True)
-
-    def grads(region):
-        with region:
-            torch.set_num_threads(2)
-            total = x.sum()
-            torch.set_num_threads(1)
-            loss = ((x * total) / 1e3).exp().sum() * (total * 1e-3).exp()
-        return torch.autograd.grad(loss, x)[0]
-
-    assert_like_eager(grads, ebb.policies.recompute_all)
+    with region:
+        torch.set_num_threads(2)
+        total = x.sum()
+        torch.set_num_threads(1)
+        loss = ((x * total) / 1e3).exp().sum() * (total * 1e-3).exp()
+    return torch.autograd.grad(loss, x)[0]
 
 
 def test_flushing_of_denormals_changed_between_forward_and_backward():
@@ -253,17 +245,14 @@ def test_autocast_reaches_the_kernels_that_it_reached_in_forward():
     assert_exact(program, leaves((4, 8), dtype=torch.float32))
 
 
-def test_backward_under_another_autocast():
+@like_eager(ebb.policies.recompute_all)
+def test_backward_under_another_autocast(region):
     net = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
     x = torch.randn(4, 8)
-
-    def grads(region):
-        with region:
-            loss = net(x).exp().sum()
-        with torch.autocast("cpu", torch.bfloat16):
-            return torch.autograd.grad(loss, list(net.parameters()))
-
-    assert_like_eager(grads, ebb.policies.recompute_all)
+    with region:
+        loss = net(x).exp().sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.autograd.grad(loss, list(net.parameters()))
 
 
 def two_forwards(module, region):

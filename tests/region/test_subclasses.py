@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager, replayed, same_bits
+from exactness import POLICIES, assert_like_eager, like_eager, replayed, same_bits
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -153,26 +153,22 @@ def test_inner_tensor_that_is_a_wrapper_too():
     assert replayed() > 0
 
 
-def test_quantised_tensors_are_kept_whole():
-    def program(region):
-        w = torch.randn(4, generator=torch.Generator().manual_seed(1), requires_grad=True)
-        with region:
-            q = torch.quantize_per_tensor(w.detach() * 2, 0.1, 0, torch.qint8)
-            out = (w * 2).sin() * q.dequantize()
-        return torch.autograd.grad(out.sum(), w)[0]
-
-    assert_like_eager(program, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_quantised_tensors_are_kept_whole(region):
+    w = torch.randn(4, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    with region:
+        q = torch.quantize_per_tensor(w.detach() * 2, 0.1, 0, torch.qint8)
+        out = (w * 2).sin() * q.dequantize()
+    return torch.autograd.grad(out.sum(), w)[0]
 
 
-def test_ragged_tensors_are_kept_whole():
-    def program(region):
-        parts = [torch.linspace(0, 1, n * 3).reshape(n, 3).requires_grad_() for n in (2, 4)]
-        with region:
-            ragged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-            out = (ragged.sin() * ragged).exp().values().sum()
-        return torch.autograd.grad(out, parts)
-
-    assert_like_eager(program, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_ragged_tensors_are_kept_whole(region):
+    parts = [torch.linspace(0, 1, n * 3).reshape(n, 3).requires_grad_() for n in (2, 4)]
+    with region:
+        ragged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+        out = (ragged.sin() * ragged).exp().values().sum()
+    return torch.autograd.grad(out, parts)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,14 @@ import copy
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, same_bits
+from exactness import (
+    POLICIES,
+    assert_exact,
+    exact,
+    leaves,
+    like_eager,
+    same_bits,
+)
 from stand_ins import kernel
 from torch import nn
 
@@ -89,23 +96,20 @@ def cudnn_rnn():
 
 
 @pytest.mark.parametrize("made", ["outside", "inside"])
-def test_a_recurrent_layer_of_cudnn_draws_its_masks_once(cudnn_rnn, made):
+@like_eager(ebb.policies.recompute_all)
+def test_a_recurrent_layer_of_cudnn_draws_its_masks_once(region, cudnn_rnn, made):
     """No schema says that it writes to `dropout_state`, and no version moves."""
-
-    def train(region):
-        state = torch.ones(3, dtype=torch.float64)
-        x = torch.arange(6.0, dtype=torch.float64).view(2, 3).requires_grad_()
-        with region:
-            state = state if made == "outside" else state * 1
-            y = x
-            for _ in range(3):
-                with torch.no_grad():
-                    dropped = cudnn_rnn(
-                        y.detach() + 1, [], 0, None, x.detach(), None,
-                        0, 3, 0, 1, False, 0.5, True, False, [], state,
-                    )[0]  # fmt: skip
-                y = (y * dropped).sin()
-            loss = y.sum()
-        return [*torch.autograd.grad(loss, x), state]
-
-    assert_like_eager(train, ebb.policies.recompute_all)
+    state = torch.ones(3, dtype=torch.float64)
+    x = torch.arange(6.0, dtype=torch.float64).view(2, 3).requires_grad_()
+    with region:
+        state = state if made == "outside" else state * 1
+        y = x
+        for _ in range(3):
+            with torch.no_grad():
+                dropped = cudnn_rnn(
+                    y.detach() + 1, [], 0, None, x.detach(), None,
+                    0, 3, 0, 1, False, 0.5, True, False, [], state,
+                )[0]  # fmt: skip
+            y = (y * dropped).sin()
+        loss = y.sum()
+    return [*torch.autograd.grad(loss, x), state]

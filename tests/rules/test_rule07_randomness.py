@@ -9,7 +9,7 @@ import accelerator
 import fake_cuda
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves
+from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, like_eager
 from other_threads import run_in_threads
 from torch import nn
 from torch.nn import functional as F
@@ -45,18 +45,16 @@ def test_every_kind_of_random_op(x):
     return [(x * d).sin().sum() for d in draws]
 
 
-def test_explicit_generators():
-    def run(region):
-        generator = torch.Generator().manual_seed(5)
-        x = leaves((50,))[0]
-        with region:
-            mask = torch.empty(50, dtype=x.dtype).bernoulli_(0.5, generator=generator)
-            noise = torch.randn(50, generator=generator, dtype=x.dtype)
-            loss = ((x * mask).exp() * (x + noise).sin()).sum()
-        loss.backward()
-        return x.grad, torch.rand(3, generator=generator)
-
-    assert_like_eager(run)
+@like_eager()
+def test_explicit_generators(region):
+    generator = torch.Generator().manual_seed(5)
+    x = leaves((50,))[0]
+    with region:
+        mask = torch.empty(50, dtype=x.dtype).bernoulli_(0.5, generator=generator)
+        noise = torch.randn(50, generator=generator, dtype=x.dtype)
+        loss = ((x * mask).exp() * (x + noise).sin()).sum()
+    loss.backward()
+    return x.grad, torch.rand(3, generator=generator)
 
 
 def test_generator_moved_on_between_forward_and_backward():
@@ -204,20 +202,17 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 @pytest.mark.needs_cuda
 @needs_cuda
-def test_replays_on_a_gpu_leave_the_masks_of_recurrent_layers_as_in_eager():
+@like_eager(ebb.policies.recompute_all)
+def test_replays_on_a_gpu_leave_the_masks_of_recurrent_layers_as_in_eager(region):
     lstm = nn.LSTM(8, 16, num_layers=2, dropout=0.5).cuda()
     x = torch.randn(5, 4, 8, device="cuda", requires_grad=True)
-
-    def outputs(region):
-        found = []
-        for _ in range(3):
-            with region:
-                y = F.dropout(lstm(x)[0].exp(), 0.5).sin()
-            torch.autograd.grad(y.sum(), x)
-            found.append(y.detach())
-        return found
-
-    assert_like_eager(outputs, ebb.policies.recompute_all)
+    found = []
+    for _ in range(3):
+        with region:
+            y = F.dropout(lstm(x)[0].exp(), 0.5).sin()
+        torch.autograd.grad(y.sum(), x)
+        found.append(y.detach())
+    return found
 
 
 DRAWS_ON_A_GPU = {

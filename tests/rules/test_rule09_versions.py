@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, assert_like_eager, assert_same_error, exact, leaves
+from exactness import (
+    POLICIES,
+    assert_exact,
+    assert_like_eager,
+    assert_same_error,
+    exact,
+    leaves,
+    like_eager,
+)
 from stand_ins import operator_facts
 from torch.nn import functional as F
 from torch.testing._internal.common_methods_invocations import op_db
@@ -162,17 +170,15 @@ def test_alias_with_a_counter_of_its_own_written_after_the_region(alias, policy)
     assert_like_eager(run, POLICIES[policy])
 
 
-def test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager():
-    def run(region):
-        x = leaves((4,))[0]
-        with region:
-            h = x * 2
-            alias = h.data
-            loss = (h.sin() * (alias + 1)).sum()
-        alias.add_(1)
-        return torch.autograd.grad(loss, x)[0]
-
-    assert_like_eager(run, ebb.policies.save_all, ebb.policies.recompute_all)
+@like_eager(ebb.policies.save_all, ebb.policies.recompute_all)
+def test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager(region):
+    x = leaves((4,))[0]
+    with region:
+        h = x * 2
+        alias = h.data
+        loss = (h.sin() * (alias + 1)).sum()
+    alias.add_(1)
+    return torch.autograd.grad(loss, x)[0]
 
 
 def write_unseen(h):
@@ -210,18 +216,16 @@ class Wrapper(torch.Tensor):
 
 
 @pytest.mark.parametrize("seen", SEEN_AND_UNCOUNTED)
-def test_a_seen_write_that_moves_no_version_hides_no_unseen_one(seen):
-    def run(region):
-        x = torch.arange(1.0, 5.0, requires_grad=True)
-        with region:
-            h = (x * 2).detach()
-            SEEN_AND_UNCOUNTED[seen](h)
-            write_unseen(h)
-            loss = (x * h.sin()).sum()
-        del h
-        return torch.autograd.grad(loss, x)[0]
-
-    assert_like_eager(run, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_a_seen_write_that_moves_no_version_hides_no_unseen_one(region, seen):
+    x = torch.arange(1.0, 5.0, requires_grad=True)
+    with region:
+        h = (x * 2).detach()
+        SEEN_AND_UNCOUNTED[seen](h)
+        write_unseen(h)
+        loss = (x * h.sin()).sum()
+    del h
+    return torch.autograd.grad(loss, x)[0]
 
 
 INPLACE = [
@@ -331,28 +335,24 @@ def lies_and_returns_nothing(h: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("lie", [lies, lies_and_returns_nothing])
 @pytest.mark.parametrize("alias", [lambda h: h, lambda h: h.data, lambda h: h.detach()])
-def test_an_operator_that_says_it_writes_nothing_and_calls_one_that_does(lie, alias):
-    def gradient(region):
-        x = torch.arange(1.0, 5.0, requires_grad=True)
-        with region:
-            h = (x * 2).detach().exp()
-            lie(alias(h))
-            loss = (x * h.sin()).sum()
-        del h
-        return torch.autograd.grad(loss, x)[0]
-
-    assert_like_eager(gradient, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_an_operator_that_says_it_writes_nothing_and_calls_one_that_does(region, lie, alias):
+    x = torch.arange(1.0, 5.0, requires_grad=True)
+    with region:
+        h = (x * 2).detach().exp()
+        lie(alias(h))
+        loss = (x * h.sin()).sum()
+    del h
+    return torch.autograd.grad(loss, x)[0]
 
 
 @pytest.mark.parametrize("alias", [lambda h: h, lambda h: h.data])
-def test_out_of_an_operator_that_is_hard_to_box(alias):
-    def gradient(region):
-        w = torch.arange(1.0, 5.0, requires_grad=True)
-        with region:
-            h = torch.arange(4.0).clone().exp()
-            torch.std(torch.arange(12.0).reshape(3, 4).sin(), 0, correction=1, out=alias(h))
-            loss = (w.exp() * h.clone()).sum()
-        del h
-        return torch.autograd.grad(loss, w)[0]
-
-    assert_like_eager(gradient, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_out_of_an_operator_that_is_hard_to_box(region, alias):
+    w = torch.arange(1.0, 5.0, requires_grad=True)
+    with region:
+        h = torch.arange(4.0).clone().exp()
+        torch.std(torch.arange(12.0).reshape(3, 4).sin(), 0, correction=1, out=alias(h))
+        loss = (w.exp() * h.clone()).sum()
+    del h
+    return torch.autograd.grad(loss, w)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager
+from exactness import POLICIES, assert_like_eager, like_eager
 from stand_ins import kernel, operator_facts
 
 import ebb
@@ -131,49 +131,42 @@ def test_it_may_be_overwritten_before_backward(op, policy):
 
 
 @pytest.mark.parametrize("beta", [0, 0.0, False, 0.5, 1, True])
-def test_one_scratch_buffer_for_all_layers(beta):
+@like_eager(ebb.policies.recompute_all)
+def test_one_scratch_buffer_for_all_layers(region, beta):
     """As Megatron-LM does it for the scores of attention."""
     queries = torch.randn(2, 4, 5, requires_grad=True)
-
-    def program(region):
-        buffer = torch.ones(2, 4, 4)
-        with region:
-            h = queries
-            for _ in range(3):
-                scores = torch.baddbmm(buffer, h, h.transpose(1, 2), beta=beta, alpha=0.5)
-                if beta == 0:
-                    buffer.normal_()  # for another use
-                h = torch.bmm(scores.softmax(-1), h)
-        return torch.autograd.grad(h.sum(), queries)[0]
-
-    assert_like_eager(program, ebb.policies.recompute_all)
+    buffer = torch.ones(2, 4, 4)
+    with region:
+        h = queries
+        for _ in range(3):
+            scores = torch.baddbmm(buffer, h, h.transpose(1, 2), beta=beta, alpha=0.5)
+            if beta == 0:
+                buffer.normal_()  # for another use
+            h = torch.bmm(scores.softmax(-1), h)
+    return torch.autograd.grad(h.sum(), queries)[0]
 
 
 @pytest.mark.parametrize("beta", [0, False, 1, True])
-def test_it_may_be_another_argument_too(beta):
-    def program(region):
-        x = torch.randn(4, 4, requires_grad=True)
-        with region:
-            h = x * 2
-            loss = (torch.addmm(h, h, h, beta=beta).sin() * torch.zeros_like(h).cos()).sum()
-            del h
-        return torch.autograd.grad(loss, x)
-
-    assert_like_eager(program, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_it_may_be_another_argument_too(region, beta):
+    x = torch.randn(4, 4, requires_grad=True)
+    with region:
+        h = x * 2
+        loss = (torch.addmm(h, h, h, beta=beta).sin() * torch.zeros_like(h).cos()).sum()
+        del h
+    return torch.autograd.grad(loss, x)
 
 
 @pytest.mark.parametrize("beta", [0, False, 1, True])
-def test_an_inplace_product_overwrites_or_adds(beta):
-    def program(region):
-        x = torch.randn(4, 3, requires_grad=True)
-        with region:
-            h = (x * 2).detach()
-            h.addmm_(A, B, beta=beta)
-            loss = (x * h.sin()).sum()
-            del h
-        return torch.autograd.grad(loss, x)
-
-    assert_like_eager(program, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_an_inplace_product_overwrites_or_adds(region, beta):
+    x = torch.randn(4, 3, requires_grad=True)
+    with region:
+        h = (x * 2).detach()
+        h.addmm_(A, B, beta=beta)
+        loss = (x * h.sin()).sum()
+        del h
+    return torch.autograd.grad(loss, x)
 
 
 def grown(h):

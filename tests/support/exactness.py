@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import os
 import re
@@ -33,7 +35,7 @@ POLICIES = {
 }
 
 FILES = "rule*", "regressions", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
-LEAST_TESTS = 230  # exactness tests that run on each device
+LEAST_TESTS = 215  # exactness tests that run on each device
 TESTS = Path(__file__).parents[1]
 PYTEST = sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not once"
 OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
@@ -282,6 +284,25 @@ def assert_like_eager(
         assert len(found) == len(expected)
         for i, (a, e) in enumerate(zip(found, expected, strict=True)):
             assert same_bits(a, e), f"{policy}: result {i} differs: {a} instead of {e}"
+
+
+def like_eager(*policies: ebb.Policy) -> Callable[[Callable[..., object]], Callable[..., None]]:
+    """Makes a program a test: `assert_like_eager` of the program under these policies.
+
+    The program's first parameter is the region; pytest gives the others, as to any test.
+    """
+
+    def make_test(program: Callable[..., object]) -> Callable[..., None]:
+        def test(**parameters: object) -> None:
+            assert_like_eager(functools.partial(program, **parameters), *policies)
+
+        signature = inspect.signature(program)
+        _, *others = signature.parameters.values()
+        test.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        test.__doc__ = program.__doc__
+        return test
+
+    return make_test
 
 
 def assert_same_error(

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, assert_like_eager, leaves, same_bits
+from exactness import POLICIES, assert_exact, assert_like_eager, leaves, like_eager, same_bits
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -161,24 +161,22 @@ def test_forward_mode_over_a_region():
     assert_like_eager(run, ebb.policies.recompute_all)
 
 
-def test_module_and_tensor_hooks_inside_the_region():
-    def run(region):
-        torch.manual_seed(0)
-        seen = []
-        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
-        net[0].register_forward_pre_hook(lambda m, args: (args[0] * 2,))
-        net[1].register_forward_hook(lambda m, args, out: out.sin() * out)
-        net[2].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].clone()))
-        x = leaves((2, 4))[0]
-        with region:
-            h = x.exp()
-            h.register_hook(lambda g: seen.append(g.clone()) or g * 3)
-            h.retain_grad()
-            out = net(h)
-        out.sin().sum().backward()
-        return [x.grad, h.grad, *seen, *(p.grad for p in net.parameters())]
-
-    assert_like_eager(run)
+@like_eager()
+def test_module_and_tensor_hooks_inside_the_region(region):
+    torch.manual_seed(0)
+    seen = []
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    net[0].register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+    net[1].register_forward_hook(lambda m, args, out: out.sin() * out)
+    net[2].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].clone()))
+    x = leaves((2, 4))[0]
+    with region:
+        h = x.exp()
+        h.register_hook(lambda g: seen.append(g.clone()) or g * 3)
+        h.retain_grad()
+        out = net(h)
+    out.sin().sum().backward()
+    return [x.grad, h.grad, *seen, *(p.grad for p in net.parameters())]
 
 
 @pytest.mark.parametrize("where", ["inside", "outside", "both"])
@@ -237,26 +235,22 @@ def test_torchs_checkpoint_inside_around_and_beside_regions(policy, reentrant):
     assert same_bits(ours[1], plain[1])
 
 
-def test_gradients_with_respect_to_intermediates():
-    def run(region):
-        x = leaves((4,))[0]
-        with region:
-            a = x.sin()
-            b = a.exp() * a
-            c = b.tanh()
-        return torch.autograd.grad(c.sum(), (a, b, x))
-
-    assert_like_eager(run, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_gradients_with_respect_to_intermediates(region):
+    x = leaves((4,))[0]
+    with region:
+        a = x.sin()
+        b = a.exp() * a
+        c = b.tanh()
+    return torch.autograd.grad(c.sum(), (a, b, x))
 
 
-def test_several_losses_from_one_region():
-    def run(region):
-        x = leaves((4,))[0]
-        with region:
-            h = x.sin() * x
-            first, second = h.exp().sum(), (h * h).tanh().sum()
-        a = torch.autograd.grad(first, x, retain_graph=True)[0]
-        del first
-        return a, torch.autograd.grad(second, x)[0]
-
-    assert_like_eager(run)
+@like_eager()
+def test_several_losses_from_one_region(region):
+    x = leaves((4,))[0]
+    with region:
+        h = x.sin() * x
+        first, second = h.exp().sum(), (h * h).tanh().sum()
+    a = torch.autograd.grad(first, x, retain_graph=True)[0]
+    del first
+    return a, torch.autograd.grad(second, x)[0]
