@@ -6,30 +6,29 @@ import contextlib
 import random
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
 from ahead_programs import (
     WaitInBackward,
-    counts,
+    all_same,
+    assert_exact_ahead,
+    chain,
+    counts_ahead,
     delays,
     give_other_memory,
+    in_backward,
     parameters,
+    region,
     replays_ahead,
+    two_regions,
     wait_for_replays,
 )
-from exactness import same_bits
+from stand_ins import kernel
 
 import ebb
 from ebb import _testing
-
-
-def region():
-    return ebb.region(ebb.policies.recompute_all)
-
-
-def same(found, expected):
-    return all(map(same_bits, found, expected))
 
 
 def test_settings_change_for_a_moment_in_a_hook():
@@ -38,29 +37,22 @@ def test_settings_change_for_a_moment_in_a_hook():
     convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
     x = torch.randn(2, 8, 16, 16, requires_grad=True)
 
-    class Flicker(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            while not _testing.replays_ahead_are_idle():
-                torch.backends.mkldnn.set_flags(False)
-                torch.backends.mkldnn.set_flags(True)
-            return gradient
+    def flicker():
+        while not _testing.replays_ahead_are_idle():
+            torch.backends.mkldnn.set_flags(False)
+            torch.backends.mkldnn.set_flags(True)
 
     def program(entered):
         h = x
         for convolution in convolutions:
             with entered():
-                h = convolution(Flicker.apply(h)).sin().exp().sin()
+                h = convolution(in_backward(h, flicker)).sin().exp().sin()
         return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
 
     expected = program(contextlib.nullcontext)
     with replays_ahead(), delays(30):
         for _ in range(100):
-            assert same(program(region), expected)
+            assert all_same(program(region), expected)
 
 
 def test_other_settings_than_in_the_forward_are_left_to_backward():
@@ -75,11 +67,7 @@ def test_other_settings_than_in_the_forward_are_left_to_backward():
                     h = convolution(WaitInBackward.apply(h)).sin().exp()
         return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
 
-    expected = program(contextlib.nullcontext)
-    with replays_ahead():
-        found = []
-        did = counts(lambda: found.extend(program(region)))
-    assert same(found, expected)
+    did = assert_exact_ahead(program)
     assert did["regions_in_time"] == 0
 
 
@@ -94,23 +82,19 @@ def test_a_storage_that_is_resized_by_hand_is_not_read_ahead(more):
         with torch.autograd._unsafe_preserve_version_counter(w):
             w.copy_(full)
 
-    def program(entered, shards):
+    def program(entered):
         h = x
         for _ in range(3):
             with entered():
                 h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
             h.register_hook(refill)
-            if shards:
+            if entered is region:
                 w.untyped_storage().resize_(0)
                 refill(None)
                 _ = w.data if more else None
         return [h.detach(), *torch.autograd.grad(h.sum(), x)]
 
-    expected = program(contextlib.nullcontext, False)
-    with replays_ahead():
-        found = []
-        did = counts(lambda: found.extend(program(region, True)))
-    assert same(found, expected)
+    did = assert_exact_ahead(program)
     assert did["regions_stopped"] > 0
     assert did["regions_in_time"] == 0
 
@@ -120,19 +104,13 @@ def test_a_storage_that_was_ever_resized_by_hand_is_not_read_ahead():
     w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
 
     def program(entered):
-        h = x
-        for _ in range(3):
-            with entered():
-                h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
+        if entered is region:
+            w.untyped_storage().resize_(w.numel() * 4)
+            _ = w.data
+        h = chain([lambda h: (h @ w).sin().exp().sin()] * 3, x, entered)
         return [h.detach(), *torch.autograd.grad(h.sum(), x)]
 
-    expected = program(contextlib.nullcontext)
-    with replays_ahead():
-        w.untyped_storage().resize_(w.numel() * 4)
-        _ = w.data
-        found = []
-        did = counts(lambda: found.extend(program(region)))
-    assert same(found, expected)
+    did = assert_exact_ahead(program)
     assert did["regions_stopped"] > 0
     assert did["regions_in_time"] == 0
 
@@ -155,11 +133,7 @@ def test_a_storage_that_has_other_memory_is_not_read_ahead():
         give_other_memory(w)
         return [h.detach(), *torch.autograd.grad(h.sum(), x)]
 
-    expected = program(contextlib.nullcontext)
-    with replays_ahead():
-        found = []
-        did = counts(lambda: found.extend(program(region)))
-    assert same(found, expected)
+    did = assert_exact_ahead(program)
     assert did["regions_stopped"] == 1
     assert did["failures"] == did["regions_in_time"] == 0
 
@@ -169,17 +143,9 @@ def test_memory_that_backward_gives_back_while_it_is_read():
     x = torch.randn(1, requires_grad=True)
     draw = random.Random(1)
 
-    class GivesBack(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, plain):
-            ctx.plain = plain
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            time.sleep(draw.random() * 0.01)
-            ctx.plain.untyped_storage().resize_(0)
-            return gradient, None
+    def give_back(plain):
+        time.sleep(draw.random() * 0.01)
+        plain.untyped_storage().resize_(0)
 
     outcomes = []
     with replays_ahead():
@@ -188,7 +154,7 @@ def test_memory_that_backward_gives_back_while_it_is_read():
             with region():
                 y = (x * plain).sin().exp().sin().sum()
             with region():
-                y = (GivesBack.apply(y, plain) * 2).sin()
+                y = (in_backward(y, partial(give_back, plain)) * 2).sin()
             try:
                 outcomes.append(torch.autograd.grad(y, x)[0])
             except RuntimeError as error:
@@ -231,13 +197,10 @@ def python_sine():
             act()
         return torch.cos(x - 1.5)
 
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("sin", sine, "CPU")
-    yield acts
-    library._destroy()
+    with kernel("sin", sine):
+        yield acts
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_a_kernel_was_to_write_is_there_when_it_fails():
     """Backward runs it again."""
     program, failed = threading.get_ident(), []
@@ -258,14 +221,9 @@ def test_what_a_kernel_was_to_write_is_there_when_it_fails():
         return torch.autograd.grad(h.sum(), x)
 
     expected = step(contextlib.nullcontext)
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("neg_", negate, "CPU")
-    try:
-        with replays_ahead():
-            found = step(region)
-    finally:
-        library._destroy()
-    assert same(found, expected)
+    with kernel("neg_", negate), replays_ahead():
+        found = step(region)
+    assert all_same(found, expected)
     assert failed
 
 
@@ -273,7 +231,6 @@ def set_something():
     torch.backends.mkldnn.set_flags(torch.backends.mkldnn.is_available())
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("who", ["the kernel", "the program"])
 def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
     """A recipe that runs for the kernel that it runs, nor with the GIL that the kernel wants."""
@@ -296,13 +253,11 @@ def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
 
     expected = program(contextlib.nullcontext)
     found = []
-    with replays_ahead():
-        did = counts(lambda: [found.append(program(region)) for _ in range(5)])
-    assert all(same(each, expected) for each in found)
+    did = counts_ahead(lambda: [found.append(program(region)) for _ in range(5)])
+    assert all(all_same(each, expected) for each in found)
     assert who == "the program" or did["regions_in_time"] > 0
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nothing_begins_ahead_in_a_commotion(python_sine):
     ran_in = set()
     python_sine.append(lambda: ran_in.add(threading.get_ident()))
@@ -321,7 +276,6 @@ def test_nothing_begins_ahead_in_a_commotion(python_sine):
     assert {threading.get_ident()} == ran_in
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_nothing_runs_ahead_in_a_commotion(python_sine):
     """A graph's capture lasts, say: see commotion.py."""
     now, seen = [False], []
@@ -353,7 +307,6 @@ def test_nothing_runs_ahead_in_a_commotion(python_sine):
     assert True not in seen
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
     """Though one value needs many."""
     program, ran, ended, at_once, in_its_midst = threading.get_ident(), [], [], [], []
@@ -374,19 +327,15 @@ def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
         in_its_midst.append(len(ran) - len(ended))
         ebb._C.end_commotion()
 
+    def body(x):
+        factor = x.detach()
+        for _ in range(20):
+            factor = factor.sin()
+        return x * factor
+
     python_sine.append(look)
-    x = torch.randn(4, requires_grad=True)
     with replays_ahead():
-        with region():
-            factor = x.detach()
-            for _ in range(20):
-                factor = factor.sin()
-            h = x * factor
-            del factor
-        h.register_hook(hook)
-        with region():
-            h = h.exp().exp()
-        h.sum().backward()
+        two_regions(torch.randn(4, requires_grad=True), body, hook)
     assert at_once[0] <= 1
     assert in_its_midst == [0]
 
@@ -404,7 +353,6 @@ def empty_an_escape(x):
     return result
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("moves_memory", [share, empty_an_escape])
 def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, python_sine):
     program, runs, at_the_end, seen = threading.get_ident(), threading.Event(), [], []
@@ -424,16 +372,10 @@ def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, pyth
     python_sine.append(look)
     x = torch.randn(4, requires_grad=True)
     with replays_ahead():
-        with region():
-            h = x.sin().sin().exp()
-        h.register_hook(hook)
-        with region():
-            h = h.exp().exp()
-        h.sum().backward()
+        two_regions(x, lambda x: x.sin().sin().exp(), hook)
     assert at_the_end == [0]
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_backward_replays_under_other_settings_meanwhile(python_sine):
     """Who has the setting changed for a kernel waits for the one that runs ahead."""
     enabled = torch._C._get_mkldnn_enabled
@@ -462,7 +404,6 @@ def test_backward_replays_under_other_settings_meanwhile(python_sine):
     assert all(before == after for before, after in seen)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_other_settings_of_backwards_wait_for_the_kernel_that_runs_ahead(python_sine):
     program, begun, seen = threading.get_ident(), threading.Event(), []
     enabled = torch._C._get_mkldnn_enabled

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ahead_programs import WaitInBackward, counts, replays_ahead
-from each_time import (
-    EACH_TIME,
-    NBYTES,
-    SIZE,
-    held_every,
-)
+from ahead_programs import WaitInBackward, counts, replays_ahead, room
+from each_time import EACH_TIME, NBYTES, SIZE, held_every
 from exactness import replayed, same_bits
 
 import ebb
-from ebb import SAVE, Policy, _testing
+from ebb import SAVE, Policy
 
 
 def regions_ahead(policy, limit="1GiB", sines=6):
@@ -49,34 +44,24 @@ def test_a_look_ahead_leaves_them_to_backward():
     assert did["ops_replayed"] == 5 * sum(range(6))
 
 
-@pytest.mark.parametrize("room", [3, 4, 100])
-def test_a_look_ahead_makes_others_of_them(room):
-    """In passing: there is room for the two that are held, and one more."""
+@pytest.mark.parametrize("room", [2, 3, 4, 100])
+def test_a_look_ahead_makes_others_of_them_if_there_is_room(room):
+    """In passing: for the two that are held, and one more."""
     found, did = regions_ahead(held_every(5), limit=room * NBYTES, sines=11)
 
     assert same_bits(found, regions_ahead(Policy(default=SAVE), sines=11)[0])
     assert did["regions_stopped"] == 4
-    assert did["ops_replayed_ahead"] == 4 * 10
-
-
-def test_a_look_ahead_stops_where_there_is_no_room_for_what_it_makes_of_them():
-    found, did = regions_ahead(held_every(5), limit=2 * NBYTES, sines=11)
-
-    assert same_bits(found, regions_ahead(Policy(default=SAVE), sines=11)[0])
-    assert did["regions_stopped"] == 4
-    assert did["ops_replayed_ahead"] < 4 * 10
+    assert did["ops_replayed_ahead"] <= 4 * 10
+    assert (did["ops_replayed_ahead"] == 4 * 10) == (room > 2)
 
 
 def test_they_are_kept_while_there_is_room():
     x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
     before = replayed()
-    ebb._C.keep_while_there_is_room(1 << 50)
-    try:
+    with room():
         with ebb.region(EACH_TIME):
             loss = x.sin().sin().sin().sum()
         found = torch.autograd.grad(loss, x)[0]
-    finally:
-        ebb._C.keep_while_there_is_room(0)
 
     assert replayed() == before
     assert same_bits(found, torch.autograd.grad(x.sin().sin().sin().sum(), x)[0])
@@ -84,9 +69,7 @@ def test_they_are_kept_while_there_is_room():
 
 def test_they_are_given_up_when_there_is_none():
     x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
-    ebb._C.keep_while_there_is_room(1 << 20)
-    _testing.pretend_bytes_in_use(1 << 30)
-    try:
+    with room(limit=1 << 20, used=1 << 30):
         with ebb.region(EACH_TIME):
             h = x.sin().sin().sin().sin()
         with ebb.region(EACH_TIME):
@@ -95,9 +78,6 @@ def test_they_are_given_up_when_there_is_none():
         before = replayed()
         found = torch.autograd.grad(loss, x)[0]
         count = replayed() - before
-    finally:
-        ebb._C.keep_while_there_is_room(0)
-        _testing.pretend_bytes_in_use(0)
 
     assert count == sum(range(4))
     assert same_bits(found, torch.autograd.grad(x.sin().sin().sin().sin().sin().sum(), x)[0])

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from ahead_programs import WaitInBackward, blocks, counts, parameters, replays_ahead
-from exactness import assert_tests_of_exactness_pass, run_random_programs, same_bits
+from ahead_programs import (
+    WaitInBackward,
+    X,
+    all_same,
+    blocks,
+    chain,
+    counts,
+    parameters,
+    replays_ahead,
+)
+from exactness import assert_tests_of_exactness_pass, run_random_programs
+from other_threads import run_in_threads
 from torch import nn
 
 import ebb
 
 RECOMPUTE = ebb.policies.recompute_all
-X = (2, 6, 16)
 
 
 def gradients(program, region):
@@ -26,10 +35,6 @@ def gradients(program, region):
         results += program(region)
         results.append(torch.rand(1))
     return results
-
-
-def all_same(found, expected):
-    return len(found) == len(expected) and all(map(same_bits, found, expected))
 
 
 def found_and_did(program):
@@ -49,40 +54,38 @@ def assert_exact(program, *, replays=True, **settings):
         assert not replays or did["regions_in_time"] > 0, did
 
 
+def exact_ahead(count, dropout=0.0, *, replays=True):
+    """Makes `program(region, modules, x)` a test: `assert_exact` of it, with so many blocks."""
+
+    def make_test(program):
+        def test():
+            modules, x = blocks(count, dropout), torch.randn(X, requires_grad=True)
+            assert_exact(lambda region: program(region, modules, x), replays=replays)
+
+        test.__doc__ = program.__doc__
+        return test
+
+    return make_test
+
+
 def backward(loss, modules, *more):
     wanted = [*parameters(modules), *more]
     return [loss.detach(), *torch.autograd.grad(loss, wanted, allow_unused=True)]
 
 
-def chain(modules, x, region):
+@exact_ahead(4)
+def test_other_code_between_regions(region, modules, x):
+    h = x
     for module in modules:
         with region():
-            x = module(WaitInBackward.apply(x))
-    return x
+            y = module(WaitInBackward.apply(h))
+        h = (h + y.sin()) * 0.5
+    return backward(h.sum(), modules, x)
 
 
-def test_a_chain():
-    modules, x = blocks(4), torch.randn(X, requires_grad=True)
-    assert_exact(lambda region: backward(chain(modules, x, region).sum(), modules, x))
-
-
-def test_other_code_between_regions():
-    modules, x = blocks(4), torch.randn(X, requires_grad=True)
-
-    def program(region):
-        h = x
-        for module in modules:
-            with region():
-                y = module(WaitInBackward.apply(h))
-            h = (h + y.sin()) * 0.5
-        return backward(h.sum(), modules, x)
-
-    assert_exact(program)
-
-
-def test_dropout_draws_what_the_forward_drew():
-    modules, x = blocks(4, dropout=0.4), torch.randn(X, requires_grad=True)
-    assert_exact(lambda region: backward(chain(modules, x, region).sum(), modules, x))
+@exact_ahead(4, dropout=0.4)
+def test_dropout_draws_what_the_forward_drew(region, modules, x):
+    return backward(chain(modules, x, region).sum(), modules, x)
 
 
 def test_backward_draws_random_numbers_too():
@@ -153,43 +156,31 @@ def test_batch_norm_and_its_statistics():
     assert_exact(program)
 
 
-def test_autocast():
-    modules, x = blocks(3), torch.randn(X, requires_grad=True)
-
-    def program(region):
-        with torch.autocast("cpu", torch.bfloat16):
-            h = chain(modules, x, region)
-        return backward(h.sum(), modules, x)
-
-    assert_exact(program)
+@exact_ahead(3)
+def test_autocast(region, modules, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        h = chain(modules, x, region)
+    return backward(h.sum(), modules, x)
 
 
-def test_skips_across_regions():
-    modules, x = blocks(6), torch.randn(X, requires_grad=True)
-
-    def program(region):
-        h, skips = x, []
-        for module in modules[:3]:
-            with region():
-                h = module(WaitInBackward.apply(h))
-            skips.append(h)
-        for module in modules[3:]:
-            with region():
-                h = module(WaitInBackward.apply(h) + skips.pop())
-        return backward(h.sum(), modules, x)
-
-    assert_exact(program)
+@exact_ahead(6)
+def test_skips_across_regions(region, modules, x):
+    h, skips = x, []
+    for module in modules[:3]:
+        with region():
+            h = module(WaitInBackward.apply(h))
+        skips.append(h)
+    for module in modules[3:]:
+        with region():
+            h = module(WaitInBackward.apply(h) + skips.pop())
+    return backward(h.sum(), modules, x)
 
 
-def test_branches_that_meet():
-    modules, x = blocks(6), torch.randn(X, requires_grad=True)
-
-    def program(region):
-        one = chain(modules[:3], x, region)
-        other = chain(modules[3:], x * 2, region)
-        return backward((one * other).sum(), modules, x)
-
-    assert_exact(program)
+@exact_ahead(6)
+def test_branches_that_meet(region, modules, x):
+    one = chain(modules[:3], x, region)
+    other = chain(modules[3:], x * 2, region)
+    return backward((one * other).sum(), modules, x)
 
 
 def test_one_module_in_several_regions():
@@ -227,19 +218,15 @@ def test_forwards_and_backwards_take_turns():
     assert_exact(program)
 
 
-def test_the_graph_is_retained():
-    modules, x = blocks(3), torch.randn(X, requires_grad=True)
-
-    def program(region):
-        loss = chain(modules, x, region).sum()
-        wanted = [*parameters(modules), x]
-        return [
-            *torch.autograd.grad(loss, wanted, retain_graph=True),
-            *torch.autograd.grad(loss, wanted, retain_graph=True),
-            *torch.autograd.grad(loss, wanted),
-        ]
-
-    assert_exact(program)
+@exact_ahead(3)
+def test_the_graph_is_retained(region, modules, x):
+    loss = chain(modules, x, region).sum()
+    wanted = [*parameters(modules), x]
+    return [
+        *torch.autograd.grad(loss, wanted, retain_graph=True),
+        *torch.autograd.grad(loss, wanted, retain_graph=True),
+        *torch.autograd.grad(loss, wanted),
+    ]
 
 
 def test_second_derivatives():
@@ -256,28 +243,20 @@ def test_second_derivatives():
     assert_exact(program)
 
 
-def test_a_part_of_backward():
-    modules, x = blocks(4), torch.randn(X, requires_grad=True)
-
-    def program(region):
-        early = chain(modules[:2], x, region)
-        loss = chain(modules[2:], early, region).sum()
-        (first,) = torch.autograd.grad(loss, early, retain_graph=True)
-        return [first, *backward(loss, modules, x)]
-
-    assert_exact(program)
+@exact_ahead(4)
+def test_a_part_of_backward(region, modules, x):
+    early = chain(modules[:2], x, region)
+    loss = chain(modules[2:], early, region).sum()
+    (first,) = torch.autograd.grad(loss, early, retain_graph=True)
+    return [first, *backward(loss, modules, x)]
 
 
-def test_backward_in_a_region():
-    modules, x = blocks(3), torch.randn(X, requires_grad=True)
-
-    def program(region):
-        with region():
-            inner = x.sin().exp()
-            (found,) = torch.autograd.grad(inner.sum(), x)
-        return [found, *backward(chain(modules, x + found, region).sum(), modules, x)]
-
-    assert_exact(program)
+@exact_ahead(3)
+def test_backward_in_a_region(region, modules, x):
+    with region():
+        inner = x.sin().exp()
+        (found,) = torch.autograd.grad(inner.sum(), x)
+    return [found, *backward(chain(modules, x + found, region).sum(), modules, x)]
 
 
 def test_several_threads_each_with_a_model():
@@ -294,13 +273,7 @@ def test_several_threads_each_with_a_model():
 
     def program(region):
         results = [None] * len(models)
-        threads = [
-            threading.Thread(target=steps, args=(i, region, results)) for i in range(len(models))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(*(partial(steps, i, region, results) for i in range(len(models))))
         return [r for result in results for r in result]
 
     assert_exact(program, replays=False)
@@ -317,11 +290,7 @@ def test_one_graph_from_two_backward_threads():
         def run(i):
             results[i] = backward(losses[i], modules, xs[i])
 
-        threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(partial(run, 0), partial(run, 1))
         return [r for result in results for r in result]
 
     assert_exact(program, replays=False)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from ahead_programs import room
 from exactness import same_bits
+from other_threads import run_in_threads
 from torch import nn
 
 import ebb
@@ -17,23 +19,10 @@ from ebb import _C, _testing
 
 WIDTH, BLOCKS = 16, 4
 FAULT = "fault injected"
-ANYTHING = 1 << 40
+ANYTHING = 1 << 40  # more bytes than any region keeps
 # Bytes: numbers, of which operators that write make tensors, have fewer, and the states of
 # generators more.
 LEAST, MOST = 200, 4096
-
-
-@contextlib.contextmanager
-def room(used=1000):
-    """Inside, all is kept. So many bytes seem to be in use; of a tenth more is given up than is
-    needed."""
-    _C.keep_while_there_is_room(ANYTHING)
-    _testing.pretend_bytes_in_use(used)
-    try:
-        yield
-    finally:
-        _C.keep_while_there_is_room(0)
-        _testing.pretend_bytes_in_use(0)
 
 
 @contextlib.contextmanager
@@ -134,7 +123,7 @@ def test_a_step_whose_allocations_fail_gives_what_eager_gives(assert_none_left):
 
     for seed in range(150):
         net = Net()
-        with room(), faults(4, seed, is_giving=True):
+        with room(used=1000), faults(4, seed, is_giving=True):
             found = step(net, inputs())
         assert all(map(same_bits, found, expected)), seed
 
@@ -164,15 +153,13 @@ def test_replays_whose_allocations_fail_give_what_eager_gives(assert_none_left):
     assert_none_left()
 
 
-def test_what_regions_keep_is_given_up_for_a_step_that_then_comes_to_its_end(
-    assert_none_left,
-):
+def test_what_regions_keep_is_given_up_for_a_step_that_then_comes_to_its_end(assert_none_left):
     expected = step(Net(), inputs(), in_regions=False)
     came_through, before = 0, _C.room_stats()
 
     for seed in range(200):
         net = Net()
-        with room(), faults(60, seed):
+        with room(used=1000), faults(60, seed):
             found = step_unless_it_fails(net)  # when nobody has kept anything yet
         if found is None:
             continue
@@ -190,12 +177,12 @@ def test_after_a_step_that_failed_the_next_is_eagers(assert_none_left):
     expected = step(Net(), inputs(), in_regions=False)
     for seed in range(50):
         net = Net()
-        with room(), contextlib.suppress(RuntimeError), faults(10, seed):
+        with room(used=1000), contextlib.suppress(RuntimeError), faults(10, seed):
             step(net, inputs())
         for module in net.modules():
             if isinstance(module, nn.BatchNorm1d):
                 module.reset_running_stats()
-        with room():
+        with room(used=1000):
             found = step(net, inputs())
         assert all(map(same_bits, found, expected)), seed
     assert_none_left()
@@ -205,7 +192,7 @@ def test_only_as_much_is_given_up_as_is_needed():
     x = torch.randn(64, 64, requires_grad=True)
     seen = set()
     for seed in range(12):
-        with room():
+        with room(used=1000):
             with ebb.region(ebb.policies.recompute_all):
                 first = x.sin().exp().mul(2)
             with ebb.region(ebb.policies.recompute_all):
@@ -228,7 +215,7 @@ def test_the_limit_is_lower_from_then_on_and_more_is_given_up_for_what_nobody_se
     used = 15 * x.nbytes  # of which a tenth is more than a region keeps
     seen = set()
     for seed in range(12):
-        with room(used):
+        with room(used=used):
             kept = []
             for _ in range(4):
                 with ebb.region(ebb.policies.recompute_all):
@@ -253,7 +240,7 @@ def test_an_open_region_gives_up_what_it_keeps_itself():
     expected = torch.autograd.grad(program(x), x)
     before, overcome = _C.room_stats(), 0
     for seed in range(20):
-        with room(), contextlib.suppress(RuntimeError):
+        with room(used=1000), contextlib.suppress(RuntimeError):
             with ebb.region(ebb.policies.recompute_all), faults(4, seed, most=ANYTHING):
                 loss = program(x)
             overcome += risen(before)["overcome"]
@@ -265,7 +252,7 @@ def test_an_open_region_gives_up_what_it_keeps_itself():
 def something_to_give():
     """Inside, an earlier region keeps what could be given up, and is not asked."""
     x = torch.randn(64, 64, requires_grad=True)
-    with room():
+    with room(used=1000):
         with ebb.region(ebb.policies.recompute_all):
             kept = x.sin().exp()
         before = _C.room_stats()
@@ -329,7 +316,7 @@ def test_a_generator_of_the_users_draws_the_same():
     expected = torch.autograd.grad(program(x, eager), x)
     for seed in range(20):
         ours.manual_seed(5)
-        with room(), faults(2, seed, is_giving=True):
+        with room(used=1000), faults(2, seed, is_giving=True):
             with ebb.region(ebb.policies.recompute_all):
                 loss = program(x, ours)
             found = torch.autograd.grad(loss, x)
@@ -352,12 +339,8 @@ def test_threads_with_regions_give_each_other_memory(is_giving, assert_none_left
             if found is not None:
                 done.append(all(map(same_bits, found, expected)))
 
-    with room(), faults(20 if is_giving else 80, is_giving=is_giving):
-        threads = [threading.Thread(target=work, args=(net,)) for net in nets]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with room(used=1000), faults(20 if is_giving else 80, is_giving=is_giving):
+        run_in_threads(*(partial(work, net) for net in nets))
 
     assert all(done)
     assert len(done) == 100 if is_giving else len(done) > 25
@@ -366,7 +349,7 @@ def test_threads_with_regions_give_each_other_memory(is_giving, assert_none_left
 
 def test_a_graph_that_waits_long_does_not_keep_all_later_ones_in_mind():
     x = torch.randn(4, requires_grad=True)
-    with room():
+    with room(used=1000):
         with ebb.region(ebb.policies.recompute_all):
             waits = x.sin().exp()
         for _ in range(500):

@@ -73,17 +73,31 @@ def assert_exact(x, replayed, **does):
     assert ebb.stats()["total"]["ops_replayed"] == replayed
 
 
-def test_nothing_was_done_to_it(x):
+def write_unseen(held):
+    held.data.mul_(2)
+
+
+def write_one_element_unseen(held):
+    held.data[1:2].mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("when", "act"),
+    [
+        ("after", len),  # the program has it, and does nothing
+        *(("after", act) for act in (write, write_unseen, write_one_element_unseen)),
+        ("inside", write),
+        ("late", write),  # when backward has arrived
+        ("after", empty),
+        ("after", give_other_contents),
+    ],
+)
+def test_what_the_program_may_have_written_is_made_again(x, when, act):
+    assert_exact(x, 2, **{when: act})
+
+
+def test_what_the_program_has_dropped_is_not_made_again(x):
     assert_exact(x, 1)
-
-
-def test_the_program_had_it_and_did_nothing(x):
-    assert_exact(x, 2, after=len)
-
-
-@pytest.mark.parametrize("others", [slice(None), slice(1, 2)], ids=["all", "one element"])
-def test_it_was_written_without_moving_its_version(x, others):
-    assert_exact(x, 2, after=lambda held: held.data[others].mul_(2))
 
 
 def test_handles_follow_what_was_written_without_moving_its_version(x):
@@ -103,23 +117,3 @@ def test_handles_follow_what_was_written_without_moving_its_version(x):
     expected = step(contextlib.nullcontext)
     with replays_ahead():
         assert all(map(same_bits, step(lambda: ebb.region(policy)), expected))
-
-
-def test_it_was_written(x):
-    assert_exact(x, 2, after=write)
-
-
-def test_it_was_written_in_the_region(x):
-    assert_exact(x, 2, inside=write)
-
-
-def test_somebody_has_it_and_writes_to_it_when_backward_has_arrived(x):
-    assert_exact(x, 2, late=write)
-
-
-def test_it_was_resized(x):
-    assert_exact(x, 2, after=empty)
-
-
-def test_it_has_other_memory(x):
-    assert_exact(x, 2, after=give_other_contents)

@@ -8,27 +8,18 @@ import pytest
 import torch
 from ahead_programs import (
     WaitInBackward,
+    X,
     blocks,
+    chain,
     counts,
+    counts_ahead,
+    region,
     replays_ahead,
     wait_for_replays,
 )
 
 import ebb
 from paging import Keep
-
-X = (2, 6, 16)
-
-
-def region():
-    return ebb.region(ebb.policies.recompute_all)
-
-
-def chain(modules, x):
-    for module in modules:
-        with region():
-            x = module(WaitInBackward.apply(x))
-    return x
 
 
 @pytest.fixture(autouse=True)
@@ -43,21 +34,14 @@ def _nothing_left():
 def test_all_but_the_last_region_are_there_in_time(regions):
     modules, x = blocks(5), torch.randn(X, requires_grad=True)
     with replays_ahead(regions):
+        ebb.reset_stats()
         did = counts(lambda: chain(modules, x).sum().backward())
+        total = ebb.stats()["total"]
 
     assert did["regions_held"] == 1
     assert did["regions_in_time"] == 4
     assert did["regions_in_vain"] == did["regions_late"] == did["regions_stopped"] == 0
-
-
-def test_what_backward_does_itself_is_nothing():
-    modules, x = blocks(5), torch.randn(X, requires_grad=True)
-    with replays_ahead():
-        ebb.reset_stats()
-        chain(modules, x).sum().backward()
-        total = ebb.stats()["total"]
-
-    assert total["ops_replayed"] == total["ops_replayed_ahead"] > 0
+    assert total["ops_replayed"] == total["ops_replayed_ahead"] > 0  # backward did nothing itself
 
 
 def test_off_is_as_without():
@@ -67,6 +51,13 @@ def test_off_is_as_without():
     assert not any(did.values())
     assert ebb.stats()["total"]["ops_replayed"] > 0
     assert ebb.stats()["total"]["ops_replayed_ahead"] == 0
+
+
+def assert_ahead(program, *, in_time):
+    """So many regions are replayed in time, and none in vain."""
+    did = counts_ahead(program)
+    assert did["regions_in_time"] == in_time
+    assert did["regions_in_vain"] == 0
 
 
 def test_code_between_regions_hides_the_data_flow_but_not_the_order():
@@ -81,10 +72,7 @@ def test_code_between_regions_hides_the_data_flow_but_not_the_order():
             h = y * 2 + h
         h.sum().backward()
 
-    with replays_ahead():
-        did = counts(program)
-    assert did["regions_in_time"] == 3
-    assert did["regions_in_vain"] == 0
+    assert_ahead(program, in_time=3)
 
 
 def test_micro_batches_are_told_apart():
@@ -101,10 +89,7 @@ def test_micro_batches_are_told_apart():
         for h in hs:
             h.sum().backward()
 
-    with replays_ahead():
-        did = counts(program)
-    assert did["regions_in_time"] == 6
-    assert did["regions_in_vain"] == 0
+    assert_ahead(program, in_time=6)
 
 
 def test_the_later_of_two_branches_comes_first():
@@ -120,10 +105,7 @@ def test_the_later_of_two_branches_comes_first():
             loss = last(WaitInBackward.apply(a) + WaitInBackward.apply(b)).sum()
         loss.backward()
 
-    with replays_ahead():
-        did = counts(program)
-    assert did["regions_in_time"] == 2
-    assert did["regions_in_vain"] == 0
+    assert_ahead(program, in_time=2)
 
 
 def test_a_region_that_backward_never_reaches():
@@ -136,8 +118,7 @@ def test_a_region_that_backward_never_reaches():
         del early, loss
         gc.collect()
 
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     assert did["regions_in_vain"] == 1
 
 
@@ -155,9 +136,21 @@ class Wide:
         return x
 
 
-def wide(modules, x):
-    h = chain(modules, x)
+def most_bytes_ahead(modules, x):
+    """The most bytes that replays ahead hold between two regions of a backward."""
+    seen = []
+
+    def look(gradient):
+        wait_for_replays()
+        seen.append(ebb.stats()["ahead"]["bytes"])
+
+    h = x
+    for module in modules:
+        with region():
+            h = module(h)
+        h.register_hook(look)
     h.sum().backward()
+    return max(seen)
 
 
 @pytest.mark.parametrize("depth", [1, 4, 9])
@@ -179,43 +172,20 @@ def test_the_limit_holds(room):
     modules = [Wide(4), Wide(9), Wide(2), Wide(6)]
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     limit = room * Wide.nbytes
-    seen = []
-
-    def look(gradient):
-        wait_for_replays()
-        seen.append(ebb.stats()["ahead"]["bytes"])
-
     with replays_ahead(3, limit):
-        for _ in range(2):
-            h = x
-            for module in modules:
-                with region():
-                    h = module(h)
-                h.register_hook(look)
-            h.sum().backward()
+        most = max(most_bytes_ahead(modules, x) for _ in range(2))
 
-    assert max(seen) <= limit
-    assert room == 0 or max(seen) > 0
+    assert most <= limit
+    assert room == 0 or most > 0
 
 
 @pytest.mark.parametrize("regions", [1, 2, 3])
 def test_no_more_regions_are_ahead_than_are_asked_for(regions):
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
-    seen = []
-
-    def look(gradient):
-        wait_for_replays()
-        seen.append(ebb.stats()["ahead"]["bytes"])
-
     with replays_ahead(regions):
-        h = x
-        for _ in range(6):
-            with region():
-                h = Wide(4)(h)
-            h.register_hook(look)
-        h.sum().backward()
+        most = most_bytes_ahead([Wide(4)] * 6, x)
 
-    assert max(seen) == regions * 3 * Wide.nbytes
+    assert most == regions * 3 * Wide.nbytes
 
 
 def test_bytes_that_pass_are_given_back():
@@ -229,8 +199,7 @@ def test_bytes_that_pass_are_given_back():
             h = h.sin()
         return h
 
-    with replays_ahead(limit=8 * Wide.nbytes):
-        did = counts(lambda: chain([body, body], x).sum().backward())
+    did = counts_ahead(lambda: chain([body, body], x).sum().backward(), limit=8 * Wide.nbytes)
     assert did["regions_in_time"] == 1
 
 
@@ -245,8 +214,7 @@ def test_who_looks_at_a_saved_tensor_is_not_backward():
         assert torch.equal(ctx.saved_tensors[0], h)
         loss.backward()
 
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     Keep.last = None
     assert did["regions_in_time"] == 2
 
@@ -294,8 +262,7 @@ def test_nested_regions_count_as_one():
                 h = chain(pair, h)
         h.sum().backward()
 
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     assert did["regions_in_time"] + did["regions_held"] == 2
 
 

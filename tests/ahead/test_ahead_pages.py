@@ -11,6 +11,7 @@ from ahead_programs import (
     WaitInBackward,
     WaitingLayers,
     counts,
+    in_backward,
     many_products,
     replays_ahead,
     wait_for_replays,
@@ -50,6 +51,13 @@ def with_and_without(program, **settings):
     return *found, did
 
 
+def same_with_and_without(program, **settings):
+    """Checks that both are the same. Returns what is found with replays ahead, and their counts."""
+    expected, found, did = with_and_without(program, **settings)
+    assert found == expected
+    return found, did
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left():
     yield
@@ -73,8 +81,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch):
             good.append(ebb.paging.step_ok())
         return good
 
-    expected, found, did = with_and_without(program, prefetch=prefetch)
-    assert found == expected
+    found, did = same_with_and_without(program, prefetch=prefetch)
     assert all(found[0])
     assert did["regions_held"] == 4
     assert did["regions_in_time"] == 2 * 4
@@ -133,8 +140,7 @@ def test_backward_begins_where_it_does_and_nothing_is_back_before(step, prefetch
         assert all(same(gradients_of_steps[0], each) for each in gradients_of_steps)
         return seen
 
-    expected, found, did = with_and_without(program, prefetch=prefetch, headroom=4.0)
-    assert found == expected
+    _, did = same_with_and_without(program, prefetch=prefetch, headroom=4.0)
     assert did["regions_in_time"] == 3 * 3
     assert did["regions_stopped"] == did["failures"] == 0
 
@@ -156,8 +162,7 @@ def test_overflows_are_told_as_without(mode):
             outcomes.append(ebb.paging.step_ok())
         return outcomes
 
-    expected, found, did = with_and_without(program, overflow=mode)
-    assert found == expected
+    found, did = same_with_and_without(program, overflow=mode)
     assert False in found[0]
     assert did["regions_in_time"] > 0
     assert did["failures"] == 0
@@ -189,8 +194,7 @@ def test_what_has_no_nan_raises_where_it_is_asked_for(asks):
         del losses
         return outcome, ebb.paging.step_ok()
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    found, did = same_with_and_without(program)
     assert ("cannot be restored" in found[0][0]) == asks
     assert found[0][1] is False
     assert did["failures"] == 0
@@ -201,24 +205,16 @@ def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
     """What came back ahead is right; but backward would have asked for it now."""
     x = torch.randn(32, 4, requires_grad=True)
 
-    class Overflow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        @torch.enable_grad()
-        def backward(ctx, gradient):
-            wait_for_replays()
-            if not kept:
-                kept.append(masked(x, 30, lambda y: y, ("more", "most")))
-            return gradient
+    def overflow():
+        wait_for_replays()
+        if not kept:
+            kept.append(masked(x, 30, lambda y: y, ("more", "most")))
 
     kept = []
 
     def program():
         masked(x, 2, lambda y: y)[0].backward()
-        loss = masked(x, 2, Overflow.apply)[0]
+        loss = masked(x, 2, lambda y: in_backward(y, overflow))[0]
         outcomes = []
         for _ in range(2):
             with pytest.raises(ebb.PageOverflowError, match="cannot be restored") as raised:
@@ -228,8 +224,7 @@ def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
         del loss
         return outcomes, ebb.paging.step_ok()
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    _, did = same_with_and_without(program)
     assert did["regions_in_time"] >= 1
 
 
@@ -238,27 +233,18 @@ def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
 
     def program():
         masked(x, 2, lambda y: y)[0].backward()
-        loss = masked(x, 2, NextStep.apply)[0]
+        loss = masked(x, 2, lambda y: in_backward(y, begin_next_step))[0]
         with pytest.raises(RuntimeError, match="its page pool failed in the meantime"):
             loss.backward()
         del loss
 
-    class NextStep(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
+    def begin_next_step():
+        wait_for_replays()
+        masked(x, 30, lambda y: y, ("more", "most"))
+        assert not ebb.paging.step_ok()
+        masked(x, 2, lambda y: y, ("more", "most"))
 
-        @staticmethod
-        @torch.enable_grad()
-        def backward(ctx, gradient):
-            wait_for_replays()
-            masked(x, 30, lambda y: y, ("more", "most"))
-            assert not ebb.paging.step_ok()
-            masked(x, 2, lambda y: y, ("more", "most"))
-            return gradient
-
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    _, did = same_with_and_without(program)
     assert did["regions_in_time"] >= 1
 
 
@@ -285,8 +271,7 @@ def test_a_region_that_backward_never_reaches():
             assert ebb.paging.step_ok()
         return seen
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    found, did = same_with_and_without(program)
     assert found[0][0] > 0
     assert found[0][1] == 0
     assert did["regions_in_vain"] == 3
@@ -362,32 +347,40 @@ def test_what_the_program_holds_is_not_copied_back():
             held.clear()
         return [result.tolist() for result in results]
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    _, did = same_with_and_without(program)
     assert did["regions_in_time"] > 0
     assert did["failures"] == 0
 
 
+def padded_rows():
+    """Rows, how many of them are valid, and weights."""
+    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
+    return x, n, [torch.randn(8, 8) / 3 for _ in range(2)]
+
+
+def two_regions(x, n, weights):
+    """The first one pages products; backward waits for replays when it has run in the second."""
+    with products():
+        h = many_products(x, n, weights)
+    with ebb.region(ebb.policies.recompute_all):
+        return WaitInBackward.apply(h).exp().sin()
+
+
 def test_a_step_ends_when_all_has_come_back_ahead():
     """Nothing of it was asked for but what had come back; then somebody drops the rest."""
-    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
-    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+    x, n, weights = padded_rows()
 
     def program():
         for _ in range(3):
             with products():
                 dropped = many_products(x, n, weights)
-            with products():
-                h = many_products(x, n, weights)
-            with ebb.region(ebb.policies.recompute_all):
-                out = WaitInBackward.apply(h).exp().sin()
+            out = two_regions(x, n, weights)
             torch.autograd.grad(out[:20].sum(), x)
-            del dropped, h, out
+            del dropped, out
             gc.collect()
             assert ebb.paging.step_ok()
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    found, did = same_with_and_without(program)
     assert found[1]["steps"] == 3
     assert did["regions_in_time"] == 3
 
@@ -403,8 +396,7 @@ def test_what_has_died_has_no_backward():
                 gc.collect()
                 loss.backward()
 
-    expected, found, _ = with_and_without(program, prefetch=1)
-    assert found == expected
+    found, _ = same_with_and_without(program, prefetch=1)
     assert found[1]["schedule"] == [
         f"forward of '{name}', stage 0, micro-batch 0" for name in ("mask",)
     ]
@@ -437,23 +429,18 @@ def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
             outcomes.append(ebb.paging.step_ok())
         return outcomes
 
-    expected, found, did = with_and_without(program)
-    assert found == expected
+    found, did = same_with_and_without(program)
     assert found[0] == ["fine", True, "fine" if asks else "an overflow", False]
     assert did["failures"] == 0
 
 
 def test_where_backward_arrives_no_mode_sees_anything():
     """A step that is recorded ends there: pools are made, and errors are on their way."""
-    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
-    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+    x, n, weights = padded_rows()
 
     def program():
         ebb.paging.reset()
-        with products():
-            h = many_products(x, n, weights)
-        with ebb.region(ebb.policies.recompute_all):
-            out = WaitInBackward.apply(h).exp().sin()
+        out = two_regions(x, n, weights)
         with Seen() as seen:
             torch.autograd.grad(out[:20].sum(), x)
         assert ebb.stats()["paging"]["pools"]
@@ -466,14 +453,10 @@ def test_where_backward_arrives_no_mode_sees_anything():
 
 def test_a_step_that_cannot_end_where_backward_arrives():
     """What has come back is there when it is asked for again."""
-    x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
-    weights = [torch.randn(8, 8) / 3 for _ in range(2)]
+    x, n, weights = padded_rows()
 
     def program():
-        with products():
-            h = many_products(x, n, weights)
-        with ebb.region(ebb.policies.recompute_all):
-            out = WaitInBackward.apply(h).exp().sin()
+        out = two_regions(x, n, weights)
         total = out[:20].sum()
         with pytest.raises(ValueError, match=r"device_limit .* is too small"):
             torch.autograd.grad(total, x, retain_graph=True)
@@ -481,6 +464,5 @@ def test_a_step_that_cannot_end_where_backward_arrives():
         assert ebb.stats()["paging"]["stashes"] == 0
         return gradient[:20].tolist()
 
-    expected, found, did = with_and_without(program, device_limit=16)
-    assert found == expected
+    _, did = same_with_and_without(program, device_limit=16)
     assert did["regions_in_time"] == 1

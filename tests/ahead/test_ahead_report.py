@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 
 import torch
-from ahead_programs import WaitInBackward, blocks, replays_ahead
+from ahead_programs import WaitInBackward, X, blocks, replays_ahead
 
 import ebb
 from ebb import _testing
-
-X = (2, 6, 16)
 
 
 def report_of(regions):
@@ -24,9 +22,10 @@ def report_of(regions):
         return ebb.report()
 
 
-def test_a_report_tells_what_ran_ahead():
+def test_a_report_tells_what_ran_ahead(tmp_path):
     report = report_of(1)
 
+    assert report.ahead.keys() == set(_testing.fields()["ReportAhead"])
     assert report.ahead == {"in_time": 4, "late": 0, "in_vain": 0, "held": 1, "stopped": 0}
     again = [row for row in report.rows if row.replays]
     assert sum(row.ahead_seconds for row in again) > 0
@@ -41,6 +40,19 @@ def test_a_report_tells_what_ran_ahead():
     )
     assert first == second
 
+    together = report.collapsed()  # rows that are put together add up
+    assert len(together) < len(report.rows)
+    for figure in ("replays_ahead", "ahead_seconds"):
+        one, other = (sum(getattr(row, figure) for row in rows) for rows in (report.rows, together))
+        assert abs(one - other) < 1e-9
+
+    report.save(tmp_path / "report.json")
+    report.save(tmp_path / "report.html")
+    data = json.loads((tmp_path / "report.json").read_text())
+    assert data["ahead"]["in_time"] == 4
+    assert sum(row["replays_ahead"] for row in data["rows"]) > 0
+    assert '"in_time": 4' in (tmp_path / "report.html").read_text()
+
 
 def test_without_it_nothing_ran_ahead():
     report = report_of(0)
@@ -49,28 +61,3 @@ def test_without_it_nothing_ran_ahead():
     assert sum(row.replays for row in report.rows) > 0
     assert all(row.replays_ahead == 0 and row.ahead_seconds == 0 for row in report.rows)
     assert "replayed ahead" not in report.text()
-
-
-def test_rows_that_are_put_together_add_up():
-    report = report_of(1)
-    together = report.collapsed()
-
-    assert len(together) < len(report.rows)
-    for figure in ("replays_ahead", "ahead_seconds"):
-        one, other = (sum(getattr(row, figure) for row in rows) for rows in (report.rows, together))
-        assert abs(one - other) < 1e-9
-
-
-def test_files_have_it(tmp_path):
-    report = report_of(1)
-    report.save(tmp_path / "report.json")
-    report.save(tmp_path / "report.html")
-
-    data = json.loads((tmp_path / "report.json").read_text())
-    assert data["ahead"]["in_time"] == 4
-    assert sum(row["replays_ahead"] for row in data["rows"]) > 0
-    assert '"in_time": 4' in (tmp_path / "report.html").read_text()
-
-
-def test_its_fields_are_those_of_the_table():
-    assert report_of(0).ahead.keys() == set(_testing.fields()["ReportAhead"])

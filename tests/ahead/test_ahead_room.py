@@ -51,34 +51,18 @@ def under(net, x):
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("used", [1, 10 * MIB])
-def test_gradients_are_eagers(room, dropout, used):
+@pytest.mark.parametrize("has_room", [True, False])
+def test_without_room_all_but_the_last_region_is_given_up(room, dropout, has_room):
+    """While there is room nothing runs again. In both cases gradients are eager's."""
     net, x = model(dropout), torch.randn(32, WIDTH)
     expected = gradients(net, x)
-    room(5 * MIB, used)
+    room(5 * MIB, 1 if has_room else 10 * MIB)
 
-    found, _, _ = under(net, x)
+    found, again, given_up = under(net, x)
 
     assert all(map(same_bits, found, expected))
-
-
-def test_nothing_runs_again_while_there_is_room(room):
-    net, x = model(), torch.randn(32, WIDTH)
-    room(5 * MIB, 1)
-
-    _, again, given_up = under(net, x)
-
-    assert (again, given_up) == (0, 0)
-
-
-def test_without_room_all_but_the_last_region_is_given_up(room):
-    net, x = model(), torch.randn(32, WIDTH)
-    room(5 * MIB, 10 * MIB)
-
-    _, again, given_up = under(net, x)
-
-    assert given_up == BLOCKS - 1
-    assert again > 0
+    assert given_up == (0 if has_room else BLOCKS - 1)
+    assert (again > 0) == (not has_room)
 
 
 def test_the_earliest_are_given_up_and_no_more_than_is_needed(room):

@@ -11,21 +11,16 @@ import sys
 import fork_server
 import pytest
 import torch
-from ahead_programs import WaitInBackward, blocks, counts, replays_ahead
+from ahead_programs import X, blocks, chain, counts, replays_ahead
 
 import ebb
 from ebb import _testing
 
 CORES = len(os.sched_getaffinity(0))
-X = (2, 6, 16)
 
 
 def program():
-    h = torch.randn(X, requires_grad=True)
-    for module in blocks(3):
-        with ebb.region(ebb.policies.recompute_all):
-            h = module(WaitInBackward.apply(h))
-    h.sum().backward()
+    chain(blocks(3), torch.randn(X, requires_grad=True)).sum().backward()
 
 
 def test_without_an_idle_core_nothing_is_replayed_ahead_but_the_last_region_is_held():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import pickle
 import random
 import threading
 import time
@@ -14,27 +13,26 @@ import pytest
 import torch
 from ahead_programs import (
     WaitInBackward,
+    X,
+    all_same,
     blocks,
+    chain,
     counts,
+    counts_ahead,
     delays,
     in_a_process,
     parameters,
+    region,
     replays_ahead,
     wait_for_replays,
 )
-from exactness import resident_kib, same_bits
+from exactness import resident_kib
 from memory_use import least_growth
+from stand_ins import kernel
 
 import ebb
 from ebb import _testing
-from ebb._region import commotion
 from paging import Keep
-
-X = (2, 6, 16)
-
-
-def region():
-    return ebb.region(ebb.policies.recompute_all)
 
 
 def step(modules, x, entered=region):
@@ -44,10 +42,6 @@ def step(modules, x, entered=region):
             h = module(h)
     loss = h.square().sum()
     return [loss.detach(), *torch.autograd.grad(loss, [*parameters(modules), x])]
-
-
-def same(found, expected):
-    return all(map(same_bits, found, expected))
 
 
 def test_a_thousand_steps_with_random_delays(no_objects_left):
@@ -74,11 +68,10 @@ def test_a_thousand_steps_with_random_delays(no_objects_left):
         for number in range(1000):
             with delays(draw.choice([0, 1, 20, 100])):
                 ebb.ahead.configure(regions=1 + number % 3)
-                assert same(once(region), expected), number
+                assert all_same(once(region), expected), number
         gc.collect()
 
-    with replays_ahead():
-        did = counts(program)
+    did = counts_ahead(program)
     assert did["regions_late"] > 20, did
     assert did["regions_in_time"] > 500, did
     assert did["failures"] == 0
@@ -103,15 +96,11 @@ def test_it_ends_when_told_and_starts_again():
     expected = step(modules, x, contextlib.nullcontext)
 
     def program():
-        h = x
-        for module in modules:
-            with region():
-                h = module(WaitInBackward.apply(h))
-        h.sum().backward()
+        chain(modules, x).sum().backward()
 
     with replays_ahead():
         for _ in range(5):
-            assert same(step(modules, x), expected)
+            assert all_same(step(modules, x), expected)
             assert counts(program)["regions_in_time"] == 2
             ebb._C.stop_ahead()
             assert ebb.stats()["ahead"]["workers"] == 0
@@ -121,11 +110,7 @@ def test_it_has_the_number_of_threads_that_the_forward_had():
     modules, x = blocks(4), torch.randn(X, requires_grad=True)
 
     def program():
-        h = x
-        for module in modules:
-            with region():
-                h = module(WaitInBackward.apply(h))
-        h.sum().backward()
+        chain(modules, x).sum().backward()
 
     with replays_ahead():
         for threads in (1, 2, 1, 2):
@@ -176,11 +161,6 @@ def test_verify_mode_runs_nothing_ahead():
     assert not any(did.values())
 
 
-def test_setters_are_pickled_by_name():
-    commotion.install()
-    assert pickle.loads(pickle.dumps(torch.set_num_threads)) is torch.set_num_threads
-
-
 @pytest.mark.parametrize("first", [False, True])
 def test_denormals_are_flushed_by_whom_they_were(first):
     """Intra-op threads have the mode with which they were born, the worker's too."""
@@ -202,7 +182,7 @@ def test_denormals_are_flushed_by_whom_they_were(first):
         try:
             expected = program(contextlib.nullcontext)
             for _ in range(10):
-                assert same(program(region), expected)
+                assert all_same(program(region), expected)
         finally:
             torch.set_flush_denormal(False)
 
@@ -272,7 +252,6 @@ def test_who_runs_ahead_is_known_while_others_begin_and_end():
     assert done.stdout == "True\n", done.stderr
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_region_that_backward_waits_for_is_not_begun():
     """One thread looks at what it has saved, which takes long; a backward waits for that; and
     another one comes by the region behind."""
@@ -285,40 +264,32 @@ def test_a_region_that_backward_waits_for_is_not_begun():
             time.sleep(0.5)
         return torch.sin(x + 1.5)
 
+    def program():
+        nonlocal looker
+        looker = threading.Thread(target=lambda: saved.saved_tensors)
+        waiter = threading.Thread(
+            target=torch.autograd.grad, args=(h.sum(), x), kwargs={"retain_graph": True}
+        )
+        looker.start()
+        assert looks.wait(10)
+        waiter.start()
+        time.sleep(0.1)
+        torch.autograd.grad(out.sum(), x, retain_graph=True)  # the others still read
+        looker.join()
+        waiter.join()
+
     looker = None
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("cos", cosine, "CPU")
-    try:
-        with replays_ahead():
-            with region():
-                h = Keep.apply(x.cos())
-                saved = Keep.last
-            with region():
-                out = h.exp().exp()
-
-            def program():
-                nonlocal looker
-                looker = threading.Thread(target=lambda: saved.saved_tensors)
-                waiter = threading.Thread(
-                    target=torch.autograd.grad, args=(h.sum(), x), kwargs={"retain_graph": True}
-                )
-                looker.start()
-                assert looks.wait(10)
-                waiter.start()
-                time.sleep(0.1)
-                torch.autograd.grad(out.sum(), x, retain_graph=True)  # the others still read
-                looker.join()
-                waiter.join()
-
-            did = counts(program)
-    finally:
-        library._destroy()
-        Keep.last = None
+    with kernel("cos", cosine), replays_ahead():
+        with region():
+            h = Keep.apply(x.cos())
+            saved, Keep.last = Keep.last, None
+        with region():
+            out = h.exp().exp()
+        did = counts(program)
     assert did["regions_held"] == 1
     assert did["regions_in_time"] == did["regions_late"] == did["regions_stopped"] == 0
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_backward_does_what_is_left():
     """The worker gives way between two operators."""
     x = torch.randn(4, requires_grad=True)
@@ -336,23 +307,15 @@ def test_backward_does_what_is_left():
             for _ in range(100):
                 h = h + 1
             h = h.sin()
-        h.register_hook(lambda gradient: wait(begun))
+        h.register_hook(lambda gradient: begun.wait(60) and None)
         with region():
             h = h.exp().sin()
         h.sum().backward()
 
-    def wait(event):
-        event.wait(60)
-
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("cos", cosine, "CPU")
-    try:
-        ebb._C.stop_ahead()  # a worker that has another number of threads would end first
-        with replays_ahead(), delays(20_000):
-            ebb.reset_stats()
-            did = counts(program)
-    finally:
-        library._destroy()
+    ebb._C.stop_ahead()  # a worker that has another number of threads would end first
+    with kernel("cos", cosine), replays_ahead(), delays(20_000):
+        ebb.reset_stats()
+        did = counts(program)
     total = ebb.stats()["total"]
     assert begun.is_set()
     assert did["regions_late"] == 1

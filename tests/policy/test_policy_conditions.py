@@ -223,10 +223,6 @@ def test_what_names_are_given_to(x):
         return h.sin().sin()
 
     assert saved(policy, program, x) == 0
-    with pytest.raises(TypeError, match="x must be a tensor"):
-        ebb.checkpoint_name(3, "a")
-    with pytest.raises(TypeError, match="must be a str"):
-        ebb.checkpoint_name(x, 3)
 
 
 def test_zeros_that_are_named_to_be_recomputed_may_still_be_filled(x):
@@ -278,9 +274,6 @@ def test_either_of_policies_is_a_policy_like_others():
     assert both.default is ebb.RECOMPUTE
     offloads = ebb.policies.either(names, ebb.policies.offload_inputs)
     assert offloads.inputs is ebb.OFFLOAD
-    for wrong in [(), (3,)]:
-        with pytest.raises(TypeError, match="either needs"):
-            ebb.policies.either(*wrong)
 
 
 def test_presets_as_others_name_them():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-import threading
 
 import fork_server
 import pytest
 import torch
 from deciding import Block, saved
 from exactness import same_bits
+from other_threads import in_thread
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
@@ -22,6 +22,16 @@ from ebb import _testing
 def model():
     torch.manual_seed(0)
     return nn.Sequential(Block(), Block())
+
+
+@pytest.fixture
+def net():
+    return model()
+
+
+@pytest.fixture
+def x():
+    return torch.randn(2, 4, requires_grad=True)
 
 
 def in_modules(pattern, op="aten::addmm"):
@@ -49,26 +59,19 @@ def test_modules_under_apply(pattern, outputs):
 
 
 @pytest.mark.parametrize(("pattern", "outputs"), PATTERNS)
-def test_modules_in_a_region_with_a_root(pattern, outputs):
-    net = model()
-    x = torch.randn(2, 4, requires_grad=True)
+def test_modules_in_a_region_with_a_root(pattern, outputs, net, x):
     assert saved(in_modules(pattern), net, x, root=net) == 32 * outputs
     assert saved(in_modules(pattern), net, x, root=net) == 32 * outputs
 
 
-def test_the_innermost_module_counts():
-    net = model()
-    x = torch.randn(2, 4, requires_grad=True)
+def test_the_innermost_module_counts(net, x):
     in_a_block = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, module="0")])
     assert saved(in_a_block, lambda x: net(x.sin().sin()).sin(), x, root=net) == 0
     in_the_root = ebb.Policy([ebb.Rule("aten::*", ebb.SAVE, module="0.act")])
     assert saved(in_the_root, net, x, root=net) == 32  # what gelu made, for `down`
 
 
-def test_calls_per_module():
-    net = model()
-    x = torch.randn(2, 4, requires_grad=True)
-
+def test_calls_per_module(net, x):
     def program(x):
         return net(net(x))
 
@@ -80,13 +83,12 @@ def test_calls_per_module():
     assert saved(second, program, x, root=net) == 4 * 32
 
 
-def test_a_module_that_raises_is_left():
+def test_a_module_that_raises_is_left(x):
     class Fails(nn.Module):
         def forward(self, x):
             raise ZeroDivisionError
 
     net = nn.ModuleDict({"fails": Fails(), "linear": nn.Linear(4, 4)})
-    x = torch.randn(2, 4, requires_grad=True)
 
     def program(x):
         with pytest.raises(ZeroDivisionError):
@@ -97,14 +99,12 @@ def test_a_module_that_raises_is_left():
     assert saved([rule], program, x, root=net) == 0
 
 
-def test_partial_functions_and_bound_methods():
-    net = model()
-    x = torch.randn(2, 4, requires_grad=True)
+def test_partial_functions_and_bound_methods(net, x):
     for function in (functools.partial(net.forward), net.forward, functools.partial(net)):
         assert saved(in_modules("0.*"), function, x, root=net) == 64
 
 
-def test_names_leave_out_wrappers():
+def test_names_leave_out_wrappers(net, x):
     class LoraLinear(nn.Module):  # as PEFT's
         def __init__(self, base_layer):
             super().__init__()
@@ -115,10 +115,8 @@ def test_names_leave_out_wrappers():
         def forward(self, x):
             return self.base_layer(x) + self.lora_B(self.lora_A(x))
 
-    net = model()
     net[0].up = LoraLinear(net[0].up)
     net[1].down = CheckpointWrapper(net[1].down)  # type: ignore[no-untyped-call]
-    x = torch.randn(2, 4, requires_grad=True)
     rule = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="0.up")])
     with ebb.region(rule, root=net):
         names = [
@@ -137,10 +135,8 @@ def test_names_leave_out_wrappers():
     assert saved(rule, net, x, root=net) >= 0
 
 
-def test_compiled_submodules():
-    net = model()
+def test_compiled_submodules(net, x):
     net[0].act = torch.compile(net[0].act, backend="aot_eager")
-    x = torch.randn(2, 4, requires_grad=True)
     assert saved(in_modules("1.*"), net, x, root=net) == 64
     compiled = torch.compile(net[1], backend="aot_eager")
     expected = torch.autograd.grad(net[1](x).sum(), x)[0]
@@ -149,15 +145,11 @@ def test_compiled_submodules():
     assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], expected)
 
 
-def test_threads_have_modules_of_their_own():
-    net = model()
-    x = torch.randn(2, 4, requires_grad=True)
+def test_threads_have_modules_of_their_own(net, x):
     found = []
 
     def look_from_another_thread(*_):
-        looks = threading.Thread(target=lambda: found.append(ebb._C.running_module()))
-        looks.start()
-        looks.join()
+        found.append(in_thread(ebb._C.running_module))
 
     net[0].act.register_forward_pre_hook(look_from_another_thread)
     net[0].act.forward = net[0].act.forward  # somebody's own on the instance
@@ -165,9 +157,7 @@ def test_threads_have_modules_of_their_own():
     assert found == [0, 0]
 
 
-def test_a_tracked_model_is_pickled_and_copied_as_before():
-    net = model()
-    x = torch.randn(2, 4, requires_grad=True)
+def test_a_tracked_model_is_pickled_and_copied_as_before(net, x):
     saved(in_modules("*"), net, x, root=net)
     text = pickle.dumps(net)
     assert b"ebb" not in text
@@ -178,16 +168,13 @@ def test_a_tracked_model_is_pickled_and_copied_as_before():
     assert list(net.state_dict()) == list(model().state_dict())
 
 
-def test_modules_are_tracked_only_if_a_rule_asks():
-    net = model()
+def test_modules_are_tracked_only_if_a_rule_asks(net):
     with ebb.region(ebb.policies.save_matmuls, root=net):
         pass
     assert all(ebb._region.modules.marks_of(module) is None for module in net.modules())
 
 
-def test_remove_keeps_what_another_policy_tracks():
-    net = model()
-    x = torch.randn(2, 4, requires_grad=True)
+def test_remove_keeps_what_another_policy_tracks(net, x):
     saved(in_modules("*"), net, x, root=net)
     with ebb.apply(net, ebb.policies.save_all, modules="0"):
         assert ebb._region.modules.marks_of(net[0]).region is not None
@@ -203,8 +190,3 @@ def test_a_rule_for_modules_where_none_is_known_warns():
     )
     done = fork_server.run(["-c", program])
     assert "rules with module= have no effect in this region" in done.stderr
-
-
-def test_a_root_that_is_no_module():
-    with pytest.raises(TypeError, match=r"root must be a torch.nn.Module"):
-        ebb.region(root=3)

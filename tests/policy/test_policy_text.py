@@ -172,8 +172,3 @@ def test_one_line():
 def test_one_line_that_is_no_policy(text, message):
     with pytest.raises(ValueError, match=message):
         ebb.Policy.parse(text)
-
-
-def test_text_that_is_none():
-    with pytest.raises(TypeError, match="must be a str"):
-        ebb.Policy.parse(3)

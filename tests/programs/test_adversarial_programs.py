@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable
 
-import fork_server
 import pytest
 import torch
-from exactness import KEY
+from exactness import KEY, assert_like_eager, like_eager
 from memory_use import fill_unseen
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -21,45 +19,34 @@ _NUMBERS = itertools.count()
 Change = Callable[[torch.Tensor, torch.Tensor], object]
 
 
-def _gradient(change: Change, region: Callable[[], contextlib.AbstractContextManager[object]]):
-    """Of a factor of what `change` made of a tensor that was computed in the region."""
-    torch.manual_seed(0)
-    x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
-    with region():
-        h = x.exp()
-        change(h, x)
-        y = (h * w).sum()
-        del h
-    y.backward()
-    return w.grad
-
-
 def _assert_same(change: Change) -> None:
-    expected = _gradient(change, contextlib.nullcontext)
-    actual = _gradient(change, ebb.region)
-    assert torch.equal(actual, expected)
+    """The gradient of a factor of what `change` made of a tensor that a region computed."""
+
+    def gradient(region):
+        x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+        with region:
+            h = x.exp()
+            change(h, x)
+            y = (h * w).sum()
+            del h
+        return torch.autograd.grad(y, w)
+
+    assert_like_eager(gradient, ebb.policies.recompute_all)
 
 
 @pytest.mark.parametrize("name", ["addmm", "addmv", "addbmm", "baddbmm"])
-def test_a_product_whose_beta_is_the_bool_true_reads_what_it_adds_to(name):
+@like_eager(ebb.policies.recompute_all)
+def test_a_product_whose_beta_is_the_bool_true_reads_what_it_adds_to(region, name):
     shapes = {
         "addmm": [(3, 3), (3, 3), (3, 3)],
         "addmv": [(3,), (3, 3), (3,)],
         "addbmm": [(3, 3), (2, 3, 3), (2, 3, 3)],
         "baddbmm": [(2, 3, 3), (2, 3, 3), (2, 3, 3)],
     }[name]
-
-    def gradients(region):
-        torch.manual_seed(0)
-        tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
-        with region():
-            y = getattr(torch, name)(*tensors, beta=True).sin().sum()
-        y.backward()
-        return [tensor.grad for tensor in tensors]
-
-    expected = gradients(contextlib.nullcontext)
-    actual = gradients(ebb.region)
-    assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+    tensors = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    with region:
+        y = getattr(torch, name)(*tensors, beta=True).sin().sum()
+    return torch.autograd.grad(y, tensors)
 
 
 @pytest.mark.parametrize("name", ["addmm_", "baddbmm_"])
@@ -72,24 +59,16 @@ def test_a_product_in_place_whose_beta_is_the_bool_true_reads_what_it_adds_to(na
     _assert_same(change)
 
 
-def test_an_out_of_std_is_a_write_through_an_alias_with_its_own_version():
-    _assert_same(lambda h, x: torch.std(x, 0, correction=1, out=h.data[0]))
-
-
-def test_an_out_of_std_is_a_write_where_tensors_have_no_versions():
-    def gradient(region):
-        torch.manual_seed(0)
-        x, w = torch.randn(4, 4), torch.randn(4, requires_grad=True)
-        with region():
-            with torch.inference_mode():
-                h = x.exp().sum(0)
-                torch.std(x, 0, correction=1, out=h)
-            y = (h.clone() * w).sum()
-            del h
-        y.backward()
-        return w.grad
-
-    assert torch.equal(gradient(ebb.region), gradient(contextlib.nullcontext))
+@like_eager(ebb.policies.recompute_all)
+def test_an_out_of_std_is_a_write_where_tensors_have_no_versions(region):
+    x, w = torch.randn(4, 4), torch.randn(4, requires_grad=True)
+    with region:
+        with torch.inference_mode():
+            h = x.exp().sum(0)
+            torch.std(x, 0, correction=1, out=h)
+        y = (h.clone() * w).sum()
+        del h
+    return torch.autograd.grad(y, w)
 
 
 def test_an_out_of_std_is_a_write_inside_a_dispatch_mode():
@@ -108,15 +87,6 @@ def test_an_out_of_std_is_a_write_inside_a_dispatch_mode():
             x.cos()
 
     _assert_same(change)
-
-
-def test_a_custom_operator_that_hides_its_write_may_get_an_alias():
-    @torch.library.custom_op(f"ebb_adversary::hides{next(_NUMBERS)}", mutates_args=())
-    def hides(t: torch.Tensor) -> torch.Tensor:
-        t.mul_(3)
-        return t.clone()
-
-    _assert_same(lambda h, _x: hides(h.data))
 
 
 @pytest.mark.parametrize("tensors", [1, 2])
@@ -168,21 +138,3 @@ def test_an_operator_that_gets_its_kernel_after_a_region_has_seen_it_writes_what
         pass
     library.impl("write_", _write_raw, key)
     _assert_same(lambda h, _x: getattr(torch.ops, library.ns).write_(h))
-
-
-def test_an_open_opaque_write_cannot_be_given_other_tensors():
-    program = """
-import torch, ebb
-with ebb.region():
-    h = torch.ones(3).exp()
-    opaque = ebb.opaque(h, h + 1)
-    with opaque:
-        try:
-            opaque.__init__(h)
-        except RuntimeError as error:
-            print("refused")
-"""
-
-    done = fork_server.run(["-c", program])
-
-    assert (done.returncode, done.stdout) == (0, "refused\n")

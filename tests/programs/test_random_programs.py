@@ -209,6 +209,15 @@ def check_in_a_fresh_process(count: int, base: int | None, **environment: str) -
     return Counter(json.loads(run.stdout.splitlines()[-1]))
 
 
+def check_share(share: int, **environment: str) -> tuple[Counter[str], int]:
+    """Runs one in `share` of the programs that EBB_TEST_PROGRAMS asks for. Returns how many."""
+    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // share
+    base = os.environ.get("EBB_TEST_SEED")
+    came_to = check_in_a_fresh_process(count, None if base is None else int(base), **environment)
+    assert came_to.total() >= count
+    return came_to, count
+
+
 def assert_not_vacuous(came_to: Counter[str], count: int) -> None:
     assert came_to.total() >= count
     assert came_to["replayed"] > (0.1 if PAGING else 0.5) * count
@@ -220,23 +229,12 @@ def assert_not_vacuous(came_to: Counter[str], count: int) -> None:
 
 @pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.sweep)])
 def test_random_programs_give_what_eager_gives(share):
-    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // share
-    base = os.environ.get("EBB_TEST_SEED")
-
-    came_to = check_in_a_fresh_process(count, None if base is None else int(base))
-
-    assert_not_vacuous(came_to, count)
+    assert_not_vacuous(*check_share(share))
 
 
 def test_random_programs_in_several_regions():
-    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // 8
-    base = os.environ.get("EBB_TEST_SEED")
+    came_to, count = check_share(8, EBB_TEST_REGIONS="4")
 
-    came_to = check_in_a_fresh_process(
-        count, None if base is None else int(base), EBB_TEST_REGIONS="4"
-    )
-
-    assert came_to.total() >= count
     assert came_to["replayed"] > 0.4 * count
     assert came_to["overwritten"] < 0.05 * count
     assert came_to["refused"] <= 0.002 * count
@@ -255,15 +253,8 @@ def test_random_programs_whose_allocations_fail(environment):
     """One in eight of those that ebb could try again, and of those that it cannot: then the program
     hears of it, and has given what eager gives so far.
     """
-    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000"))
-    count = count if not environment else count // 4
-    base = os.environ.get("EBB_TEST_SEED")
+    came_to, count = check_share(4 if environment else 1, EBB_TEST_FAILING="1", **environment)
 
-    came_to = check_in_a_fresh_process(
-        count, None if base is None else int(base), EBB_TEST_FAILING="1", **environment
-    )
-
-    assert came_to.total() >= count
     assert came_to["failed"] + came_to["failed and replayed"] > 0.4 * count
     assert came_to["failed and replayed"] > 0.1 * count
     assert came_to["out of memory"] < 0.4 * count
@@ -278,12 +269,8 @@ ON_A_DEVICE = {
 @pytest.mark.sweep
 @pytest.mark.parametrize("environment", ON_A_DEVICE.values(), ids=ON_A_DEVICE)
 def test_random_programs_on_the_test_device(environment):
-    count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // 4
-    base = os.environ.get("EBB_TEST_SEED")
+    came_to, count = check_share(4, **environment)
 
-    came_to = check_in_a_fresh_process(count, None if base is None else int(base), **environment)
-
-    assert came_to.total() >= count
     assert came_to["replayed"] > 0.1 * count
     assert came_to["error"] < 0.3 * count
     assert came_to["eager races"] < 0.05 * count

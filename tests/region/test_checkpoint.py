@@ -67,39 +67,3 @@ def test_context_fn_is_refused_with_the_fix():
     )
     with pytest.raises(ValueError, match=r"policy=ebb.Policy"):
         ebb.checkpoint(block, torch.ones(2, 2), torch.ones(2, 2), context_fn=context_fn)
-
-
-def test_wrong_types():
-    with pytest.raises(TypeError, match="function must be callable"):
-        ebb.checkpoint(3)
-    with pytest.raises(TypeError, match=r"must be an ebb.Policy"):
-        ebb.checkpoint(block, policy="save_all")
-    assert ebb.stats()["open_regions"] == 0
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_torchs_checkpoint_inside_and_around_a_region(reentrant):
-    def nested(x, w):
-        h = torch_checkpoint.checkpoint(block, x, w, use_reentrant=reentrant)
-        return (h * 2).exp()
-
-    def around(x, w):
-        def inner(x, w):
-            with ebb.region():
-                return (block(x, w) * 2).exp()
-
-        return torch_checkpoint.checkpoint(inner, x, w, use_reentrant=reentrant)
-
-    def run(function, region):
-        torch.manual_seed(0)
-        x = torch.linspace(0, 1, 12).reshape(3, 4).requires_grad_()
-        w = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
-        with region:
-            loss = function(x, w).sum()
-        loss.backward()
-        return x.grad, w.grad
-
-    plain = run(lambda x, w: (block(x, w) * 2).exp(), torch.enable_grad())
-    for function in (nested, around):
-        for a, e in zip(run(function, ebb.region()), plain, strict=True):
-            assert torch.equal(a, e)

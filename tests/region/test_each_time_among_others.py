@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from functools import partial
 
 import pytest
 import torch
-from each_time import (
-    EACH_TIME,
-    NBYTES,
-    SIZE,
-    chain,
-    each_time,
-    held_every,
-    recipes_run,
-    written,
-)
-from exactness import leaves, replayed, same_bits
+from each_time import EACH_TIME, NBYTES, SIZE, chain, each_time, held_every, recipes_run, written
+from exactness import assert_like_eager, leaves, replayed, same_bits
 from memory_use import allocations
 from offloading import finish_copies
+from other_threads import run_in_threads
 from torch.nn import functional as F
 
 import ebb
@@ -71,6 +63,16 @@ def test_a_leaf_that_changed_unseen_between_two_replays_is_an_error():
         torch.autograd.grad(loss, x)
 
 
+@contextlib.contextmanager
+def listed(values, value):
+    """In the with-block, `value` is in the list `values`."""
+    values.append(value)
+    try:
+        yield
+    finally:
+        values.clear()
+
+
 class Fails(Exception):
     pass
 
@@ -90,56 +92,6 @@ def copy(x: torch.Tensor) -> torch.Tensor:
 copy.register_autograd(lambda ctx, gradient: gradient)
 
 
-@pytest.mark.parametrize("calls", range(6))
-@pytest.mark.parametrize("in_place", [True, False])
-def test_an_attempt_that_fails_half_way_can_be_repeated(in_place, calls):
-    (x,) = leaves((64,))
-    policy = Policy({"ebb_each_time::copy": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
-
-    def program(x):
-        h = x * 2
-        for _ in range(3):
-            h = copy(h).neg_().mul_(0.1) if in_place else copy(h).neg() * 0.1
-            h = h.sin()
-        return h
-
-    expected = torch.autograd.grad(program(x).sum(), x)[0]
-    with ebb.region(policy):
-        loss = program(x).sum()
-    calls_left.append(calls)
-    try:
-        with contextlib.suppress(Fails):
-            torch.autograd.grad(loss, x, retain_graph=True)
-    finally:
-        calls_left.clear()
-
-    assert same_bits(torch.autograd.grad(loss, x)[0], expected)
-
-
-def test_a_replay_that_fails_holds_nothing_of_what_it_made():
-    x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
-    policy = Policy({"ebb_each_time::copy": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
-    losses = []
-    for _ in range(2):
-        with ebb.region(policy):
-            losses.append(copy(x.sin().sin()).sin().sum())
-
-    def attempt():
-        with contextlib.suppress(Fails):
-            torch.autograd.grad(losses.pop(), x, retain_graph=True)
-
-    calls_left.append(0)
-    try:
-        attempt()  # loads what raising needs
-        kept = losses[:]
-        left = sum(allocations(attempt))
-    finally:
-        calls_left.clear()
-
-    assert abs(left) < NBYTES
-    assert kept[0].grad_fn is not None
-
-
 peeks = []  # to be called by the operator
 
 
@@ -152,11 +104,53 @@ def peek(x: torch.Tensor) -> torch.Tensor:
 
 peek.register_autograd(lambda ctx, gradient: gradient)
 
+CUSTOM_TOO = Policy({"ebb_each_time::*": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
+
+
+@pytest.mark.parametrize("calls", range(6))
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_attempt_that_fails_half_way_can_be_repeated(in_place, calls):
+    (x,) = leaves((64,))
+
+    def program(x):
+        h = x * 2
+        for _ in range(3):
+            h = copy(h).neg_().mul_(0.1) if in_place else copy(h).neg() * 0.1
+            h = h.sin()
+        return h
+
+    expected = torch.autograd.grad(program(x).sum(), x)[0]
+    with ebb.region(CUSTOM_TOO):
+        loss = program(x).sum()
+    with listed(calls_left, calls), contextlib.suppress(Fails):
+        torch.autograd.grad(loss, x, retain_graph=True)
+
+    assert same_bits(torch.autograd.grad(loss, x)[0], expected)
+
+
+def test_a_replay_that_fails_holds_nothing_of_what_it_made():
+    x = torch.linspace(0, 1, SIZE, dtype=torch.float64, requires_grad=True)
+    losses = []
+    for _ in range(2):
+        with ebb.region(CUSTOM_TOO):
+            losses.append(copy(x.sin().sin()).sin().sum())
+
+    def attempt():
+        with contextlib.suppress(Fails):
+            torch.autograd.grad(losses.pop(), x, retain_graph=True)
+
+    with listed(calls_left, 0):
+        attempt()  # loads what raising needs
+        kept = losses[:]
+        left = sum(allocations(attempt))
+
+    assert abs(left) < NBYTES
+    assert kept[0].grad_fn is not None
+
 
 def test_a_kernel_may_ask_for_what_is_there_in_passing():
     """Then it is held, and is not lost when the recipe that needed it has run."""
     x, k = leaves((64,), (64,))
-    policy = Policy({"ebb_each_time::peek": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
 
     def program(x, k):
         first = (x + 1).sin()
@@ -165,18 +159,15 @@ def test_a_kernel_may_ask_for_what_is_there_in_passing():
         return product, second.sin(), second.neg().exp()
 
     expected = torch.autograd.grad(sum(o.sum() for o in program(x, k)), (x, k))
-    with ebb.region(policy):
+    with ebb.region(CUSTOM_TOO):
         outputs = program(x, k)
     node = outputs[0].grad_fn
     loss = sum(o.sum() for o in outputs)
     del outputs
     seen = []
-    peeks.append(lambda: seen.append(node._saved_self))
     before = replayed()
-    try:
+    with listed(peeks, lambda: seen.append(node._saved_self)):
         found = torch.autograd.grad(loss, (x, k))
-    finally:
-        peeks.clear()
 
     assert all(map(same_bits, found, expected))
     assert all(same_bits(s.detach(), (x + 1).sin().detach()) for s in seen)
@@ -188,7 +179,6 @@ def test_a_kernel_may_ask_for_what_is_there_in_passing():
 def test_a_kernel_may_ask_for_it_and_let_it_go():
     """Before the slice that made it has ended."""
     x, k = leaves((64,), (64,))
-    policy = Policy({"ebb_each_time::peek": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
 
     def program(x, k):
         first = (x + 1).sin()
@@ -196,7 +186,7 @@ def test_a_kernel_may_ask_for_it_and_let_it_go():
 
     expected = torch.autograd.grad(program(x, k)[1].sum(), x)[0]
     for _ in range(20):
-        with ebb.region(policy):
+        with ebb.region(CUSTOM_TOO):
             product, y = program(x, k)
         holders = [product.grad_fn]
         loss = y.sum()
@@ -206,11 +196,8 @@ def test_a_kernel_may_ask_for_it_and_let_it_go():
             if holders:
                 assert holders.pop()._saved_self is not None
 
-        peeks.append(look)
-        try:
+        with listed(peeks, look):
             found = torch.autograd.grad(loss, x)[0]
-        finally:
-            peeks.clear()
         assert not holders
         assert same_bits(found, expected)
 
@@ -218,7 +205,6 @@ def test_a_kernel_may_ask_for_it_and_let_it_go():
 @pytest.mark.parametrize("writes", [True, False])
 def test_a_kernel_may_ask_for_all_that_is_saved(writes):
     (x,) = leaves((64,))
-    policy = Policy({"ebb_each_time::peek": RECOMPUTE_EACH_TIME}, default=RECOMPUTE_EACH_TIME)
 
     def program(x):
         h = x * 2
@@ -228,7 +214,7 @@ def test_a_kernel_may_ask_for_all_that_is_saved(writes):
         return second, (h.detach() * first).sin()
 
     expected = torch.autograd.grad(sum(o.sum() for o in program(x)), x)[0]
-    with ebb.region(policy):
+    with ebb.region(CUSTOM_TOO):
         outputs = program(x)
     nodes = {}
     pending = [o.grad_fn for o in outputs]
@@ -238,11 +224,9 @@ def test_a_kernel_may_ask_for_all_that_is_saved(writes):
         pending += [n for n, _ in node.next_functions if n is not None]
     loss = sum(o.sum() for o in outputs)
     del outputs
-    peeks.append(lambda: [n._saved_self for k, n in nodes.items() if k.startswith(("Sin", "Mul"))])
-    try:
+    saved_by = [node for name, node in nodes.items() if name.startswith(("Sin", "Mul"))]
+    with listed(peeks, lambda: [node._saved_self for node in saved_by]):
         found = torch.autograd.grad(loss, x, retain_graph=True)[0]
-    finally:
-        peeks.clear()
 
     assert same_bits(found, expected)
     assert same_bits(torch.autograd.grad(loss, x)[0], expected)
@@ -264,7 +248,7 @@ def test_double_backward():
         (first,) = torch.autograd.grad(y, x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), x)[0]
 
-    assert same_bits(second(ebb.region(EACH_TIME)), second(contextlib.nullcontext()))
+    assert_like_eager(second, EACH_TIME)
 
 
 def test_escapes_come_back():
@@ -319,13 +303,7 @@ def test_backwards_of_several_threads():
         with ebb.region(EACH_TIME):
             outputs = program(x)
         found = {}
-        threads = [
-            threading.Thread(target=differentiate, args=(outputs, found, i)) for i in range(6)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(*(partial(differentiate, outputs, found, i) for i in range(6)))
         assert all(same_bits(found[i], expected[i]) for i in range(6))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 import torch
 from exactness import leaves, same_bits
+from other_threads import in_thread
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import gelu
@@ -20,6 +20,16 @@ class Holder:
     """Something outside of the region, such as a module."""
 
 
+@pytest.fixture
+def x():
+    return leaves((4, 3))[0]
+
+
+@pytest.fixture
+def holder():
+    return Holder()
+
+
 def bytes_of(tensor):
     return tensor.untyped_storage().nbytes()
 
@@ -29,9 +39,7 @@ def with_attribute(x, holder):
     return holder.hidden.cos().exp()
 
 
-def test_an_attribute_becomes_a_placeholder_and_comes_back():
-    x = leaves((4, 3))[0]
-    holder = Holder()
+def test_an_attribute_becomes_a_placeholder_and_comes_back(x, holder):
     expected = torch.autograd.grad(with_attribute(x, holder).sum(), x)[0]
     hidden = holder.hidden.detach()
     y = ebb.region(escapes="placeholder", name="block")(with_attribute)(x, holder)
@@ -43,17 +51,14 @@ def test_an_attribute_becomes_a_placeholder_and_comes_back():
     assert same_bits(held, hidden)
 
 
-def test_keep_is_the_default_and_is_counted():
-    x = leaves((4, 3))[0]
-    holder = Holder()
+def test_keep_is_the_default_and_is_counted(x, holder):
     y = ebb.region(name="block")(with_attribute)(x, holder)
     assert bytes_of(holder.hidden) == 96
     assert ebb.stats()["regions"]["block"]["bytes_escaped"] == 96
     y.sum().backward()
 
 
-def test_nothing_escapes():
-    x = leaves((4, 3))[0]
+def test_nothing_escapes(x):
     with ebb.region(name="block", escapes="placeholder"):
         y = (x * 2).sin().cos()
     assert ebb.stats()["regions"]["block"]["bytes_escaped"] == 0
@@ -61,9 +66,8 @@ def test_nothing_escapes():
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_block_of_code(named):
+def test_a_block_of_code(named, x):
     """What no op has read is a result; others must be named."""
-    x = leaves((4, 3))[0]
     h = x.sin()
     expected = torch.autograd.grad((h + h.cos()).sum(), x)[0]
     with ebb.region(escapes="placeholder") as region:
@@ -93,12 +97,11 @@ class KeepsOnCtx(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_field_of_ctx(last):
+def test_a_field_of_ctx(last, x):
     def block(x):
         y = KeepsOnCtx.apply((x * 2).sin())
         return y if last else y.sin()
 
-    x = leaves((4, 3))[0]
     expected = torch.autograd.grad(block(x).sum(), x)[0]
     y = ebb.region(escapes="placeholder")(block)(x)
     assert same_bits(torch.autograd.grad(y.sum(), x)[0], expected)
@@ -128,9 +131,7 @@ def test_modules_of_a_model():
     assert all(same_bits(block.hidden, h) for block, h in zip(model, hidden, strict=True))
 
 
-def test_checkpoint():
-    x = leaves((4, 3))[0]
-    holder = Holder()
+def test_checkpoint(x, holder):
     expected = torch.autograd.grad(with_attribute(x, holder).sum(), x)[0]
     y = ebb.checkpoint(with_attribute, x, holder, escapes="placeholder")
     assert bytes_of(holder.hidden) == 0
@@ -138,10 +139,8 @@ def test_checkpoint():
 
 
 @pytest.mark.parametrize("retain", [False, True])
-def test_written_after_it_came_back(retain):
+def test_written_after_it_came_back(retain, x, holder):
     """It is saved, so the version tells, as in eager."""
-    x = leaves((4, 3))[0]
-    holder = Holder()
 
     def run(region):
         with region:
@@ -157,24 +156,20 @@ def test_written_after_it_came_back(retain):
         torch.autograd.grad(y, x)
 
 
-def test_twice_with_the_graph_retained(no_objects_left):
-    x = leaves((4, 3))[0]
-    holder = Holder()
+def test_twice_with_the_graph_retained(no_objects_left, x, holder):
     y = ebb.region(escapes="placeholder")(with_attribute)(x, holder).sum()
     first = torch.autograd.grad(y, x, retain_graph=True)[0]
     assert same_bits(torch.autograd.grad(y, x)[0], first)
     assert bytes_of(holder.hidden) == 96
 
 
-def test_views_and_kept_values_stay_right():
+def test_views_and_kept_values_stay_right(x, holder):
     def block(x, holder):
         h = (x * 2).sin()
         holder.view = h[1:]
         holder.kept = h.cos()  # SAVE
         return (holder.kept * h).tanh()
 
-    x = leaves((4, 3))[0]
-    holder = Holder()
     expected = torch.autograd.grad(block(x, holder).sum(), x)[0]
     view = holder.view.detach()
     policy = ebb.Policy({"aten::cos": ebb.SAVE})
@@ -185,9 +180,7 @@ def test_views_and_kept_values_stay_right():
     assert same_bits(holder.view, view)
 
 
-def test_without_gradients_nothing_is_emptied():
-    x = leaves((4, 3))[0]
-    holder = Holder()
+def test_without_gradients_nothing_is_emptied(x, holder):
     with torch.no_grad():
         ebb.region(escapes="placeholder")(with_attribute)(x, holder)
         with ebb.region(escapes="placeholder"):
@@ -196,10 +189,7 @@ def test_without_gradients_nothing_is_emptied():
 
 
 @pytest.mark.on_cpu("numpy shows no other memory")
-def test_what_numpy_shows_is_not_emptied():
-    x = leaves((4, 3))[0]
-    holder = Holder()
-
+def test_what_numpy_shows_is_not_emptied(x, holder):
     def block():
         y = with_attribute(x, holder)
         holder.array = holder.hidden.detach().numpy()
@@ -210,10 +200,7 @@ def test_what_numpy_shows_is_not_emptied():
     y.sum().backward()
 
 
-def test_an_exception_empties_nothing():
-    x = leaves((4, 3))[0]
-    holder = Holder()
-
+def test_an_exception_empties_nothing(x, holder):
     def fails():
         with_attribute(x, holder)
         raise ZeroDivisionError
@@ -223,31 +210,18 @@ def test_an_exception_empties_nothing():
     assert bytes_of(holder.hidden) == 96
 
 
-def test_a_graph_that_dies_leaves_nothing(no_objects_left):
-    x = leaves((4, 3))[0]
-    holder = Holder()
+def test_a_graph_that_dies_leaves_nothing(no_objects_left, x, holder):
     ebb.region(escapes="placeholder")(with_attribute)(x, holder)
     with pytest.raises(RuntimeError, match="was read before backward restored it"):
         holder.hidden.sum()
     holder.hidden = None
 
 
-def test_inner_regions_decide_nothing():
-    x = leaves((4, 3))[0]
-    holder = Holder()
+def test_inner_regions_decide_nothing(x, holder):
     with ebb.region():
         y = ebb.region(escapes="placeholder")(with_attribute)(x, holder)
         assert bytes_of(holder.hidden) == 96
     y.sum().backward()
-
-
-def test_wrong_values():
-    with pytest.raises(ValueError, match="escapes must be 'keep' or 'placeholder'"):
-        ebb.region(escapes="drop")
-    with pytest.raises(ValueError, match="escapes must be"):
-        ebb.apply(nn.Linear(2, 2), escapes="drop")
-    with pytest.raises(RuntimeError, match="is not entered"):
-        ebb.region(escapes="placeholder").returns(torch.ones(2))
 
 
 def wrapped(s):
@@ -263,22 +237,20 @@ def nested(s):
 
 
 @pytest.mark.parametrize("result", [wrapped, sparse, nested])
-def test_what_results_consist_of_stays(result):
+def test_what_results_consist_of_stays(result, x):
     def block(x):
         s = (x * 2).sin()
         t = s.cos()
         return result(s), t
 
-    x = leaves((4, 3))[0]
     found = ebb.region(escapes="placeholder")(block)(x)[0]
     inner = {"wrapped": "a", "sparse": "_values", "nested": "values"}[result.__name__]
     part = getattr(found, inner)
     assert same_bits(part if result is wrapped else part(), (x * 2).sin())
 
 
-def test_a_returned_parameter_collects_no_hooks():
+def test_a_returned_parameter_collects_no_hooks(holder):
     w = nn.Parameter(torch.randn(4))
-    holder = Holder()
     for _ in range(3):
         y, _ = ebb.region(escapes="placeholder")(lambda: (with_attribute(w, holder), w))()
         y.sum().backward()
@@ -286,8 +258,7 @@ def test_a_returned_parameter_collects_no_hooks():
 
 
 @pytest.mark.parametrize("escapes", ["keep", "placeholder"])
-def test_a_region_object_forgets_its_results(escapes):
-    x = leaves((4, 3))[0]
+def test_a_region_object_forgets_its_results(escapes, x):
     region = ebb.region(escapes=escapes)
     with contextlib.suppress(ZeroDivisionError), region:
         y = x.sin()
@@ -301,9 +272,8 @@ def test_a_region_object_forgets_its_results(escapes):
     z.sum().backward()
 
 
-def test_what_cannot_be_computed_again_stops_no_backward_that_does_without():
+def test_what_cannot_be_computed_again_stops_no_backward_that_does_without(holder):
     x, buffer = torch.randn(4, requires_grad=True), torch.randn(4)
-    holder = Holder()
 
     def block():
         holder.stat = (buffer * 2).sin()
@@ -321,7 +291,7 @@ class Fails(Exception):
     pass
 
 
-def test_an_exception_of_pythons_loses_none():
+def test_an_exception_of_pythons_loses_none(holder):
     """Who asks first gets it; who asks next finds all of them."""
     fails = False
 
@@ -334,7 +304,6 @@ def test_an_exception_of_pythons_loses_none():
     library.define("sine(Tensor x) -> Tensor")
     library.impl("sine", sine, "CPU")
     x, factor = torch.randn(4), torch.randn(4, requires_grad=True)
-    holder = Holder()
 
     def block():
         holder.first = x * 2
@@ -358,17 +327,13 @@ def test_an_exception_of_pythons_loses_none():
 
 
 @pytest.mark.filterwarnings("ignore:ebb. regions have no effect here")
-def test_where_hooks_are_disabled_nothing_is_emptied():
-    x = leaves((4, 3))[0]
-    with (
-        torch.autograd.graph.disable_saved_tensors_hooks("no"),
-        ebb.region(escapes="placeholder"),
-    ):
+def test_where_hooks_are_disabled_nothing_is_emptied(x):
+    with torch.autograd.graph.disable_saved_tensors_hooks("no"), ebb.region(escapes="placeholder"):
         y = (x * 2).sin().cos() * 2
     y.sum().backward()
 
 
-def test_gradients_of_a_backward_inside_stay_whatever_other_threads_enter():
+def test_gradients_of_a_backward_inside_stay_whatever_other_threads_enter(x, holder):
     """Whether there was a backward is asked of this region, not of the process."""
 
     def step():
@@ -377,39 +342,29 @@ def test_gradients_of_a_backward_inside_stay_whatever_other_threads_enter():
             loss = y.sin().cos().sum()
         loss.backward()
 
-    x = leaves((4, 3))[0]
-    holder = Holder()
     with ebb.region(escapes="placeholder"):
         y = x.sin().exp()
         holder.grad = torch.autograd.grad(y.sum(), x)[0]
         doubled = holder.grad * 2
-        other = threading.Thread(target=lambda: (step(), step()))
-        other.start()
-        other.join()
+        in_thread(lambda: (step(), step()))
     assert same_bits(holder.grad * 2, doubled)
 
 
-def test_gradients_of_a_backward_inside_that_unpacks_nothing_stay():
+@pytest.mark.parametrize(
+    ("function", "gradient"),
+    [
+        (lambda w: w * 2 * 3, lambda w: torch.full_like(w, 6.0)),  # its backward unpacks nothing
+        (lambda w: (w * 2).sin(), lambda w: 2 * (w * 2).cos()),
+    ],
+)
+def test_gradients_of_a_backward_inside_stay(function, gradient):
     w = nn.Parameter(torch.randn(4))
 
     @ebb.region(escapes="placeholder")
     def step():
-        loss = (w * 2 * 3).sum()
+        loss = function(w).sum()
         loss.backward()
         return loss
 
     step()
-    assert same_bits(w.grad, torch.full((4,), 6.0))
-
-
-def test_gradients_of_a_backward_inside_stay():
-    w = nn.Parameter(torch.randn(4))
-
-    @ebb.region(escapes="placeholder")
-    def step():
-        loss = (w * 2).sin().sum()
-        loss.backward()
-        return loss
-
-    step()
-    assert same_bits(w.grad, 2 * (w * 2).cos())
+    assert same_bits(w.grad, gradient(w))

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 import torch
-from exactness import POLICIES, leaves, same_bits
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from exactness import POLICIES, assert_like_eager, exact, leaves, like_eager
+from other_threads import in_thread
+from torch.autograd.graph import saved_tensors_hooks
 
 import ebb
 
@@ -73,35 +74,31 @@ def test_a_recomputed_tensor_that_somebody_holds_is_seen_again():
     assert torch.equal(after, x * 2)
 
 
-def test_a_custom_function_may_look_twice_at_what_it_saved():
-    class Cosine(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x.cos()
+class Cosine(torch.autograd.Function):
+    """Its backward looks twice at what it saved."""
 
-        @staticmethod
-        def backward(ctx, gradient):
-            factor = -ctx.saved_tensors[0].sin()
-            return gradient * factor + 0 * ctx.saved_tensors[0]
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.cos()
 
-    x = leaves((4,))[0]
-    with ebb.region():
-        y = Cosine.apply(x * 2)
-    y.sum().backward()
+    @staticmethod
+    def backward(ctx, gradient):
+        factor = -ctx.saved_tensors[0].sin()
+        return gradient * factor + 0 * ctx.saved_tensors[0]
 
-    assert torch.equal(x.grad, -(x * 2).sin() * 2)
+
+@exact((4,))
+def test_a_custom_function_may_look_twice_at_what_it_saved(x):
+    return Cosine.apply(x * 2)
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_double_and_triple_backward(policy):
     def derivatives(region):
         x = leaves((4, 4))[0]
-        if region is None:
+        with region:
             loss = net(x).sum()
-        else:
-            with region:
-                loss = net(x).sum()
         results = []
         for _ in range(3):
             (grad,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -109,23 +106,18 @@ def test_double_and_triple_backward(policy):
             loss = grad.square().sum()
         return results
 
-    for a, e in zip(derivatives(ebb.region(policy)), derivatives(None), strict=True):
-        assert torch.equal(a, e)
+    assert_like_eager(derivatives, policy)
 
 
-def test_gradient_penalty_inside_the_region():
-    def program(region):
-        x = leaves((4, 4))[0]
-        with region:
-            out = net(x).sum()
-            (grad,) = torch.autograd.grad(out, x, create_graph=True)
-            loss = out + (grad.norm() - 1).square()
-        loss.backward()
-        return x.grad
-
-    expected = program(ebb.region(ebb.policies.save_all))
-    assert torch.equal(program(ebb.region()), expected)
-    assert torch.equal(program(saved_tensors_hooks(lambda t: t, lambda t: t)), expected)
+@like_eager()
+def test_gradient_penalty_inside_the_region(region):
+    x = leaves((4, 4))[0]
+    with region:
+        out = net(x).sum()
+        (grad,) = torch.autograd.grad(out, x, create_graph=True)
+        loss = out + (grad.norm() - 1).square()
+    loss.backward()
+    return x.grad
 
 
 def test_backward_inside_the_region():
@@ -138,21 +130,6 @@ def test_backward_inside_the_region():
         net(x).sum().backward()
 
     assert torch.equal(x.grad, expected + expected)
-
-
-def test_hooks_pushed_inside_win():
-    packed = []
-    x = leaves((4, 4))[0]
-
-    with ebb.region():
-        h = x.exp()
-        with saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
-            h = h.exp()
-        inside = len(packed)
-        h.exp().sum().backward()
-
-    assert inside == 1
-    assert len(packed) == 1
 
 
 def test_hooks_pushed_outside_see_what_is_packed_outside():
@@ -171,20 +148,6 @@ def test_hooks_pushed_outside_see_what_is_packed_outside():
     assert outside_before == 1
     assert outside_after == 1
     assert len(packed) == 2
-
-
-def test_save_on_cpu_around_a_region():
-    x = leaves((4, 4))[0]
-    expected = torch.autograd.grad(net(x).sum(), x)[0]
-
-    with save_on_cpu():
-        h = x * 1
-        with ebb.region():
-            h = net(h)
-        loss = h.sum()
-    loss.backward()
-
-    assert torch.equal(x.grad, expected)
 
 
 def test_unpack_gives_the_tensor_itself_for_inputs_that_need_no_grad():
@@ -218,30 +181,6 @@ def test_saved_leaf_that_needs_grad_accumulates_in_the_leaf():
     grad.sum().backward()
 
     assert torch.equal(w.grad, torch.full((3,), 2.0))
-
-
-def test_custom_function_that_saves_every_kind_of_tensor():
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            square = x * x
-            out = square * x
-            ctx.save_for_backward(x, square, out)
-            ctx.attribute = square
-            return out
-
-        @staticmethod
-        def backward(ctx, grad):
-            _, square, out = ctx.saved_tensors
-            assert torch.equal(square, ctx.attribute)
-            return grad * 3 * square + 0 * out
-
-    x = leaves((4,))[0]
-    expected = torch.autograd.grad(Cube.apply(x * 2).exp().sum(), x)[0]
-    for policy in POLICIES.values():
-        with ebb.region(policy):
-            loss = Cube.apply(x * 2).exp().sum()
-        assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
 
 
 @pytest.mark.on_cpu("torch plans in Python what operators of the test device return")
@@ -292,24 +231,12 @@ def test_a_very_long_chain_is_freed_without_recursion():
             loss = h.exp().sum()
         del h, loss
 
-    failures = []
-
-    def guarded():
-        try:
-            body()
-        except BaseException as error:
-            failures.append(error)
-
     threading.stack_size(2 << 20)  # far less than a recursion this deep would take
     try:
-        thread = threading.Thread(target=guarded)
-        thread.start()
-        thread.join()
+        in_thread(body)
     finally:
         threading.stack_size(0)
     gc.collect()
-
-    assert not failures
 
 
 def test_grad_fn_attributes_can_be_read():
@@ -329,18 +256,7 @@ def test_anomaly_mode_names_the_forward_op():
             loss.backward()
 
 
-def test_sparse_and_other_unrecordable_tensors_are_kept_whole():
-    index = torch.tensor([[0, 1], [2, 0]])
-    x = leaves((2,))[0]
-    dense = leaves((3, 2))[0]
-
-    def program():
-        sparse = torch.sparse_coo_tensor(index, x * 2, (2, 3))
-        return (torch.sparse.mm(sparse, dense.exp() * 2)).exp().sum()
-
-    expected = torch.autograd.grad(program(), (x, dense))
-    with ebb.region():
-        loss = program()
-
-    for a, e in zip(torch.autograd.grad(loss, (x, dense)), expected, strict=True):
-        assert same_bits(a, e)
+@exact((2,), (3, 2))
+def test_sparse_and_other_unrecordable_tensors_are_kept_whole(x, dense):
+    sparse = torch.sparse_coo_tensor([[0, 1], [2, 0]], x * 2, (2, 3))
+    return torch.sparse.mm(sparse, dense.exp() * 2).exp()

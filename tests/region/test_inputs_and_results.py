@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, assert_same_error, leaves, same_bits
+from exactness import POLICIES, assert_like_eager, exact, leaves, same_bits
 from torch import nn
 from torch.nn import functional as F
 
@@ -103,9 +104,7 @@ def test_inputs_and_parameters_that_need_no_grad(frozen):
             loss = net(x).exp().sum()
         return torch.autograd.grad(loss, wanted)
 
-    for policy in POLICIES.values():
-        for a, e in zip(run(ebb.region(policy)), run(torch.enable_grad()), strict=True):
-            assert same_bits(a, e)
+    assert_like_eager(run)
 
 
 def write(t):
@@ -113,49 +112,30 @@ def write(t):
         t.mul_(3)
 
 
-def test_an_input_written_between_forward_and_backward_raises():
-    assert_same_error(
-        lambda x, w: (x * w).sin(), leaves((4,), (4,)), after=lambda x, w, out: write(w)
-    )
+def with_a_keyword():
+    mask = torch.ones(4)
+    return mask, lambda: Block("view")(torch.ones(4, 4), mask=mask)
 
 
-def test_a_keyword_input_written_between_forward_and_backward_raises():
-    def run(region):
-        block, mask = Block("view"), torch.ones(4)
-        with region:
-            out = block(torch.ones(4, 4), mask=mask)
-        write(mask)
-        out.sum().backward()
+def with_a_list():
+    parts = [torch.randn(4, requires_grad=True) for _ in range(3)]
+    return parts[1], lambda: sum(p * p for p in parts)
 
+
+def with_a_parameter():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    return net[2].weight, lambda: net(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("make", [with_a_keyword, with_a_list, with_a_parameter])
+def test_an_input_written_between_forward_and_backward_raises(make):
     for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            run(region)
-
-
-def test_a_tensor_in_a_list_written_between_forward_and_backward_raises():
-    def run(region):
-        parts = [torch.randn(4, requires_grad=True) for _ in range(3)]
+        written, program = make()
         with region:
-            out = sum(p * p for p in parts)
-        write(parts[1])
-        out.sum().backward()
-
-    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
+            out = program()
+        write(written)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            run(region)
-
-
-def test_a_parameter_stepped_between_forward_and_backward_raises():
-    def run(region):
-        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-        with region:
-            out = net(torch.ones(2, 4))
-        write(net[2].weight)
-        out.sum().backward()
-
-    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            run(region)
+            out.sum().backward()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -183,42 +163,21 @@ def test_an_input_that_only_a_recipe_needs_is_never_silently_another(policy):
         assert same_bits(actual, expected)
 
 
-def test_two_backwards_without_retaining_the_graph_raise():
-    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
-        x = leaves((4,))[0]
-        with region:
-            loss = (x * 2).sin().sum()
-        loss.backward()
-        with pytest.raises(RuntimeError, match="second time"):
-            loss.backward()
+@exact((4, 4))
+def test_an_input_that_is_an_expanded_a_strided_and_an_empty_view(x):
+    wide = x[:1].expand(4, 4)
+    strided = torch.as_strided(x, (2, 2), (1, 2), 1)
+    empty = x[:0].exp()
+    return (wide * strided.sum()).sin(), strided.exp() * strided, empty.sin()
 
 
-def test_an_input_that_is_an_expanded_a_strided_and_an_empty_view():
-    def program(x):
-        wide = x[:1].expand(4, 4)
-        strided = torch.as_strided(x, (2, 2), (1, 2), 1)
-        empty = x[:0].exp()
-        return (wide * strided.sum()).sin(), strided.exp() * strided, empty.sin()
-
-    assert_exact(program, leaves((4, 4)))
-
-
-def test_integer_bool_and_complex_values_on_the_way():
-    def program(x):
-        index = x.detach().argsort()
-        positive = x > 0
-        z = torch.view_as_complex(torch.stack((x, x.sin()), -1))
-        picked = torch.where(positive, x.exp(), x[index])
-        return picked * picked, (z * z.conj()).real, z.abs().sin()
-
-    assert_exact(program, leaves((6,)))
-
-
-def test_outputs_that_are_written_in_place_after_the_region():
-    assert_exact(
-        lambda x: (x * 2).sin() + 1, leaves((4,)), after=lambda x, out: write(out.detach())
-    )
-    assert_same_error(lambda x: (x * 2).exp(), leaves((4,)), after=lambda x, out: write(out))
+@exact((6,))
+def test_integer_bool_and_complex_values_on_the_way(x):
+    index = x.detach().argsort()
+    positive = x > 0
+    z = torch.view_as_complex(torch.stack((x, x.sin()), -1))
+    picked = torch.where(positive, x.exp(), x[index])
+    return picked * picked, (z * z.conj()).real, z.abs().sin()
 
 
 def test_some_outputs_are_used_and_others_dropped():
@@ -232,5 +191,4 @@ def test_some_outputs_are_used_and_others_dropped():
         return torch.autograd.grad(sum(o.sum() for o in outs), x)[0]
 
     for keep in ([0], [1], [2], [2, 0], [1, 2]):
-        for policy in POLICIES.values():
-            assert same_bits(run(ebb.region(policy), keep), run(torch.enable_grad(), keep))
+        assert_like_eager(partial(run, keep=keep))

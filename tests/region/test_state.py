@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 import torch
-from exactness import POLICIES, same_bits
+from exactness import POLICIES, assert_like_eager, like_eager, same_bits
 from torch import nn
 from torch.nn import functional as F
 
@@ -194,24 +194,20 @@ def test_autocast_weight_cache_within_and_across_regions():
     def twice(m, x):
         return m.linear(m.linear(x).sin())
 
-    def run(policy):
-        torch.manual_seed(0)
+    def run(region):
         net, x = Module(twice), torch.randn(4, 8)
         with torch.autocast("cpu", torch.bfloat16):
             outside = net(x)  # the cast weight is in the cache before the first region
             total = outside.float().sum()
             for _ in range(2):
-                with ebb.region(policy) if policy else contextlib.nullcontext():
+                with region:
                     total = total + net(x).float().exp().sum()
         total.backward()
         with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             last = net(x)
         return [last, *(p.grad for p in net.parameters())]
 
-    expected = run(None)
-    for policy in POLICIES.values():
-        for a, e in zip(run(policy), expected, strict=True):
-            assert same_bits(a, e)
+    assert_like_eager(run)
 
 
 def test_autocast_inside_the_region_cache_first_filled_there():
@@ -227,44 +223,35 @@ def test_autocast_inside_the_region_cache_first_filled_there():
     assert_trains_exactly(lambda: Module(cast), batches=2)
 
 
-def test_parameters_tied_between_regions_of_their_own():
-    def run(policy):
-        torch.manual_seed(0)
-        embedding = nn.Embedding(8, 8)
-        head = nn.Linear(8, 8, bias=False)
-        head.weight = embedding.weight
-        with ebb.region(policy) if policy else contextlib.nullcontext():
-            h = F.gelu(embedding(torch.arange(4))) @ embedding.weight.t().tanh()
-        with ebb.region(policy) if policy else contextlib.nullcontext():
-            loss = head(h.sin()).exp().mean()
-        loss.backward()
-        return embedding.weight.grad
-
-    for policy in POLICIES.values():
-        assert same_bits(run(policy), run(None))
+@like_eager()
+def test_parameters_tied_between_regions_of_their_own(region):
+    embedding = nn.Embedding(8, 8)
+    head = nn.Linear(8, 8, bias=False)
+    head.weight = embedding.weight
+    with region:
+        h = F.gelu(embedding(torch.arange(4))) @ embedding.weight.t().tanh()
+    with region:
+        loss = head(h.sin()).exp().mean()
+    loss.backward()
+    return embedding.weight.grad
 
 
-def test_optimizer_step_in_backward():
-    def run(policy):
-        torch.manual_seed(0)
-        net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)])
+@like_eager()
+def test_optimizer_step_in_backward(region):
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)])
 
-        def step(p):
-            with torch.no_grad():
-                p.add_(p.grad, alpha=-0.1)
-            p.grad = None
+    def step(p):
+        with torch.no_grad():
+            p.add_(p.grad, alpha=-0.1)
+        p.grad = None
 
-        for p in net.parameters():
-            p.register_post_accumulate_grad_hook(step)
-        x = torch.randn(4, 8)
-        for _ in range(3):
-            h = x
-            for block in net:
-                with ebb.region(policy) if policy else contextlib.nullcontext():
-                    h = block(h)
-            h.square().mean().backward()
-        return list(net.parameters())
-
-    for policy in POLICIES.values():
-        for a, e in zip(run(policy), run(None), strict=True):
-            assert same_bits(a, e)
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    x = torch.randn(4, 8)
+    for _ in range(3):
+        h = x
+        for block in net:
+            with region:
+                h = block(h)
+        h.square().mean().backward()
+    return list(net.parameters())

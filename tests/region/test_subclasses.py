@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, same_bits
+from exactness import POLICIES, assert_like_eager, like_eager, replayed, same_bits
 from torch.utils._pytree import tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -73,9 +74,7 @@ def chain(x, w):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_gradients_of_a_wrapper_are_those_of_eager(policy):
-    actual = gradients(chain, ebb.region(POLICIES[policy]))
-    for a, e in zip(actual, gradients(chain, torch.enable_grad()), strict=True):
-        assert same_bits(a, e)
+    assert_like_eager(partial(gradients, chain), POLICIES[policy])
 
 
 @pytest.mark.replays
@@ -94,7 +93,7 @@ def test_inner_tensors_are_freed_and_recomputed():
 
     assert len(alive) == 0
     out.sum().backward()
-    assert ebb.stats()["total"]["ops_replayed"] > 0
+    assert replayed() > 0
 
 
 def test_context_and_class_survive():
@@ -150,32 +149,26 @@ def test_inner_tensor_that_is_a_wrapper_too():
         (g,) = torch.autograd.grad(out.sum(), x)
         return [half for part in (g.first, g.second) for half in (part.first, part.second)]
 
-    for a, e in zip(nested(ebb.region()), nested(torch.enable_grad()), strict=True):
-        assert same_bits(a, e)
-    assert ebb.stats()["total"]["ops_replayed"] > 0
+    assert_like_eager(nested, ebb.policies.recompute_all)
+    assert replayed() > 0
 
 
-def test_quantised_tensors_are_kept_whole():
-    def program(region):
-        w = torch.randn(4, generator=torch.Generator().manual_seed(1), requires_grad=True)
-        with region:
-            q = torch.quantize_per_tensor(w.detach() * 2, 0.1, 0, torch.qint8)
-            out = (w * 2).sin() * q.dequantize()
-        return torch.autograd.grad(out.sum(), w)[0]
-
-    assert same_bits(program(ebb.region()), program(torch.enable_grad()))
+@like_eager(ebb.policies.recompute_all)
+def test_quantised_tensors_are_kept_whole(region):
+    w = torch.randn(4, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    with region:
+        q = torch.quantize_per_tensor(w.detach() * 2, 0.1, 0, torch.qint8)
+        out = (w * 2).sin() * q.dequantize()
+    return torch.autograd.grad(out.sum(), w)[0]
 
 
-def test_ragged_tensors_are_kept_whole():
-    def program(region):
-        parts = [torch.linspace(0, 1, n * 3).reshape(n, 3).requires_grad_() for n in (2, 4)]
-        with region:
-            ragged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
-            out = (ragged.sin() * ragged).exp().values().sum()
-        return torch.autograd.grad(out, parts)
-
-    for a, e in zip(program(ebb.region()), program(torch.enable_grad()), strict=True):
-        assert same_bits(a, e)
+@like_eager(ebb.policies.recompute_all)
+def test_ragged_tensors_are_kept_whole(region):
+    parts = [torch.linspace(0, 1, n * 3).reshape(n, 3).requires_grad_() for n in (2, 4)]
+    with region:
+        ragged = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+        out = (ragged.sin() * ragged).exp().values().sum()
+    return torch.autograd.grad(out, parts)
 
 
 @pytest.fixture(scope="module")
@@ -209,13 +202,8 @@ def test_distributed_tensors(mesh, policy):
         grads = torch.autograd.grad(out, (x, w1, w2))
         return [g.full_tensor() for g in grads]
 
-    torch.manual_seed(1)
-    actual = program(ebb.region(POLICIES[policy]))
-    replayed = ebb.stats()["total"]["ops_replayed"]
-    torch.manual_seed(1)
-    for a, e in zip(actual, program(torch.enable_grad()), strict=True):
-        assert same_bits(a, e)
-    assert (replayed > 0) == (policy not in ("save_all", "offload_all", "page_all"))
+    assert_like_eager(program, POLICIES[policy])
+    assert (replayed() > 0) == (policy not in ("save_all", "offload_all", "page_all"))
 
 
 def test_distributed_activations_are_freed(mesh):
@@ -252,8 +240,7 @@ def test_a_write_to_the_inner_tensor_is_seen_by_backward_as_in_eager(inside, pol
         (g,) = torch.autograd.grad(out.sum(), x)
         return g.first, g.second
 
-    for a, e in zip(run(ebb.region(POLICIES[policy])), run(torch.enable_grad()), strict=True):
-        assert same_bits(a, e)
+    assert_like_eager(run, POLICIES[policy])
 
 
 def test_an_inner_tensor_written_after_the_region_and_freed_is_refused():

@@ -13,6 +13,7 @@ import pytest
 import torch
 from exactness import resident_kib
 from memory_use import least_growth
+from other_threads import in_thread, run_in_threads
 
 import ebb
 from ebb import _testing
@@ -21,10 +22,7 @@ PT_TLS, PT_DYNAMIC = 7, 2
 DT_FLAGS, DF_STATIC_TLS = 30, 0x10
 KEPT = []  # functions that a thread may be about to return from
 # libebb_cuda is loaded late and takes none of the static kind.
-LIBRARIES = [
-    Path(ebb._C.__file__),
-    Path(ebb._C.__file__).with_name("libebb.so"),
-]
+LIBRARIES = [Path(ebb._C.__file__), Path(ebb._C.__file__).with_name("libebb.so")]
 
 
 def segments(library, kind):
@@ -73,9 +71,7 @@ def test_threads_that_come_and_go_leave_no_memory_behind():
 
     def threads(count):
         for _ in range(count):
-            thread = threading.Thread(target=loss_of, args=(x,))
-            thread.start()
-            thread.join()
+            run_in_threads(lambda: loss_of(x))  # the thread frees the graph
 
     threads(100)
     # A chunk of the arena and a table are 20 KiB a thread.
@@ -171,9 +167,7 @@ def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():
     def late(_):
         losses.clear()  # the memory of the thread's graphs is for others to use now
         losses.append(loss_of(x))
-        other = threading.Thread(target=lambda: losses.extend(loss_of(x) for _ in range(50)))
-        other.start()
-        other.join()
+        in_thread(lambda: losses.extend(loss_of(x) for _ in range(50)))
         ended.set()
 
     KEPT.append(late)

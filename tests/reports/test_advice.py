@@ -143,11 +143,10 @@ def slow_operator():
         time.sleep(0.02)
         return x * 2
 
-    library = torch.library.Library("ebb_advice", "DEF")
-    library.define("slow(Tensor x) -> Tensor")
-    library.impl("slow", slow, "CompositeExplicitAutograd")
-    yield
-    library._destroy()
+    with torch.library._scoped_library("ebb_advice", "DEF") as library:
+        library.define("slow(Tensor x) -> Tensor")
+        library.impl("slow", slow, "CompositeExplicitAutograd")
+        yield
 
 
 @pytest.mark.usefixtures("slow_operator")

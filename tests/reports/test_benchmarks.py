@@ -42,18 +42,23 @@ def load(monkeypatch):
     return load_module
 
 
-@pytest.fixture(scope="module")
-def quick_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("results")
+def run_quickly(script: str, folder: Path) -> str:
+    """Runs a benchmark with small sizes. Returns its output."""
     done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "run.py"), "--output", str(folder)],
+        [sys.executable, str(BENCHMARKS / script), "--output", str(folder)],
         env=os.environ | {"EBB_BENCH_QUICK": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    return folder, run_quickly("run.py", folder)
 
 
 def only_file(folder: Path, kind: str) -> Path:
@@ -121,14 +126,7 @@ def test_a_quick_run_draws_a_plot(quick_run):
 
 @pytest.mark.sweep
 def test_a_quick_run_plans_every_model_and_compares_all_ways(tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "planner.py"), "--output", str(tmp_path)],
-        env=os.environ | {"EBB_BENCH_QUICK": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_quickly("planner.py", tmp_path)
     results = json.loads(only_file(tmp_path, "json").read_text())
     text = only_file(tmp_path, "md").read_text()
 

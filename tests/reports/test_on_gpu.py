@@ -139,14 +139,6 @@ def test_the_next_command_goes_on_and_then_tries_again_what_failed(run, tmp_path
     assert "the same state" not in page
 
 
-def test_all_is_run_again_where_it_is_asked_for(run, quick, capsys):
-    run(chosen=quick)
-    ran(capsys)
-    run(chosen=quick, again=True)
-
-    assert ran(capsys) == ["build", "passes"]
-
-
 def test_what_was_found_with_another_ebb_is_run_again(run, listed, tmp_path, capsys):
     run(chosen=listed[2:])
     (tmp_path / "src" / "changed.cpp").write_text("int other;")
@@ -158,15 +150,25 @@ def test_what_was_found_with_another_ebb_is_run_again(run, listed, tmp_path, cap
     assert re.search(r"Not all rows are of the same state of ebb:\n\n\* \w+: build, passes\n", page)
 
 
-@pytest.mark.parametrize("lost", ["results", "build/on_gpu"])
-def test_rows_are_merged_where_one_of_their_places_is_empty(run, quick, tmp_path, lost, capsys):
-    """A checkout that is made anew keeps what git ignores; a new machine has what git has."""
+@pytest.mark.parametrize(
+    ("lost", "options", "expected"),
+    [
+        (None, {"again": True}, ["build", "passes"]),
+        ("results", {}, ["build"]),  # as on a new machine, which has what git has
+        ("build/on_gpu", {}, ["build"]),  # as in a new checkout
+        (None, {"machine": MACHINE | {"driver": "599.1"}}, ["build"]),
+        (None, {"machine": MACHINE | {"torch": "599.1"}}, ["build", "passes"]),
+    ],
+    ids=["all again", "results are lost", "the build is lost", "another driver", "another torch"],
+)
+def test_what_a_second_command_runs(run, quick, tmp_path, capsys, lost, options, expected):
     run(chosen=quick)
-    shutil.rmtree(tmp_path / lost)
+    if lost:
+        shutil.rmtree(tmp_path / lost)
     ran(capsys)
-    run(chosen=quick)
+    run(chosen=quick, **options)
 
-    assert ran(capsys) == ["build"]
+    assert ran(capsys) == expected
     found, _ = results_of(tmp_path / "results")
     assert {row["name"] for row in found["items"]} == QUICK
 
@@ -178,17 +180,6 @@ def test_results_elsewhere_have_the_rows_that_are_committed(run, quick, tmp_path
 
     found, _ = results_of(tmp_path / "elsewhere")
     assert {row["name"] for row in found["items"]} == QUICK
-
-
-@pytest.mark.parametrize(("name", "mixed"), [("driver", True), ("torch", False)])
-def test_results_of_another_driver_are_mixed_in_and_of_another_torch_not(
-    run, quick, name, mixed, capsys
-):
-    run(chosen=quick)
-    ran(capsys)
-    run(chosen=quick, machine=MACHINE | {name: "599.1"})
-
-    assert (ran(capsys) == ["build"]) == mixed
 
 
 def test_nothing_runs_where_the_build_fails_and_earlier_rows_stay(items, run, quick, tmp_path):

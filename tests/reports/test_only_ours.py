@@ -125,10 +125,6 @@ def test_a_graph_that_is_dropped_without_backward():
     assert ebb.stats()["total"]["bytes_from_outside"] == 0
     del loss
     assert ebb.stats()["total"]["bytes_from_outside"] == 4 * NBYTES
-
-
-def test_what_is_not_needed_is_not_counted():
-    ebb.reset_stats()
-    with torch.no_grad():
+    with torch.no_grad():  # nothing is needed, so nothing more counts
         blocks()
-    assert ebb.stats()["total"]["bytes_from_outside"] == 0
+    assert ebb.stats()["total"]["bytes_from_outside"] == 4 * NBYTES

@@ -38,6 +38,20 @@ def reported(make=programs.pre_ln, budget=0.6, *, measured=True):
     return found.program, plan, ebb.report() if plan.policies else None
 
 
+@pytest.fixture
+def pre_ln():
+    """A program and its plan."""
+    found = planning(programs.pre_ln)
+    return found.program, plan_of(found.measured, 0.6)
+
+
+def report_without_a_plan():
+    program = programs.built(programs.pre_ln)
+    with ebb.record_reports(), ebb.apply(program.model, ebb.policies.recompute_all, "layers.*"):
+        program.step()
+    return ebb.report()
+
+
 def test_a_report_has_the_figures_of_the_plan():
     _, plan, report = reported(measured=False)
 
@@ -126,11 +140,7 @@ def test_cuts_are_what_the_step_did(make, budget):
 
 
 def test_no_plan_no_section(tmp_path):
-    program = programs.built(programs.pre_ln)
-    with ebb.record_reports(), ebb.apply(program.model, ebb.policies.recompute_all, "layers.*"):
-        program.step()
-
-    report = ebb.report()
+    report = report_without_a_plan()
 
     assert report.plan is None
     assert report.to_dict()["plan"] is None
@@ -139,41 +149,39 @@ def test_no_plan_no_section(tmp_path):
     assert data_of(tmp_path / "r.html")["plan"] is None
 
 
-def test_steps_before_and_after_a_plan_are_not_under_it():
-    found = planning(programs.pre_ln)
-    plan = plan_of(found.measured, 0.6)
+def test_steps_before_and_after_a_plan_are_not_under_it(pre_ln):
+    program, plan = pre_ln
 
     def recomputed():
-        with ebb.apply(found.program.model, ebb.policies.recompute_all, "layers.*"):
-            found.program.step()
+        with ebb.apply(program.model, ebb.policies.recompute_all, "layers.*"):
+            program.step()
 
     with ebb.record_reports():
         recomputed()
-        with plan.apply(found.program.model):
+        with plan.apply(program.model):
             assert ebb.report().plan is None
-            found.program.step()
+            program.step()
             assert ebb.report().plan.budget == plan.budget
         assert ebb.report().plan.budget == plan.budget
         recomputed()
         assert ebb.report().plan is None
-        with plan.apply(found.program.model):
+        with plan.apply(program.model):
             pass
         assert ebb.report().plan is None
-    with plan.apply(found.program.model):
-        found.program.step()  # not recorded
+    with plan.apply(program.model):
+        program.step()  # not recorded
     assert ebb.report().plan is None
 
 
-def test_regions_of_others_are_not_under_it():
-    found = planning(programs.pre_ln)
-    plan = plan_of(found.measured, 0.6)
+def test_regions_of_others_are_not_under_it(pre_ln):
+    program, plan = pre_ln
     x = torch.randn(8, 8, requires_grad=True)
-    with ebb.record_reports(), plan.apply(found.program.model):
+    with ebb.record_reports(), plan.apply(program.model):
         with ebb.region(name="other"):
             loss = x.sin().exp().sum()
         loss.backward()
         assert ebb.report().plan is None
-        found.program.step()
+        program.step()
     assert ebb.report().plan is not None
 
 
@@ -188,65 +196,59 @@ def test_of_several_plans_the_last_counts():
         assert ebb.report().plan.budget == second.budget
 
 
-def test_a_plan_is_known_after_statistics_begin_anew():
-    found = planning(programs.pre_ln)
-    plan = plan_of(found.measured, 0.6)
-    with ebb.record_reports(), plan.apply(found.program.model):
-        found.program.step()
+def test_a_plan_is_known_after_statistics_begin_anew(pre_ln):
+    program, plan = pre_ln
+    with ebb.record_reports(), plan.apply(program.model):
+        program.step()
         ebb.reset_stats()
-        found.program.step()
+        program.step()
         assert ebb.report().plan.budget == plan.budget
-        found.program.step()
+        program.step()
         assert ebb.report().plan.budget == plan.budget
 
 
-def test_plans_do_not_pile_up():
-    found = planning(programs.pre_ln)
-    plan = plan_of(found.measured, 0.6)
+def test_plans_do_not_pile_up(pre_ln):
+    program, plan = pre_ln
     with ebb.record_reports():
         for _ in range(5):
-            with plan.apply(found.program.model):
-                found.program.step()
+            with plan.apply(program.model):
+                program.step()
     assert len(planned._known) <= 3
 
 
-def test_measuring_changes_nothing():
-    found = planning(programs.pre_ln)
-    plan = plan_of(found.measured, 0.6)
-    expected = [None if one is None else one.clone() for one in found.program.run()]
-    with ebb.record_reports(steps=3), plan.apply(found.program.model):
-        found.program.step()
-        profile = plan.measure(found.program.step)
+def test_measuring_changes_nothing(pre_ln):
+    program, plan = pre_ln
+    expected = [None if one is None else one.clone() for one in program.run()]
+    with ebb.record_reports(steps=3), plan.apply(program.model):
+        program.step()
+        profile = plan.measure(program.step)
         recorded = [one for one in ebb._report.report.reports() if one.rows]
         assert ebb._C.is_reporting()
-        assert all(map(same_bits, found.program.run(), expected))
+        assert all(map(same_bits, program.run(), expected))
     assert profile.peak == ebb.report().plan.measured.peak
     assert len(recorded) == 1  # those that are measured are not recorded
 
 
-def test_measuring_without_the_plan():
-    found = planning(programs.pre_ln)
-    plan = plan_of(found.measured, 0.6)
-
+def test_measuring_without_the_plan(pre_ln):
+    program, plan = pre_ln
     with pytest.raises(RuntimeError, match=r"ebb: Plan.measure needs .* call plan.apply\(model\)"):
-        plan.measure(found.program.step)
-    plan.apply(found.program.model).remove()
+        plan.measure(program.step)
+    plan.apply(program.model).remove()
     with pytest.raises(RuntimeError, match="needs an applied plan"):
-        plan.measure(found.program.step)
+        plan.measure(program.step)
 
 
-def test_a_step_that_fails_while_it_is_measured():
-    found = planning(programs.pre_ln)
-    plan = plan_of(found.measured, 0.6)
+def test_a_step_that_fails_while_it_is_measured(pre_ln):
+    program, plan = pre_ln
 
     def fails():
         raise KeyError("no data")
 
-    with ebb.record_reports(), plan.apply(found.program.model):
+    with ebb.record_reports(), plan.apply(program.model):
         with pytest.raises(KeyError):
             plan.measure(fails)
         assert ebb._C.is_reporting()
-        found.program.step()
+        program.step()
     assert ebb.report().plan.measured is None
 
 
@@ -286,7 +288,7 @@ def test_text():
     assert "  measured:  not measured" in str(reported(measured=False)[2])
 
 
-def test_json(tmp_path):
+def test_json_and_pickle(tmp_path):
     _, plan, report = reported()
     report.save(tmp_path / "r.json")
 
@@ -305,19 +307,14 @@ def test_json(tmp_path):
     again = next(iter(own["cuts"][0]["again"].values()))
     assert set(again) == {"bytes", "duration"}
 
-
-def test_a_report_can_be_pickled():
-    _, _, report = reported()
-
-    found = pickle.loads(pickle.dumps(report))
-
-    assert found.to_dict() == report.to_dict()
-    assert found.plan.points == report.plan.points
-    assert found == report
+    unpickled = pickle.loads(pickle.dumps(report))
+    assert unpickled == report
+    assert unpickled.to_dict() == report.to_dict()
+    assert unpickled.plan.points == report.plan.points
 
 
 @can_be_shown
-def test_the_page_shows_the_figures_of_the_plan(tmp_path):
+def test_the_page_shows_the_figures_and_the_lines_of_the_plan(tmp_path):
     _, plan, report = reported()
     size = ebb._report.text.size
 
@@ -338,13 +335,7 @@ def test_the_page_shows_the_figures_of_the_plan(tmp_path):
     assert f"Budget: {size(plan.budget)} " in found["plan-note"].text
     assert "measured: " in found["memory"].moved
 
-
-@can_be_shown
-def test_the_page_draws_both_lines_and_the_budget(tmp_path):
-    _, plan, report = reported()
-
-    drawing = shown(report, tmp_path)["memory"]
-
+    drawing = found["memory"]
     top, bottom = 24, 226
     most = max(plan.budget, max(size for _, size in report.plan.plain.timeline))
     for name in ("predicted", "measured", "plain"):
@@ -389,10 +380,7 @@ def test_a_page_without_measurement_or_without_a_plan(tmp_path):
     assert 'data-line="measured"' not in page["memory"].html
     assert 'data-line="predicted"' in page["memory"].html
 
-    program = programs.built(programs.pre_ln)
-    with ebb.record_reports(), ebb.apply(program.model, ebb.policies.recompute_all, "layers.*"):
-        program.step()
-    page = shown(ebb.report(), tmp_path)
+    page = shown(report_without_a_plan(), tmp_path)
     assert "plan" not in page or page["plan"].hidden
     assert page["memory"].html.count("<path") == 2
     assert "with ebb: " in page["memory"].moved

@@ -8,6 +8,8 @@ import sys
 import pytest
 import torch
 from exactness import TESTS, find_tests, same_bits
+from memory_use import allocations
+from other_threads import run_in_threads
 from reporting import Block, blocks, no_reports_yet, recorded, step  # noqa: F401
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -122,14 +124,6 @@ def programs():
     return [plain, written, copied, escaping, dropout_and_norm, several_results]
 
 
-def allocated_by(function) -> tuple[int, torch.Tensor]:
-    """Bytes that the CPU allocator has given and not got back."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        result = function()
-    events = found.profiler.kineto_results.events()
-    return sum(e.nbytes() for e in events if e.name() == "[memory]"), result
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("place", range(len(programs())))
 def test_what_is_held_is_what_the_allocator_gave(place, policy):
@@ -141,11 +135,12 @@ def test_what_is_held_is_what_the_allocator_gave(place, policy):
                 return program()
 
         forward().backward()  # what is made once, is made
-        nbytes, loss = allocated_by(forward)
+        losses = []
+        nbytes = sum(allocations(lambda: losses.append(forward())))
         report = list(ebb._report.report.reports())[-1]
         assert report.held == nbytes
         assert sum(row.bytes for row in report.rows) == sum(report.totals.values())
-        loss.backward()
+        losses.pop().backward()
     # `totals` and the counters of ebb.stats() are the same books.
     total = ebb.stats()["total"]
     assert report.totals["copied"] == total["bytes_copied"]
@@ -212,12 +207,11 @@ def opaque_write(x):
 
 @pytest.fixture(scope="module")
 def library():
-    lib = torch.library.Library("ebb_report", "DEF")
-    lib.define("twice(Tensor x) -> Tensor")
-    lib.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
-    lib.impl("twice", torch.library.fallthrough_kernel, "Autograd")
-    yield
-    lib._destroy()
+    with torch.library._scoped_library("ebb_report", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        library.impl("twice", torch.library.fallthrough_kernel, "Autograd")
+        yield
 
 
 @pytest.mark.usefixtures("library")
@@ -232,30 +226,6 @@ def test_why_a_value_is_kept(reason):
     kept = [row for row in ebb.report().rows if row.fate in ("kept", "outside") and row.reason]
     assert [reason in row.reason for row in kept] == [True]
     assert reason in str(ebb.report()) or kept[0].fate == "outside"
-
-
-def test_offloading(accelerator):
-    x = torch.randn(8, 16, requires_grad=True)
-    with ebb.record_reports():
-        with ebb.region(ebb.Policy([ebb.Rule("aten::sin", ebb.OFFLOAD)])):
-            loss = x.sin().exp().sum()
-        accelerator.advance(100)
-        loss.backward()
-    report = ebb.report()
-    assert report.totals["offloaded"] == 512
-    kinds = {span[0] for span in report.spans}
-    assert {"region", "backward", "offload", "reload", "replay"} >= kinds
-    assert "reload" in kinds or report.totals["recomputed"] == 512
-
-
-def test_an_escape_is_named():
-    model = Block()
-    with ebb.record_reports(), ebb.apply(model):
-        model.act.register_forward_hook(lambda m, i, o: setattr(m, "seen", o))
-        step(model)
-    rows = [row for row in ebb.report().rows if row.fate == "escaped"]
-    assert [(row.op, row.module) for row in rows] == [("aten::silu.default", "act")]
-    assert rows[0].bytes == ebb.stats()["total"]["bytes_escaped"]
 
 
 def test_steps_that_are_kept():
@@ -304,26 +274,10 @@ def test_steps_of_a_profile_push_no_report_out():
         assert ebb.report() == expected
 
 
-@pytest.mark.parametrize(
-    ("steps", "error"), [(-1, ValueError), ("1", TypeError), (True, TypeError)]
-)
-def test_bad_numbers_of_steps(steps, error):
-    with pytest.raises(error, match="steps"):
-        ebb.record_reports(steps)
-
-
 def test_backward_in_another_thread_and_a_report_meanwhile():
     with ebb.record_reports(), ebb.apply(model := blocks(), modules="?"):
         losses = [model(torch.randn(8, 16)).sum() for _ in range(8)]
-        from threading import Thread
-
-        threads = [Thread(target=loss.backward) for loss in losses]
-        for thread in threads:
-            thread.start()
-        for _ in range(20):
-            ebb.report()
-        for thread in threads:
-            thread.join()
+        run_in_threads(*(loss.backward for loss in losses), *[ebb.report] * 20)
     assert ebb.report().timeline[-1][1:] == (0, 0)
 
 

@@ -78,20 +78,20 @@ for _ in range(3):
 
 
 def run_program(program=PROGRAM, **environment):
-    return fork_server.run(
-        ["-c", program],
-        env=os.environ | environment,
-    )
+    return fork_server.run(["-c", program], env=os.environ | environment)
 
 
 def test_environment(tmp_path):
-    run = run_program(EBB_REPORT=str(tmp_path / "r.json"), EBB_TRACE=str(tmp_path / "traces"))
+    report, traces = tmp_path / "r.json", tmp_path / "traces"
+    run = run_program(EBB_REPORT=str(report), EBB_TRACE=str(traces), TORCH_LOGS="+ebb")
     assert run.returncode == 0, run.stderr
+    assert "1 (SiLU) is a region" in run.stderr
+    assert "left region 1; in this step: {" in run.stderr
     assert "; report: " in run.stderr
-    assert json.loads((tmp_path / "r.json").read_text())["step"] == 2
-    traces = sorted(path.name for path in (tmp_path / "traces").iterdir())
-    assert traces == ["rank0-step0.json", "rank0-step1.json", "rank0-step2.json"]
-    trace = json.loads((tmp_path / "traces" / traces[-1]).read_text())
+    assert json.loads(report.read_text())["step"] == 2
+    names = sorted(path.name for path in traces.iterdir())
+    assert names == ["rank0-step0.json", "rank0-step1.json", "rank0-step2.json"]
+    trace = json.loads((traces / names[-1]).read_text())
     kinds = {event.get("cat") for event in trace["traceEvents"]}
     assert {"region", "replay"} <= kinds or "region" in kinds
     assert all({"name", "ph", "ts", "pid"} <= event.keys() for event in trace["traceEvents"])
@@ -131,11 +131,17 @@ with ebb.region(ebb.policies.save_all, "block"):
 """
 
 
-def test_out_of_memory_under_a_with_block():
-    program = OUT_OF_MEMORY.replace("ebb.record_reports()\n", "").replace(
-        "with ebb.region", "with ebb.record_reports(), ebb.region"
-    )
-    assert run_program(program).stderr.count("ebb: out of memory") == 1
+@pytest.mark.parametrize("under_a_with_block", [False, True])
+def test_out_of_memory(under_a_with_block):
+    program = OUT_OF_MEMORY
+    if under_a_with_block:
+        program = program.replace("ebb.record_reports()\n", "")
+        program = program.replace("with ebb.region", "with ebb.record_reports(), ebb.region")
+    run = run_program(program)
+    assert run.returncode == 1
+    assert run.stderr.count("ebb: out of memory") == 1
+    assert "saved" in run.stderr
+    assert "Error" in run.stderr
 
 
 def test_forwards_without_a_backward_do_not_pile_up():
@@ -160,14 +166,6 @@ def test_names_that_look_like_templates(names):
         loss.backward()
     assert {row.region for row in ebb.report().collapsed()} == set(names)
     assert str(ebb.report())
-
-
-def test_out_of_memory():
-    run = run_program(OUT_OF_MEMORY)
-    assert run.returncode == 1
-    assert run.stderr.count("ebb: out of memory") == 1
-    assert "saved" in run.stderr
-    assert "Error" in run.stderr
 
 
 def region_and_allocation(size):
@@ -249,27 +247,11 @@ def test_nothing_initialises_the_device(tmp_path):
     program = FORKS.replace(
         "import os", "import torch\nQUEUED = list(torch.cuda._queued_calls)\nimport os"
     )
-    variables = {
-        "EBB_REPORT": "r.txt",
-        "EBB_TRACE": "traces",
-        "EBB_BUDGET": "auto",
-        "EBB_AHEAD": "auto",
-    }
-    done = fork_server.run(
-        ["-c", program],
-        timeout=120,
-        cwd=tmp_path,
-        env=os.environ | variables,
-    )
+    variables = {"EBB_REPORT": "r.txt", "EBB_TRACE": "traces"}
+    variables |= {"EBB_BUDGET": "auto", "EBB_AHEAD": "auto"}
+    done = fork_server.run(["-c", program], timeout=120, cwd=tmp_path, env=os.environ | variables)
     assert done.returncode == 0, done.stderr
     assert "called before" not in done.stderr
-
-
-def test_torch_logs():
-    run = run_program(TORCH_LOGS="+ebb")
-    assert "1 (SiLU) is a region" in run.stderr
-    assert "left region 1; in this step: {" in run.stderr
-    assert "is a region" not in run_program().stderr
 
 
 def test_flat_stats():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
 from functools import partial
 
 import pytest
 import torch
 from exactness import POLICIES, assert_exact, resident_kib
 from memory_use import allocations, peak_bytes
+from other_threads import in_thread, run_in_threads
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import gelu
@@ -162,9 +162,7 @@ def test_handles_that_outlive_their_thread(no_objects_left):
         losses.append(y.sum())
 
     for _ in range(20):
-        thread = threading.Thread(target=forward)
-        thread.start()
-        thread.join()
+        in_thread(forward)
     assert ebb.stats()["live_recipes"] > 0
     for loss in losses[::2]:
         loss.backward()
@@ -275,14 +273,6 @@ def test_no_storage_outlives_its_step(policy):
     assert not inputs, f"{left} storages are alive"
 
 
-def run_threads(count, train):
-    threads = [threading.Thread(target=train, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 @pytest.mark.usefixtures("no_objects_left")
 def test_threads_train_models_of_their_own_with_shared_parameters():
     shared = torch.randn(8, 8, requires_grad=True)
@@ -306,6 +296,6 @@ def test_threads_train_models_of_their_own_with_shared_parameters():
             if not all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True)):
                 failures.append((index, step))
 
-    run_threads(8, train)
+    run_in_threads(*(partial(train, index) for index in range(8)))
 
     assert not failures

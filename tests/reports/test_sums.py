@@ -73,9 +73,12 @@ def test_the_parts_when_values_leave(accelerator):
     parts = {fate: sum(r.eager for r in report.rows if r.fate == fate) for fate in report.FATES}
     assert parts["offloaded"] + parts["recomputed"] + parts["saved"] + parts["kept"] == report.eager
     assert report.eager == report.peak_eager == 2 * x.nbytes
+    assert report.totals["offloaded"] == 2 * x.nbytes
+    kinds = {span[0] for span in report.spans}
+    assert kinds == {"region", "backward", "offload", "reload", "replay"}
 
 
-def test_what_escapes_is_counted_once():
+def test_what_escapes_is_named_and_counted_once():
     model, x = blocks(2), torch.randn(8, 16)
     expected = _eager_bytes(model, x)
     model[0].act.register_forward_hook(lambda m, i, o: setattr(m, "seen", o))
@@ -83,7 +86,9 @@ def test_what_escapes_is_counted_once():
     report = _reported(model, x, ebb.policies.recompute_all)
 
     assert report.eager == expected
-    assert sum(r.eager for r in report.rows if r.fate == "escaped") == report.totals["escaped"] > 0
+    (row,) = [row for row in report.rows if row.fate == "escaped"]
+    assert (row.op, row.module) == ("aten::silu.default", "0.act")
+    assert row.eager == report.totals["escaped"] == ebb.stats()["total"]["bytes_escaped"] > 0
 
 
 def test_text_json_and_page_tell_the_same_sums(tmp_path):

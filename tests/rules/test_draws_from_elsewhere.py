@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import leaves, run, same_bits
+from exactness import assert_exact, leaves
 
 import ebb
-
-
-def is_exact(program, policy):
-    expected, found = (run(program, leaves((5,)), each) for each in (None, policy))
-    return all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
-
 
 DRAWS = [torch.rand]  # what the kernel of `draws` does; each appends what it may
 
@@ -39,7 +33,7 @@ def with_noise(x):
 
 
 def test_an_operator_from_elsewhere_that_draws_though_its_dropout_is_none():
-    assert is_exact(with_noise, REDRAWN)
+    assert_exact(with_noise, leaves((5,)), {"redrawn": REDRAWN})
 
 
 def test_other_draws_are_refused_though_the_first_result_is_the_same(draw_otherwise):
@@ -74,4 +68,5 @@ def test_an_operator_from_elsewhere_without_tensors(decision):
     def program(x):
         return ((x * noise(5)).exp() * noise(5)).sum()
 
-    assert is_exact(program, ebb.Policy({"ebb_test::noise": decision}))
+    policy = ebb.Policy({"ebb_test::noise": decision})
+    assert_exact(program, leaves((5,)), {"noise": policy})

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import fork_server
 import pytest
 import torch
-from exactness import assert_exact, leaves, replayed
+from exactness import assert_exact, assert_like_eager, leaves, replayed
 from limits import HANGS
 
 import ebb
 
 
-def run_script(source: str) -> subprocess.CompletedProcess[str]:
-    return fork_server.run(["-c", source], timeout=HANGS)
+def assert_prints(source: str, expected: str) -> None:
+    """Runs the script in another process. Its output must contain the text."""
+    done = fork_server.run(["-c", source], timeout=HANGS)
+    assert expected in done.stdout, done.stderr
 
 
 def test_composite_explicit_ops_are_recorded():
@@ -42,8 +42,7 @@ def test_operators_that_decompose_but_have_a_kernel_too_run_that_kernel(policy):
             silu = torch.ops.aten.silu_backward(grad, x)
             return mish, silu, torch.ops.aten.mish_backward(grad, x)
 
-    for a, e in zip(run(ebb.region(policy)), run(torch.enable_grad()), strict=True):
-        assert torch.equal(a, e)
+    assert_like_eager(run, policy)
 
 
 def test_kernels_are_not_recorded_inside_kernels():
@@ -111,15 +110,14 @@ def test_custom_op_that_reads_grad_mode_and_requires_grad():
         return x * (2 if torch.is_grad_enabled() else 3)
 
     moody.register_autograd(lambda ctx, grad: grad * 2)
-    x = leaves((3,))[0]
 
-    def program():
-        return (moody(x) * x).sum()
+    def program(region):
+        x = leaves((3,))[0]
+        with region:
+            loss = (moody(x) * x).sum()
+        return torch.autograd.grad(loss, x)
 
-    expected = torch.autograd.grad(program(), x)[0]
-    with ebb.region(ebb.Policy({"ebb_test::*": ebb.RECOMPUTE})):
-        loss = program()
-    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    assert_like_eager(program, ebb.Policy({"ebb_test::*": ebb.RECOMPUTE}))
 
 
 def test_keyword_only_written_argument_that_is_no_out():
@@ -131,17 +129,17 @@ def test_keyword_only_written_argument_that_is_no_out():
 
     library.impl("accumulate", accumulate, "CPU")
 
-    def program(x):
-        acc = x.detach() * 2
-        torch.ops.ebb_kw.accumulate(x.detach(), acc=acc)
-        return (x * acc).sin()
+    def program(region):
+        x = leaves((4,))[0]
+        with region:
+            acc = x.detach() * 2
+            torch.ops.ebb_kw.accumulate(x.detach(), acc=acc)
+            loss = (x * acc).sin().sum()
+            del acc
+        return torch.autograd.grad(loss, x)
 
-    x = leaves((4,))[0]
-    expected = torch.autograd.grad(program(x).sum(), x)[0]
-    for policy in (ebb.policies.recompute_all, ebb.Policy({"ebb_kw::*": ebb.RECOMPUTE})):
-        with ebb.region(policy):
-            loss = program(x).sum()
-        assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    recomputed = ebb.Policy({"ebb_kw::*": ebb.RECOMPUTE})
+    assert_like_eager(program, ebb.policies.recompute_all, recomputed)
 
 
 def test_operator_unregistered_before_backward_is_refused_by_name():
@@ -217,8 +215,7 @@ for policy in (ebb.policies.recompute_all, ebb.policies.save_all):
     assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
 print("exact")
 """
-    result = run_script(source)
-    assert result.stdout.strip() == "exact", result.stderr
+    assert_prints(source, "exact")
 
 
 @pytest.mark.slow
@@ -240,8 +237,7 @@ assert torch.allclose(actual, expected)
 assert ebb.stats()["total"]["entered"] == 0
 print("no-op")
 """
-    result = run_script(source)
-    assert result.stdout.strip() == "no-op", result.stderr
+    assert_prints(source, "no-op")
 
 
 @pytest.mark.slow
@@ -259,8 +255,7 @@ with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
 assert torch.equal(x.grad, expected)
 print("exact")
 """
-    result = run_script(source)
-    assert result.stdout.strip() == "exact", result.stderr
+    assert_prints(source, "exact")
 
 
 def test_another_owner_of_the_key_is_a_clear_error():
@@ -273,8 +268,7 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    result = run_script(source)
-    assert "another library in this process owns it" in result.stdout, result.stderr
+    assert_prints(source, "another library in this process owns it")
 
 
 def test_forked_child_trains():
@@ -293,5 +287,4 @@ if child == 0:
 _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
 """
-    result = run_script(source)
-    assert result.stdout.strip() == "7", result.stderr
+    assert_prints(source, "7")

@@ -23,6 +23,11 @@ def look(x: torch.Tensor) -> torch.Tensor:
 look.register_autograd(lambda ctx, gradient: gradient * 2)
 
 
+@pytest.fixture
+def x():
+    return torch.randn(4, requires_grad=True)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_seen():
     seen.clear()
@@ -89,10 +94,9 @@ def region():
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["first", "second"])
-def test_a_replay_sees_the_setting_of_its_forward_and_puts_back_the_others(setting, order):
+def test_a_replay_sees_the_setting_of_its_forward_and_puts_back_the_others(setting, order, x):
     get, put, values = setting
     inside, outside = (values[i] for i in order)
-    x = torch.randn(4, requires_grad=True)
     put(inside)
     with region():
         loss = look(x * 1).square().sum()
@@ -104,11 +108,10 @@ def test_a_replay_sees_the_setting_of_its_forward_and_puts_back_the_others(setti
     assert torch.equal(gradient, 8 * x)
 
 
-def test_each_replay_sees_the_setting_of_its_own_forward(setting):
+def test_each_replay_sees_the_setting_of_its_own_forward(setting, x):
     """It changes within a region, to and fro."""
     get, put, values = setting
     inside = [values[i] for i in (0, 1, 0, 1, 1, 0)]
-    x = torch.randn(4, requires_grad=True)
     loss = 0
     with region():
         for value in inside:
@@ -121,9 +124,8 @@ def test_each_replay_sees_the_setting_of_its_own_forward(setting):
     assert get() == inside[-1]
 
 
-def test_an_error_of_a_replay_leaves_the_setting_as_it_is(setting):
+def test_an_error_of_a_replay_leaves_the_setting_as_it_is(setting, x):
     get, put, values = setting
-    x = torch.randn(4, requires_grad=True)
     put(values[0])
     with region():
         loss = look(x * 1).square().sum()
@@ -135,10 +137,9 @@ def test_an_error_of_a_replay_leaves_the_setting_as_it_is(setting):
     assert get() == values[1]
 
 
-def test_a_setting_that_is_the_same_is_left_to_others():
+def test_a_setting_that_is_the_same_is_left_to_others(x):
     """Another thread may change it while a replay runs; here the kernel does."""
     before = C._get_cudnn_benchmark()
-    x = torch.randn(4, requires_grad=True)
     with region():
         loss = look(x * 1).square().sum()
     LOOKS.append(lambda: C._set_cudnn_benchmark(not before))
@@ -149,11 +150,10 @@ def test_a_setting_that_is_the_same_is_left_to_others():
         C._set_cudnn_benchmark(before)
 
 
-def test_what_the_thread_includes_and_excludes_is_not_seen_and_stays():
+def test_what_the_thread_includes_and_excludes_is_not_seen_and_stays(x):
     """Asked for by hand: autograd puts it back itself."""
     key = C.DispatchKey.FuncTorchVmapMode
     LOOKS.append(lambda: C._dispatch_tls_is_dispatch_key_included(key))
-    x = torch.randn(4, requires_grad=True)
     with region():
         y = Keep.apply(look(x * 1))
         ctx = Keep.last
@@ -169,8 +169,7 @@ def test_what_the_thread_includes_and_excludes_is_not_seen_and_stays():
     assert before == after
 
 
-def test_the_dtype_of_autocast_stays():
-    x = torch.randn(4, requires_grad=True)
+def test_the_dtype_of_autocast_stays(x):
     with cast(HALF), region():
         y = Keep.apply(look(x * 1))
         ctx = Keep.last
@@ -215,10 +214,9 @@ def cast(state):
 
 @pytest.mark.parametrize("inside", [OUT, HALF, BRAIN], ids=str)
 @pytest.mark.parametrize("outside", [OUT, HALF, BRAIN], ids=str)
-def test_products_within_a_kernel_are_cast_as_in_the_forward(inside, outside):
+def test_products_within_a_kernel_are_cast_as_in_the_forward(inside, outside, x):
     w = torch.randn(4, 4)
     LOOKS.append(lambda: (w @ w).dtype)
-    x = torch.randn(4, requires_grad=True)
     with cast(inside), region():
         loss = look(x * 1).square().sum()
     with cast(outside):
@@ -231,10 +229,9 @@ def test_products_within_a_kernel_are_cast_as_in_the_forward(inside, outside):
     assert autocast() == OUT
 
 
-def test_products_are_cast_to_the_dtype_of_each_forward():
+def test_products_are_cast_to_the_dtype_of_each_forward(x):
     w = torch.randn(4, 4)
     LOOKS.append(lambda: (w @ w).dtype)
-    x = torch.randn(4, requires_grad=True)
     loss = 0
     states = [BRAIN, HALF, OUT, BRAIN, OUT, HALF]
     with region():

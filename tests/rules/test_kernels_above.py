@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from exactness import same_bits
+from exactness import assert_exact, exact, leaves, same_bits
 from isolation import each_isolated
 from operator_inputs import Guess, Named, copy_of, overload, schemas
 from torch import nn
@@ -197,24 +197,20 @@ def unexplained(wrong: list[str]) -> list[str]:
     return [w for w in wrong if not w.startswith(UNINITIALISED)]
 
 
-@pytest.mark.sweep
 @pytest.mark.not_sanitized
-def test_kernels_above_leave_results_and_gradients_as_they_are():
-    ran, wrong, loud = sweep(count=12, enough=2)
+@pytest.mark.parametrize(
+    ("count", "enough", "least"),
+    [
+        pytest.param(12, 2, 250, marks=pytest.mark.sweep),
+        pytest.param(200, 15, 330, marks=pytest.mark.slow),  # many arguments
+    ],
+)
+def test_kernels_above_leave_results_and_gradients_as_they_are(count, enough, least):
+    ran, wrong, loud = sweep(count, enough)
 
     assert unexplained(wrong) == []
     assert loud == []
-    assert sum(times > 0 for times in ran.values()) > 250
-
-
-@pytest.mark.slow
-@pytest.mark.not_sanitized
-def test_kernels_above_with_many_arguments():
-    ran, wrong, loud = sweep(count=200, enough=15)
-
-    assert unexplained(wrong) == []
-    assert loud == []
-    assert sum(times > 0 for times in ran.values()) > 330
+    assert sum(times > 0 for times in ran.values()) > least
 
 
 # The same by hand, where a computed tensor meets one of another layout most often.
@@ -281,63 +277,43 @@ def test_a_dense_tensor_written_by_a_sparse_kernel(name, before):
 
 @pytest.mark.parametrize("before", BEFORE)
 def test_with_grad_mode_too(before):
-    def program(region):
-        x = torch.ones(4, 4, dtype=torch.float64, requires_grad=True)
-        with region:
-            h = x * 2
-            BEFORE[before](h.detach())
-            h += COO
-            loss = (h.sin() * x).sum()
-            del h
-        return [loss.detach(), torch.autograd.grad(loss, x)[0]]
+    def program(x):
+        h = x * 2
+        BEFORE[before](h.detach())
+        h += COO
+        return h.sin() * x
 
-    assert same(program(ebb.region()), program(contextlib.nullcontext()))
+    assert_exact(program, leaves((4, 4)))
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 def test_results_of_mixed_arguments_are_dense_and_kept(layout):
     other = {"coo": COO, "csr": CSR}[layout]
 
-    def program(region):
-        x = (torch.arange(16, dtype=torch.float64).reshape(4, 4) * 0.1).requires_grad_()
-        with region:
-            h = x * 2
-            total = (h + other).sin() + torch.mm(other, h).cos()
-            loss = (torch.addmm(h, other, total).sin() * x).sum()
-            del h, total
-        return [loss.detach(), torch.autograd.grad(loss, x)[0]]
+    def program(x):
+        h = x * 2
+        total = (h + other).sin() + torch.mm(other, h).cos()
+        return torch.addmm(h, other, total).sin() * x
 
-    assert same(program(ebb.region()), program(contextlib.nullcontext()))
+    assert_exact(program, leaves((4, 4)))
 
 
-def test_parts_of_sparse_tensors_made_of_computed_ones():
-    def program(region):
-        x = torch.ones(3, dtype=torch.float64, requires_grad=True)
-        with region:
-            values = x * 2
-            sparse = torch.sparse_coo_tensor([[0, 1, 2]], values, (4,)).coalesce()
-            with torch.no_grad():
-                sparse._values().mul_(3)
-            loss = (sparse.to_dense().sin()[:3] * x * values.exp()).sum()
-            del values, sparse
-        return [loss.detach(), torch.autograd.grad(loss, x)[0]]
-
-    assert same(program(ebb.region()), program(contextlib.nullcontext()))
+@exact((3,))
+def test_parts_of_sparse_tensors_made_of_computed_ones(x):
+    values = x * 2
+    sparse = torch.sparse_coo_tensor([[0, 1, 2]], values, (4,)).coalesce()
+    with torch.no_grad():
+        sparse._values().mul_(3)
+    return sparse.to_dense().sin()[:3] * x * values.exp()
 
 
-def test_mkldnn_and_nested_tensors_of_computed_ones():
-    def program(region):
-        x = torch.rand(2, 4, 8, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        with region:
-            h = x * 2
-            packed = torch.nn.functional.max_pool2d(h.to_mkldnn(), 2, 2).to_dense()
-            nested = torch.nested.as_nested_tensor([h[0], h[1] * 2]) * 3
-            padded = torch.nested.to_padded_tensor(nested, 0.0)
-            loss = (packed.sin().sum() + (padded.cos() * h).sin().sum()) * x.mean()
-            del h, packed, nested, padded
-        return [loss.detach(), torch.autograd.grad(loss, x)[0]]
-
-    assert same(program(ebb.region()), program(contextlib.nullcontext()))
+@exact((2, 4, 8, 8), dtype=torch.float32)
+def test_mkldnn_and_nested_tensors_of_computed_ones(x):
+    h = x * 2
+    packed = torch.nn.functional.max_pool2d(h.to_mkldnn(), 2, 2).to_dense()
+    nested = torch.nested.as_nested_tensor([h[0], h[1] * 2]) * 3
+    padded = torch.nested.to_padded_tensor(nested, 0.0)
+    return (packed.sin().sum() + (padded.cos() * h).sin().sum()) * x.mean()
 
 
 OPTIMIZERS: dict[str, Callable[[list[torch.Tensor]], torch.optim.Optimizer]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from exactness import assert_exact, leaves
+from exactness import exact
 
 import ebb
 
@@ -27,38 +27,30 @@ def test_ops_without_tensor_results_are_not_recorded():
     assert ebb.stats()["total"]["ops_recorded"] == 1  # sum
 
 
-def test_views_of_every_kind_are_rebuilt_by_geometry():
-    def program(x):
-        h = x * 2
-        pieces = (
-            h.t()[1:, ::2],
-            h.as_strided((2, 2), (1, 5), 3),
-            h.diagonal(),
-            h[None].expand(2, 4, 5),
-        )
-        return [(p * p.detach().sin()).sum() for p in pieces]
-
-    assert_exact(program, leaves((4, 5)))
+@exact((4, 5))
+def test_views_of_every_kind_are_rebuilt_by_geometry(x):
+    h = x * 2
+    pieces = (
+        h.t()[1:, ::2],
+        h.as_strided((2, 2), (1, 5), 3),
+        h.diagonal(),
+        h[None].expand(2, 4, 5),
+    )
+    return [(p * p.detach().sin()).sum() for p in pieces]
 
 
-def test_lazily_conjugated_and_negated_views_are_rebuilt():
-    def program(x):
-        h = torch.complex(x, x + 1) * 2
-        return (h.conj() * h).real.sum(), (h.conj().imag.exp() * 2).sum()
-
-    assert_exact(program, leaves((3, 4)))
+@exact((3, 4))
+def test_lazily_conjugated_and_negated_views_are_rebuilt(x):
+    h = torch.complex(x, x + 1) * 2
+    return (h.conj() * h).real.sum(), (h.conj().imag.exp() * 2).sum()
 
 
-def test_wrapped_numbers_keep_their_rank_in_type_promotion():
-    def program(x):
-        scalar = x.sum().to(torch.float32)
-        return torch.mul(scalar, 2.5).exp() * torch.mul(scalar, 3).sin()
-
-    assert_exact(program, leaves((3,)))
+@exact((3,))
+def test_wrapped_numbers_keep_their_rank_in_type_promotion(x):
+    scalar = x.sum().to(torch.float32)
+    return torch.mul(scalar, 2.5).exp() * torch.mul(scalar, 3).sin()
 
 
-def test_zero_dimensional_and_empty_tensors():
-    def program(x, e):
-        return (x.sum().exp() * x.mean().sin()), (e * 2).exp().sum() + x.sum().tanh()
-
-    assert_exact(program, leaves((3,), (0, 4)))
+@exact((3,), (0, 4))
+def test_zero_dimensional_and_empty_tensors(x, e):
+    return (x.sum().exp() * x.mean().sin()), (e * 2).exp().sum() + x.sum().tanh()

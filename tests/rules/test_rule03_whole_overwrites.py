@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import assert_exact, leaves, replayed
+from exactness import assert_exact, exact, leaves, replayed
 
 import ebb
 
@@ -51,26 +51,22 @@ def test_an_overwrite_cuts_the_chain():
     assert replayed() == 1
 
 
-def test_out_arguments():
-    def program(x):
-        with torch.no_grad():
-            exact = torch.empty(3, 4, dtype=x.dtype)
-            torch.exp(x, out=exact)
-            grown = torch.empty(0, dtype=x.dtype)
-            torch.mul(exact, x, out=grown)
-            torch.add(grown, x, out=grown)
-            values, indices = torch.empty(4, dtype=x.dtype), torch.empty(4, dtype=torch.long)
-            torch.max(grown, 0, out=(values, indices))
-        return (x * exact).sin() * grown * values + x[indices % 3, 0].exp()
-
-    assert_exact(program, leaves((3, 4)))
+@exact((3, 4))
+def test_out_arguments(x):
+    with torch.no_grad():
+        exact = torch.empty(3, 4, dtype=x.dtype)
+        torch.exp(x, out=exact)
+        grown = torch.empty(0, dtype=x.dtype)
+        torch.mul(exact, x, out=grown)
+        torch.add(grown, x, out=grown)
+        values, indices = torch.empty(4, dtype=x.dtype), torch.empty(4, dtype=torch.long)
+        torch.max(grown, 0, out=(values, indices))
+    return (x * exact).sin() * grown * values + x[indices % 3, 0].exp()
 
 
-def test_out_argument_that_covers_a_part_keeps_the_rest():
-    def program(x):
-        with torch.no_grad():
-            h = x * 2
-            torch.exp(x[0], out=h[1])
-        return (h * x).sin()
-
-    assert_exact(program, leaves((3, 4)))
+@exact((3, 4))
+def test_out_argument_that_covers_a_part_keeps_the_rest(x):
+    with torch.no_grad():
+        h = x * 2
+        torch.exp(x[0], out=h[1])
+    return (h * x).sin()

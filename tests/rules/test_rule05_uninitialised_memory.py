@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 import torch
-from exactness import assert_exact, leaves
+from exactness import assert_exact, exact, leaves
 from memory_use import address_of
 
 import ebb
@@ -36,26 +36,22 @@ def test_factory_result_filled_by_an_opaque_kernel(factory):
     assert_exact(program, leaves((3,)))
 
 
-def test_opaque_kernel_then_writes_in_place():
-    def program(x):
-        h = torch.empty(3, dtype=x.dtype)
-        fill_unseen(h)
-        h.mul_(2)
-        h[1:].add_(1)
-        return (x * h).exp()
-
-    assert_exact(program, leaves((3,)))
+@exact((3,))
+def test_opaque_kernel_then_writes_in_place(x):
+    h = torch.empty(3, dtype=x.dtype)
+    fill_unseen(h)
+    h.mul_(2)
+    h[1:].add_(1)
+    return (x * h).exp()
 
 
-def test_empty_filled_slice_by_slice_stays_kept():
-    def program(x):
-        h = torch.empty(4, dtype=x.dtype)
-        with torch.no_grad():
-            h[:2].copy_(x[:2])
-            h[2:].copy_(x[2:])
-        return (h * x).exp()
-
-    assert_exact(program, leaves((4,)))
+@exact((4,))
+def test_empty_filled_slice_by_slice_stays_kept(x):
+    h = torch.empty(4, dtype=x.dtype)
+    with torch.no_grad():
+        h[:2].copy_(x[:2])
+        h[2:].copy_(x[2:])
+    return (h * x).exp()
 
 
 def test_zeros_that_are_written_first_are_recomputed():
@@ -73,14 +69,12 @@ def test_zeros_that_are_written_first_are_recomputed():
     assert held["total"]["bytes_saved"] == 0
 
 
-def test_zeros_accumulated_into():
-    def program(x):
-        total = torch.zeros_like(x)
-        for i in range(3):
-            total += x * i
-        out = torch.zeros(3, 2, dtype=x.dtype)
-        out[:, 0] = x
-        out[:, 1] = total.exp()
-        return total.sin() * 2, out.exp()
-
-    assert_exact(program, leaves((3,)))
+@exact((3,))
+def test_zeros_accumulated_into(x):
+    total = torch.zeros_like(x)
+    for i in range(3):
+        total += x * i
+    out = torch.zeros(3, 2, dtype=x.dtype)
+    out[:, 0] = x
+    out[:, 1] = total.exp()
+    return total.sin() * 2, out.exp()

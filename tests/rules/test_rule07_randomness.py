@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+from functools import partial
 
 import accelerator
 import fake_cuda
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, leaves
+from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, like_eager
+from other_threads import run_in_threads
 from torch import nn
 from torch.nn import functional as F
 
@@ -17,50 +18,43 @@ import ebb
 from ebb import _testing
 
 
-def test_dropout_before_and_after_other_random_ops():
-    def program(x):
-        h = F.dropout(x * 2, 0.5)
-        noise = torch.randn_like(h)
-        h = F.dropout(h * noise, 0.3) + torch.rand(h.shape, dtype=h.dtype)
-        return F.alpha_dropout(h, 0.2, training=True).exp() * F.dropout1d(h, 0.5).sin()
-
-    assert_exact(program, leaves((6, 6)))
+@exact((6, 6))
+def test_dropout_before_and_after_other_random_ops(x):
+    h = F.dropout(x * 2, 0.5)
+    noise = torch.randn_like(h)
+    h = F.dropout(h * noise, 0.3) + torch.rand(h.shape, dtype=h.dtype)
+    return F.alpha_dropout(h, 0.2, training=True).exp() * F.dropout1d(h, 0.5).sin()
 
 
-def test_every_kind_of_random_op():
-    def program(x):
-        p = torch.sigmoid(x)
-        with torch.no_grad():
-            draws = [
-                torch.bernoulli(p),
-                torch.normal(x, p),
-                torch.poisson(p * 5),
-                torch.multinomial(p, 6, replacement=True).to(x.dtype),
-                torch.randperm(6).to(x.dtype),
-                torch.randint(0, 9, (6,)).to(x.dtype),
-                torch.randint_like(x, 5),
-                torch.empty_like(x).uniform_(),
-                torch._standard_gamma(p + 1),
-                torch.binomial(torch.full_like(p, 9), p),
-            ]
-        return [(x * d).sin().sum() for d in draws]
-
-    assert_exact(program, leaves((6, 6)))
+@exact((6, 6))
+def test_every_kind_of_random_op(x):
+    p = torch.sigmoid(x)
+    with torch.no_grad():
+        draws = [
+            torch.bernoulli(p),
+            torch.normal(x, p),
+            torch.poisson(p * 5),
+            torch.multinomial(p, 6, replacement=True).to(x.dtype),
+            torch.randperm(6).to(x.dtype),
+            torch.randint(0, 9, (6,)).to(x.dtype),
+            torch.randint_like(x, 5),
+            torch.empty_like(x).uniform_(),
+            torch._standard_gamma(p + 1),
+            torch.binomial(torch.full_like(p, 9), p),
+        ]
+    return [(x * d).sin().sum() for d in draws]
 
 
-def test_explicit_generators():
-    def run(policy):
-        generator = torch.Generator().manual_seed(5)
-        x = leaves((50,))[0]
-        with ebb.region(policy):
-            mask = torch.empty(50, dtype=x.dtype).bernoulli_(0.5, generator=generator)
-            noise = torch.randn(50, generator=generator, dtype=x.dtype)
-            loss = ((x * mask).exp() * (x + noise).sin()).sum()
-        loss.backward()
-        return x.grad, torch.rand(3, generator=generator)
-
-    for a, e in zip(run(ebb.policies.recompute_all), run(ebb.policies.save_all), strict=True):
-        assert torch.equal(a, e)
+@like_eager()
+def test_explicit_generators(region):
+    generator = torch.Generator().manual_seed(5)
+    x = leaves((50,))[0]
+    with region:
+        mask = torch.empty(50, dtype=x.dtype).bernoulli_(0.5, generator=generator)
+        noise = torch.randn(50, generator=generator, dtype=x.dtype)
+        loss = ((x * mask).exp() * (x + noise).sin()).sum()
+    loss.backward()
+    return x.grad, torch.rand(3, generator=generator)
 
 
 def test_generator_moved_on_between_forward_and_backward():
@@ -75,22 +69,13 @@ def test_unmarked_custom_op_that_draws():
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return x * torch.rand_like(x)
 
-    def backward(ctx, grad):
-        return grad
-
-    noisy.register_autograd(backward)
+    noisy.register_autograd(lambda ctx, gradient: gradient)
 
     def program(x):
         return noisy(x * 2).exp() * noisy(x).sin()
 
-    assert_exact(program, leaves((5,)))
-    x = leaves((5,))[0]
-    torch.manual_seed(0)
-    expected = torch.autograd.grad(program(x).sum(), x)[0]
-    torch.manual_seed(0)
-    with ebb.region(ebb.Policy({"ebb_test::noisy": ebb.RECOMPUTE})):
-        loss = program(x).sum()
-    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+    redrawn = ebb.Policy({"ebb_test::noisy": ebb.RECOMPUTE})
+    assert_exact(program, leaves((5,)), POLICIES | {"redrawn": redrawn})
 
 
 def test_normal_numbers_that_are_drawn_two_at_a_time():
@@ -120,11 +105,7 @@ def test_threads_that_draw_at_once_keep_their_masks():
             if not torch.equal(x.grad, 2 * mask * 2 * (mask > 0)):
                 failures.append(seed)
 
-    threads = [threading.Thread(target=train, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(*(partial(train, seed) for seed in range(4)))
 
     assert not failures
 
@@ -144,38 +125,32 @@ def test_an_operator_that_raises_after_it_has_drawn():
     """The generator is as far on as in eager."""
 
     def state(region):
-        torch.manual_seed(1)
         x = torch.randn(2, 3, 4)
         with region, pytest.raises(RuntimeError, match="more than one element"):
             nn.functional.rrelu(x.mul(1)[:1].expand(2, 3, 4), training=True, inplace=True)
         return torch.get_rng_state()
 
-    expected = state(contextlib.nullcontext())
-    for policy in POLICIES.values():
-        assert torch.equal(state(ebb.region(policy)), expected)
+    assert_like_eager(state)
+    torch.manual_seed(1)
+    drawn = state(contextlib.nullcontext())
     torch.manual_seed(1)
     torch.randn(2, 3, 4)
-    assert not torch.equal(expected, torch.get_rng_state())  # it did draw
+    assert not torch.equal(drawn, torch.get_rng_state())  # it did draw
 
 
 # What CUDA's generator does, by one that stands in for it: `_testing.replay_draw` draws, moves the
 # generator on, and replays the draw.
 
 
-def test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it():
-    """Setting it makes cuDNN's recurrent layers begin their masks anew, unlike in eager."""
-    draw = _testing.replay_draw("cuda:0")
+@pytest.mark.parametrize("device", ["cuda:0", "privateuseone:0"])
+def test_a_replay_leaves_a_devices_generator_as_it_was(device):
+    """CUDA's gets a state on loan. Setting it makes cuDNN's recurrent layers begin their masks
+    anew, unlike in eager."""
+    draw = _testing.replay_draw(device)
 
     assert draw["replayed"] == draw["forward"]
     assert draw["after"] == draw["before"]
-    assert draw["begun_anew"] == 0
-
-
-def test_another_devices_generator_is_set_and_put_back():
-    draw = _testing.replay_draw("privateuseone:0")
-
-    assert draw["replayed"] == draw["forward"]
-    assert draw["after"] == draw["before"]
+    assert device != "cuda:0" or draw["begun_anew"] == 0
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "privateuseone:0"])
@@ -227,24 +202,17 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 @pytest.mark.needs_cuda
 @needs_cuda
-def test_replays_on_a_gpu_leave_the_masks_of_recurrent_layers_as_in_eager():
+@like_eager(ebb.policies.recompute_all)
+def test_replays_on_a_gpu_leave_the_masks_of_recurrent_layers_as_in_eager(region):
     lstm = nn.LSTM(8, 16, num_layers=2, dropout=0.5).cuda()
     x = torch.randn(5, 4, 8, device="cuda", requires_grad=True)
-
-    def outputs(region):
-        torch.manual_seed(1)
-        found = []
-        for _ in range(3):
-            with region():
-                y = F.dropout(lstm(x)[0].exp(), 0.5).sin()
-            torch.autograd.grad(y.sum(), x)
-            found.append(y.detach())
-        return found
-
-    expected = outputs(contextlib.nullcontext)
-    found = outputs(ebb.region)
-
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    found = []
+    for _ in range(3):
+        with region:
+            y = F.dropout(lstm(x)[0].exp(), 0.5).sin()
+        torch.autograd.grad(y.sum(), x)
+        found.append(y.detach())
+    return found
 
 
 DRAWS_ON_A_GPU = {

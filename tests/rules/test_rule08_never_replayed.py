@@ -77,11 +77,7 @@ def test_force_is_refused_where_ranks_have_different_parts():
             else:
                 with pytest.raises(ValueError, match=r"replays cannot repeat.*remove force"):
                     ebb.Policy(rules)
-
-
-def test_a_rule_for_collectives_without_force_is_no_error():
-    for name in COLLECTIVES:
-        ebb.Policy([ebb.Rule(name, ebb.RECOMPUTE)])
+        ebb.Policy([ebb.Rule(name, ebb.RECOMPUTE)])  # without force it is no error
 
 
 def test_force_in_text_is_refused_for_a_collective(tmp_path):

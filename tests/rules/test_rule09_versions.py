@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, assert_same_error, leaves
+from exactness import (
+    POLICIES,
+    assert_exact,
+    assert_like_eager,
+    assert_same_error,
+    exact,
+    leaves,
+    like_eager,
+)
 from stand_ins import operator_facts
+from torch.nn import functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,43 +42,30 @@ def test_saved_output_written_through_a_view_inside_the_region():
     assert_same_error(program, leaves((3, 2)))
 
 
-def test_saved_output_written_after_the_region():
-    def write(x, out):
-        with torch.no_grad():
-            out.add_(1)
+@torch.no_grad()
+def write_to_second(_first, second, *_):
+    second.mul_(7)
 
-    assert_same_error(lambda x: (x * 2).exp(), leaves((3,)), after=write)
+
+def test_saved_output_written_after_the_region():
+    assert_same_error(lambda x: (x * 2).exp(), leaves((3,)), after=write_to_second)
 
 
 def test_unsaved_output_written_after_the_region_is_no_error():
-    def write(x, out):
-        with torch.no_grad():
-            out.add_(1)
-
-    def program(x):
-        return x.sin() + 1
-
-    assert_exact(program, leaves((3,)), after=write)
+    assert_exact(lambda x: x.sin() + 1, leaves((3,)), after=write_to_second)
 
 
 def test_output_that_a_recipe_reads_written_after_the_region():
-    def write(x, h, out):
-        with torch.no_grad():
-            h.mul_(7)
-
     def program(x):
         h = x + 1  # saved by nothing
         return h, (h * 2).exp()
 
-    assert_exact(program, leaves((3,)), after=write)
+    assert_exact(program, leaves((3,)), after=write_to_second)
 
 
 def test_parameter_written_between_forward_and_backward():
-    def write(w, x, out):
-        with torch.no_grad():
-            w.mul_(2)
-
-    assert_same_error(lambda w, x: (w * x).exp(), leaves((3,), (3,)), after=write)
+    program = lambda x, w: (w * x).exp()  # noqa: E731
+    assert_same_error(program, leaves((3,), (3,)), after=write_to_second)
 
 
 @pytest.mark.replays
@@ -104,15 +100,13 @@ def test_unseen_write_that_moves_the_version_makes_a_leaf():
     assert_exact(program, leaves((4,)))
 
 
-def test_write_of_a_kernel_below_us_that_moves_the_version():
-    def program(x):
-        h = (x * 3).detach()
-        h.add_(1)
-        h.numpy()[...] *= 2
-        torch._C._autograd._unsafe_set_version_counter((h,), (h._version + 1,))
-        return (h * x).exp() * h
-
-    assert_exact(program, leaves((4,)))
+@exact((4,))
+def test_write_of_a_kernel_below_us_that_moves_the_version(x):
+    h = (x * 3).detach()
+    h.add_(1)
+    h.numpy()[...] *= 2
+    torch._C._autograd._unsafe_set_version_counter((h,), (h._version + 1,))
+    return (h * x).exp() * h
 
 
 @pytest.mark.replays
@@ -141,17 +135,18 @@ def test_dead_saved_parameter_is_refused():
 
 
 def test_two_backwards_without_retain_graph_raise_as_in_eager():
-    x = torch.randn(3, requires_grad=True)
-    with ebb.region():
-        loss = (x * 2).exp().sum()
-    loss.backward()
-
-    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
+        x = torch.randn(3, requires_grad=True)
+        with region:
+            loss = (x * 2).exp().sum()
         loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
 
 
 ALIASES = {
     "matmul of more than two dimensions": lambda x, w: x.reshape(1, 3, 4) @ w,
+    "linear of more than two dimensions": lambda x, w: F.linear(x.reshape(1, 3, 4), w),
     "reshape that copies": lambda x, w: (x * 2).t().reshape(-1),
     "unsafe_chunk": lambda x, w: (x * 2).unsafe_chunk(3)[1],
     "data": lambda x, w: (x * 2).data * 1 + (x * 2).data,
@@ -172,21 +167,18 @@ def test_alias_with_a_counter_of_its_own_written_after_the_region(alias, policy)
             h.add_(1)
         return torch.autograd.grad(loss, x)[0]
 
-    assert torch.equal(run(ebb.region(POLICIES[policy])), run(torch.enable_grad()))
+    assert_like_eager(run, POLICIES[policy])
 
 
-def test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager():
-    def run(region):
-        x = leaves((4,))[0]
-        with region:
-            h = x * 2
-            alias = h.data
-            loss = (h.sin() * (alias + 1)).sum()
-        alias.add_(1)
-        return torch.autograd.grad(loss, x)[0]
-
-    assert torch.equal(run(ebb.region(ebb.policies.save_all)), run(torch.enable_grad()))
-    assert torch.equal(run(ebb.region()), run(torch.enable_grad()))
+@like_eager(ebb.policies.save_all, ebb.policies.recompute_all)
+def test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager(region):
+    x = leaves((4,))[0]
+    with region:
+        h = x * 2
+        alias = h.data
+        loss = (h.sin() * (alias + 1)).sum()
+    alias.add_(1)
+    return torch.autograd.grad(loss, x)[0]
 
 
 def write_unseen(h):
@@ -224,18 +216,16 @@ class Wrapper(torch.Tensor):
 
 
 @pytest.mark.parametrize("seen", SEEN_AND_UNCOUNTED)
-def test_a_seen_write_that_moves_no_version_hides_no_unseen_one(seen):
-    def run(region):
-        x = torch.arange(1.0, 5.0, requires_grad=True)
-        with region:
-            h = (x * 2).detach()
-            SEEN_AND_UNCOUNTED[seen](h)
-            write_unseen(h)
-            loss = (x * h.sin()).sum()
-        del h
-        return torch.autograd.grad(loss, x)[0]
-
-    assert torch.equal(run(ebb.region()), run(torch.enable_grad()))
+@like_eager(ebb.policies.recompute_all)
+def test_a_seen_write_that_moves_no_version_hides_no_unseen_one(region, seen):
+    x = torch.arange(1.0, 5.0, requires_grad=True)
+    with region:
+        h = (x * 2).detach()
+        SEEN_AND_UNCOUNTED[seen](h)
+        write_unseen(h)
+        loss = (x * h.sin()).sum()
+    del h
+    return torch.autograd.grad(loss, x)[0]
 
 
 INPLACE = [
@@ -303,15 +293,13 @@ def test_a_written_saved_tensor_of_another_layout(make, policy):
             loss.backward()
         return str(raised.value)
 
-    expected = message(torch.enable_grad())
-    actual = message(ebb.region(POLICIES[policy]))
-
-    assert what_was_modified(actual) == what_was_modified(expected)
+    assert what_was_modified(message, POLICIES[policy]) == what_was_modified(message)
 
 
-def what_was_modified(message: str) -> str:
-    """To the end of the brackets, in which the tensor's type and sizes are."""
-    return message[: message.index("]", message.index("[")) + 1]
+def what_was_modified(message, policy=None) -> str:
+    """The message to the end of the brackets, in which the tensor's type and sizes are."""
+    text = message(torch.enable_grad() if policy is None else ebb.region(policy))
+    return text[: text.index("]", text.index("[")) + 1]
 
 
 DTYPES = "float32 float64 float16 bfloat16 complex64 complex128 int64 uint8 bool"
@@ -331,10 +319,7 @@ def test_the_error_names_type_and_sizes_as_eager_does(of, dtype):
             out.abs().sum().backward()
         return str(raised.value)
 
-    expected = message(torch.enable_grad())
-    actual = message(ebb.region(ebb.policies.recompute_all))
-
-    assert what_was_modified(actual) == what_was_modified(expected)
+    assert what_was_modified(message, ebb.policies.recompute_all) == what_was_modified(message)
 
 
 @torch.library.custom_op("ebb_tests::lies", mutates_args=())
@@ -350,28 +335,24 @@ def lies_and_returns_nothing(h: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("lie", [lies, lies_and_returns_nothing])
 @pytest.mark.parametrize("alias", [lambda h: h, lambda h: h.data, lambda h: h.detach()])
-def test_an_operator_that_says_it_writes_nothing_and_calls_one_that_does(lie, alias):
-    def gradient(region):
-        x = torch.arange(1.0, 5.0, requires_grad=True)
-        with region:
-            h = (x * 2).detach().exp()
-            lie(alias(h))
-            loss = (x * h.sin()).sum()
-        del h
-        return torch.autograd.grad(loss, x)[0]
-
-    assert torch.equal(gradient(ebb.region()), gradient(torch.enable_grad()))
+@like_eager(ebb.policies.recompute_all)
+def test_an_operator_that_says_it_writes_nothing_and_calls_one_that_does(region, lie, alias):
+    x = torch.arange(1.0, 5.0, requires_grad=True)
+    with region:
+        h = (x * 2).detach().exp()
+        lie(alias(h))
+        loss = (x * h.sin()).sum()
+    del h
+    return torch.autograd.grad(loss, x)[0]
 
 
 @pytest.mark.parametrize("alias", [lambda h: h, lambda h: h.data])
-def test_out_of_an_operator_that_is_hard_to_box(alias):
-    def gradient(region):
-        w = torch.arange(1.0, 5.0, requires_grad=True)
-        with region:
-            h = torch.arange(4.0).clone().exp()
-            torch.std(torch.arange(12.0).reshape(3, 4).sin(), 0, correction=1, out=alias(h))
-            loss = (w.exp() * h.clone()).sum()
-        del h
-        return torch.autograd.grad(loss, w)[0]
-
-    assert torch.equal(gradient(ebb.region()), gradient(torch.enable_grad()))
+@like_eager(ebb.policies.recompute_all)
+def test_out_of_an_operator_that_is_hard_to_box(region, alias):
+    w = torch.arange(1.0, 5.0, requires_grad=True)
+    with region:
+        h = torch.arange(4.0).clone().exp()
+        torch.std(torch.arange(12.0).reshape(3, 4).sin(), 0, correction=1, out=alias(h))
+        loss = (w.exp() * h.clone()).sum()
+    del h
+    return torch.autograd.grad(loss, w)[0]

@@ -3,63 +3,47 @@
 from __future__ import annotations
 
 import torch
-from exactness import assert_exact, leaves, replayed
+from exactness import exact, replayed
 
 import ebb
 
 
-def test_several_results_are_replayed_together():
-    x = torch.randn(4, 4, requires_grad=True)
-    with ebb.region():
-        values, indices = (x * 2).max(0)
-        loss = (values.exp() * x[indices].sin().sum()).sum()
-    expected = torch.autograd.grad(loss, x)[0]
-
-    with ebb.region(ebb.policies.save_all):
-        values, indices = (x * 2).max(0)
-        loss = (values.exp() * x[indices].sin().sum()).sum()
-
-    assert torch.equal(expected, torch.autograd.grad(loss, x)[0])
+@exact((4, 4))
+def test_several_results_are_replayed_together(x):
+    values, indices = (x * 2).max(0)
+    return (values.exp() * x[indices].sin().sum()).sum()
 
 
-def test_lists_in_and_out():
-    def program(x, y):
-        parts = torch.split(x * 2, 2)
-        h = torch.cat([*parts[::-1], y * 3])
-        index = torch.tensor([0, 2])
-        picked = h[index, :, None, index]  # index takes a list with undefined tensors
-        lower = torch.meshgrid(h[0, :, 0], h[1, :, 1], indexing="ij")
-        return picked.exp(), torch.stack(lower).sin(), torch.einsum("ijk,ijk->i", h, h.exp())
-
-    assert_exact(program, leaves((4, 3, 3), (2, 3, 3)))
+@exact((4, 3, 3), (2, 3, 3))
+def test_lists_in_and_out(x, y):
+    parts = torch.split(x * 2, 2)
+    h = torch.cat([*parts[::-1], y * 3])
+    index = torch.tensor([0, 2])
+    picked = h[index, :, None, index]  # index takes a list with undefined tensors
+    lower = torch.meshgrid(h[0, :, 0], h[1, :, 1], indexing="ij")
+    return picked.exp(), torch.stack(lower).sin(), torch.einsum("ijk,ijk->i", h, h.exp())
 
 
-def test_foreach_ops_with_results():
-    def program(x, y):
-        a, b = torch._foreach_mul([x * 1, y * 1], 2.0)
-        c, d = torch._foreach_exp([a, b])
-        return c.sin() * a, d.sin() * b
-
-    assert_exact(program, leaves((3,), (4,)))
+@exact((3,), (4,))
+def test_foreach_ops_with_results(x, y):
+    a, b = torch._foreach_mul([x * 1, y * 1], 2.0)
+    c, d = torch._foreach_exp([a, b])
+    return c.sin() * a, d.sin() * b
 
 
-def test_optional_arguments():
-    def program(x, w):
-        plain = torch.nn.functional.layer_norm(x * 2, (4,))
-        weighted = torch.nn.functional.layer_norm(x * 2, (4,), w, None)
-        return plain.exp() * weighted.sin()
-
-    assert_exact(program, leaves((3, 4), (4,)))
+@exact((3, 4), (4,))
+def test_optional_arguments(x, w):
+    plain = torch.nn.functional.layer_norm(x * 2, (4,))
+    weighted = torch.nn.functional.layer_norm(x * 2, (4,), w, None)
+    return plain.exp() * weighted.sin()
 
 
-def test_result_that_aliases_an_argument_is_the_same_value():
-    def program(x):
-        h = x * 2
-        v = torch.ops.aten._unsafe_view(h, [12])
-        h.add_(1)
-        return v.exp() * 2
-
-    assert_exact(program, leaves((3, 4)))
+@exact((3, 4))
+def test_result_that_aliases_an_argument_is_the_same_value(x):
+    h = x * 2
+    v = torch.ops.aten._unsafe_view(h, [12])
+    h.add_(1)
+    return v.exp() * 2
 
 
 def test_an_op_with_many_results_runs_once_per_backward():

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
 from exactness import leaves
 from limits import HANGS
-from other_threads import another_thread_draws, in_thread
+from other_threads import another_thread_draws, run_in_threads
 
 import ebb
 
 
 def program(x):
     return (torch.nn.functional.dropout(x * 2, 0.5).exp() @ x.t()).sin().sum()
-
-
-def test_backward_in_another_thread():
-    x = leaves((40, 40))[0]
-    torch.manual_seed(0)
-    expected = torch.autograd.grad(program(x), x)[0]
-
-    torch.manual_seed(0)
-    with ebb.region():
-        loss = program(x)
-    actual = in_thread(lambda: torch.autograd.grad(loss, x)[0])
-
-    assert torch.equal(actual, expected)
 
 
 def test_two_threads_run_backward_on_one_graph():
@@ -40,21 +28,14 @@ def test_two_threads_run_backward_on_one_graph():
     h = program(x)
     expected = [torch.autograd.grad(h * k, x, retain_graph=True)[0] for k in (2, 3)]
 
-    results = {}
-    threads = [
-        threading.Thread(
-            target=lambda i=i: results.update(
-                {i: torch.autograd.grad(losses[i], x, retain_graph=True)[0]}
-            )
-        )
-        for i in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = [None, None]
 
-    assert all(torch.equal(results[i], expected[i]) for i in range(2))
+    def backward(i):
+        found[i] = torch.autograd.grad(losses[i], x, retain_graph=True)[0]
+
+    run_in_threads(partial(backward, 0), partial(backward, 1))
+
+    assert all(map(torch.equal, found, expected))
 
 
 def test_replay_of_a_python_op_does_not_deadlock_other_threads():
@@ -84,40 +65,30 @@ def test_replay_of_a_python_op_does_not_deadlock_other_threads():
     expected = 2 * 4 * 4 * x.detach()
 
     results = []
-    threads = [
-        threading.Thread(
-            target=lambda loss=loss: results.append(
-                torch.autograd.grad(loss, x, retain_graph=True)[0]
-            )
-        )
-        for loss in losses
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=HANGS)
 
-    assert not any(thread.is_alive() for thread in threads)
+    def backward(loss):
+        results.append(torch.autograd.grad(loss, x, retain_graph=True)[0])
+
+    run_in_threads(*(partial(backward, loss) for loss in losses))
+
     assert len(results) == 4
     assert all(torch.equal(result, expected) for result in results)
 
 
 def test_the_number_of_threads_in_backward_changes_no_bit():
     x = torch.randn(1_000_000, requires_grad=True)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with ebb.region(ebb.policies.save_all):
-            loss = ((x * 2).sum() / 1e4).exp() * x.sum()
-        expected = torch.autograd.grad(loss, x)[0]
-        with ebb.region():
-            loss = ((x * 2).sum() / 1e4).exp() * x.sum()
-        torch.set_num_threads(1)
-        actual = torch.autograd.grad(loss, x)[0]
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
 
+    def gradient(policy, threads_in_backward):
+        torch.set_num_threads(2)
+        with ebb.region(policy):
+            loss = ((x * 2).sum() / 1e4).exp() * x.sum()
+        torch.set_num_threads(threads_in_backward)
+        return torch.autograd.grad(loss, x)[0]
+
+    expected = gradient(ebb.policies.save_all, 2)
+    actual = gradient(ebb.policies.recompute_all, 1)  # each test begins with this number again
+
+    assert torch.get_num_threads() == 1
     assert torch.equal(actual, expected)
 
 

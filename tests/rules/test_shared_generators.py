@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from functools import partial
 
 import pytest
 import torch
-from other_threads import another_thread_draws, another_thread_has, in_thread
+from other_threads import another_thread_draws, another_thread_has, in_thread, run_in_threads
 
 import ebb
 
@@ -155,10 +156,6 @@ def test_two_threads_replay_draws_at_once():
     def backward(number):
         found[number] = torch.autograd.grad(losses[number], x)[0]
 
-    threads = [threading.Thread(target=backward, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(partial(backward, 0), partial(backward, 1))
 
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, same_bits
+from exactness import POLICIES, assert_like_eager
 
 import ebb
 
@@ -14,19 +15,9 @@ pytestmark = pytest.mark.on_cpu("a fingerprint is taken of memory that the CPU c
 
 
 def fused_step(h):
-    grad = torch.ones_like(h)
-    torch._fused_sgd_(
-        [h],
-        [grad],
-        [],
-        weight_decay=0.0,
-        momentum=0.0,
-        lr=0.1,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=True,
-    )
+    options = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0)
+    options |= {"lr": 0.1, "nesterov": False, "maximize": False, "is_first_step": True}
+    torch._fused_sgd_([h], [torch.ones_like(h)], [], **options)
 
 
 def unscale(h):
@@ -70,12 +61,11 @@ def written_on(h, x):
 READERS = (read, multiplied, through_a_view, written_on)
 
 
-def gradients(reader, write, policy, *, lives):
+def gradients(region, reader, write, *, lives):
     """With what was written alive in backward, or dead."""
-    torch.manual_seed(0)
     x = torch.rand(4, 4, dtype=torch.float64, requires_grad=True)
     w = torch.rand(4, 4, dtype=torch.float64, requires_grad=True)
-    with contextlib.nullcontext() if policy is None else ebb.region(policy):
+    with region:
         h = (x @ w).detach()
         loss = reader(h, x).sum()
     write(h)
@@ -90,22 +80,16 @@ def gradients(reader, write, policy, *, lives):
 @pytest.mark.parametrize("name", WRITES)
 def test_what_was_computed_is_made_again(name, reader, policy, lives):
     """Eager's backward reads nothing that shares its memory."""
-    expected = gradients(reader, WRITES[name], None, lives=lives)
-
-    actual = gradients(reader, WRITES[name], POLICIES[policy], lives=lives)
-
-    assert all(map(same_bits, actual, expected))
+    program = partial(gradients, reader=reader, write=WRITES[name], lives=lives)
+    assert_like_eager(program, POLICIES[policy])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", WRITES)
 def test_what_eager_reads_too_is_what_was_written(name, policy):
     """While it lives, eager's saved tensor is the same memory."""
-    expected = gradients(multiplied, WRITES[name], None, lives=True)
-
-    actual = gradients(multiplied, WRITES[name], POLICIES[policy], lives=True)
-
-    assert all(map(same_bits, actual, expected))
+    program = partial(gradients, reader=multiplied, write=WRITES[name], lives=True)
+    assert_like_eager(program, POLICIES[policy])
 
 
 # Seen writes: eager's backward goes on if it needs nothing that was written.
@@ -124,10 +108,10 @@ SEEN = {
 def test_a_tensor_that_needs_no_grad_and_that_others_have_saved(name, saved_by, policy):
     """What autograd saved is the program's tensor itself, so counting its holders tells nothing."""
 
-    def gradient(policy):
+    def gradient(region):
         x = torch.full((4, 4), 0.3, dtype=torch.float64, requires_grad=True)
         w = torch.arange(16.0, dtype=torch.float64).reshape(4, 4)
-        with contextlib.nullcontext() if policy is None else ebb.region(policy):
+        with region:
             h = x.detach() @ w
             shown = h.t() if saved_by == "a view" else h
             others = [shown * x for _ in range(2 if saved_by == "two" else 1)]
@@ -139,31 +123,24 @@ def test_a_tensor_that_needs_no_grad_and_that_others_have_saved(name, saved_by, 
             with contextlib.suppress(RuntimeError):
                 torch.autograd.grad(other.sum(), x)
                 allowed += 1
-        return gradient, allowed
+        return gradient, torch.tensor(allowed)
 
-    expected, actual = gradient(None), gradient(POLICIES[policy])
-
-    assert same_bits(actual[0], expected[0])
-    assert actual[1] == expected[1]
+    assert_like_eager(gradient, POLICIES[policy])
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_in_another_region(policy):
-    def written_there(policy):
+    def written_there(region):
         x = torch.full((4, 4), 0.3, dtype=torch.float64, requires_grad=True)
-
-        def inside():
-            return contextlib.nullcontext() if policy is None else ebb.region(policy)
-
-        with inside():
+        with region:
             h = (x * 2).detach()
             first = (h + 1).sin() * x
-        with inside():
+        with region:
             fused_step(h)
             second = h.exp() * x
         return torch.autograd.grad((first + second).sum(), x)
 
-    assert same_bits(written_there(POLICIES[policy])[0], written_there(None)[0])
+    assert_like_eager(written_there, POLICIES[policy])
 
 
 def test_what_was_not_written_is_not_made_again():

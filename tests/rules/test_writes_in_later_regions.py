@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, same_bits
+from exactness import assert_like_eager, like_eager, same_bits
 
 import ebb
 
@@ -63,11 +64,11 @@ def through_a_product(x):
 def run(region, write, make=of_a_sum, read=lambda h, x: (h * 2 + x).sin()):
     """The loss and the inputs of three regions in a row."""
     x = torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4).requires_grad_()
-    with region():
+    with region:
         h = make(x)
-    with region():
+    with region:
         k = read(h, x).sum()
-    with region():
+    with region:
         write(h)
     return k + (h * h).sum(), x
 
@@ -80,43 +81,37 @@ def gradient(*args, **kwargs):
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("make", [of_a_sum, without_grad, through_a_product])
 def test_the_region_between_recomputes_from_what_it_read(write, make):
-    expected = gradient(torch.enable_grad, write, make)
-
-    for policy in POLICIES.values():
-        actual = gradient(lambda p=policy: ebb.region(p), write, make)
-        assert same_bits(actual, expected)
+    assert_like_eager(partial(gradient, write=write, make=make))
 
 
 def test_where_eager_raises_ebb_does():
     def saved(h, x):
         return h.sin() * 2
 
-    for region in (torch.enable_grad, ebb.region):
+    for region in (torch.enable_grad(), ebb.region()):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             gradient(region, in_place, read=saved)
 
 
-def test_several_regions_that_read_it_have_a_copy_each():
-    def gradient(region):
-        x = torch.linspace(-1, 1, 16, dtype=torch.float64, requires_grad=True)
-        with region():
-            h = x + 1
-        losses = []
-        for step in range(3):
-            with region():
-                losses.append((h * (step + 2)).cos().sum())
-            with region():
-                h.mul_(0.5)
-        return torch.autograd.grad(sum(losses), x)[0]
-
-    assert same_bits(gradient(ebb.region), gradient(torch.enable_grad))
+@like_eager(ebb.policies.recompute_all)
+def test_several_regions_that_read_it_have_a_copy_each(region):
+    x = torch.linspace(-1, 1, 16, dtype=torch.float64, requires_grad=True)
+    with region:
+        h = x + 1
+    losses = []
+    for step in range(3):
+        with region:
+            losses.append((h * (step + 2)).cos().sum())
+        with region:
+            h.mul_(0.5)
+    return torch.autograd.grad(sum(losses), x)[0]
 
 
 @pytest.mark.replays
 @pytest.mark.parametrize("write", [in_place, twice])
 def test_it_is_copied_once_where_a_replay_needs_it(write):
     ebb.reset_stats()
-    _, x = run(ebb.region, write)
+    _, x = run(ebb.region(), write)
 
     assert ebb.stats()["total"]["bytes_copied"] == x.nbytes
 
@@ -131,9 +126,9 @@ def test_nothing_is_copied_where_no_replay_needs_it():
         return torch.autograd.grad((h * 2 + x).sin().sum(), x)[0]
 
     ebb.reset_stats()
-    run(lambda: ebb.region(ebb.policies.save_all), in_place)
-    run(ebb.region, in_place, read=dropped)
-    run(ebb.region, in_place, read=differentiated)
+    run(ebb.region(ebb.policies.save_all), in_place)
+    run(ebb.region(), in_place, read=dropped)
+    run(ebb.region(), in_place, read=differentiated)
 
     assert ebb.stats()["total"]["bytes_copied"] == 0
 

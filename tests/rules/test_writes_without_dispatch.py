@@ -15,12 +15,14 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from exactness import POLICIES, same_bits
+from exactness import POLICIES, assert_like_eager, same_bits
 from isolation import each_isolated
+from unseen_writes import PROGRAMS, Write, outcome
 
 import ebb
 
@@ -29,8 +31,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
-
-Write = Callable[[torch.Tensor], Any]
 
 
 def ones() -> torch.Tensor:
@@ -82,72 +82,12 @@ if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):  # new in torch 2.12
     }  # fmt: skip
 
 
-def read_alone(x: torch.Tensor, write: Write) -> torch.Tensor:
-    h = x * 2
-    write(h.detach())
-    return h.sin() * x
-
-
-def packed_before(x: torch.Tensor, write: Write) -> torch.Tensor:
-    h = x * 2
-    y = h.sin()  # eager's saved h is the same memory, so its backward sees the write
-    write(h.detach())
-    return y * h.exp()
-
-
-def others_made_of_it_before(x: torch.Tensor, write: Write) -> torch.Tensor:
-    h = x * 2
-    before = h + 1
-    before = before * before
-    write(h.detach())
-    after = h + 1
-    return before + (after * after).sin()
-
-
-def written_on(x: torch.Tensor, write: Write) -> torch.Tensor:
-    h = x * 2
-    write(h.detach())
-    h.mul_(0.5)
-    y = h.sin()
-    write(h.detach())
-    return y + (h * x).cos()
-
-
-PROGRAMS = (read_alone, packed_before, others_made_of_it_before, written_on)
-
-
-def gradients(
-    program: Callable[..., torch.Tensor], write: Write, policy: ebb.Policy | None
-) -> list[torch.Tensor] | None:
-    """The result and the gradient; None if backward refuses."""
-    torch.manual_seed(0)
-    x = torch.arange(1.0, 5.0, dtype=torch.float64).requires_grad_()
-    with contextlib.nullcontext() if policy is None else ebb.region(policy):
-        out = program(x, write)
-    shown = out.detach().clone()
-    try:
-        return [shown, torch.autograd.grad(out.sum(), x)[0]]
-    except RuntimeError as error:
-        assert "modified by an inplace operation" in str(error)  # noqa: PT017
-        return None
-
-
-def same(actual: list[torch.Tensor] | None, expected: list[torch.Tensor] | None) -> bool:
-    if actual is None or expected is None:
-        return actual is expected
-    return all(map(same_bits, actual, expected))
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", WRITES)
 def test_what_is_written_is_what_backward_sees(name, program, policy):
     assert changes_bytes(WRITES[name])
-    expected = gradients(program, WRITES[name], None)
-
-    actual = gradients(program, WRITES[name], POLICIES[policy])
-
-    assert same(actual, expected)
+    assert_like_eager(partial(outcome, program=program, write=WRITES[name]), POLICIES[policy])
 
 
 @pytest.mark.parametrize("name", ["Tensor.apply_", "Tensor.map_", "Tensor.map2_"])
@@ -345,9 +285,9 @@ def try_method(job: tuple[type, str], tell: Callable[[int], None], skipped: froz
         if changes_bytes(write):
             written.add(len(args))
             for program in PROGRAMS[:3]:
-                expected = gradients(program, write, None)
-                actual = gradients(program, write, ebb.policies.recompute_all)
-                if not same(actual, expected):
+                regions = (contextlib.nullcontext(), ebb.region(ebb.policies.recompute_all))
+                expected, actual = (outcome(region, program, write) for region in regions)
+                if not all(map(same_bits, actual, expected)):
                     wrong.append(f"{kind.__name__}.{name} in {program.__name__}")
     return bool(written), wrong
 

@@ -7,17 +7,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import accelerator
 import fork_server
 import torch
 import torch.nn.functional as F
-from exactness import TESTS
+from exactness import TESTS, same_bits
 from torch import nn
 
 import ebb
-from ebb import _testing
+from ebb import _C, _testing
 from paging import Masked
 
 
@@ -64,6 +64,24 @@ def give_other_memory(tensor: torch.Tensor) -> None:
         torch.ops.inductor.resize_storage_bytes_(storage_of, tensor.nbytes)
 
 
+class _Acts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, act: Callable[[], object]) -> torch.Tensor:
+        ctx.act = act
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        with torch.enable_grad():
+            ctx.act()
+        return gradient, None
+
+
+def in_backward(x: torch.Tensor, act: Callable[[], object]) -> torch.Tensor:
+    """`x`, whose backward calls `act`."""
+    return _Acts.apply(x, act)
+
+
 class WaitInBackward(torch.autograd.Function):
     """Its backward waits until no more replays can run ahead."""
 
@@ -94,6 +112,84 @@ def counts(program: Callable[[], object]) -> dict[str, int]:
     wait_for_replays()
     after = ebb.stats()["ahead"]
     return {name: after[name] - before[name] for name in before}
+
+
+def counts_ahead(
+    program: Callable[[], object], regions: int = 1, limit: int | str = "1GiB"
+) -> dict[str, int]:
+    """`counts` while replays run ahead."""
+    with replays_ahead(regions, limit):
+        return counts(program)
+
+
+X = (2, 6, 16)  # the shape of the input of blocks
+
+
+def region() -> ebb.region:
+    return ebb.region(ebb.policies.recompute_all)
+
+
+def chain(
+    modules: Iterable[Callable[[torch.Tensor], torch.Tensor]],
+    x: torch.Tensor,
+    entered: Callable[[], contextlib.AbstractContextManager[object]] = region,
+) -> torch.Tensor:
+    """The modules one after the other, each in a region that waits in backward."""
+    for module in modules:
+        with entered():
+            x = module(WaitInBackward.apply(x))
+    return x
+
+
+def two_regions(
+    x: torch.Tensor,
+    body: Callable[[torch.Tensor], torch.Tensor],
+    hook: Callable[[torch.Tensor], None],
+    entered: Callable[[], contextlib.AbstractContextManager[object]] = region,
+) -> torch.Tensor:
+    """The gradient of two regions; `body` is in the first one.
+
+    `hook` runs when backward has been in the second one, and the worker is in the first.
+    """
+    with entered():
+        h = body(x)
+    h.register_hook(hook)
+    with entered():
+        out = (h * 2).sin().sum()
+    return torch.autograd.grad(out, x)[0]
+
+
+@contextlib.contextmanager
+def room(limit: int = 1 << 40, used: int = 1) -> Iterator[None]:
+    """Regions keep up to `limit` bytes that they could recompute. `used` seem to be in use."""
+    _C.keep_while_there_is_room(limit)
+    _testing.pretend_bytes_in_use(used)
+    try:
+        yield
+    finally:
+        _C.keep_while_there_is_room(0)
+        _testing.pretend_bytes_in_use(0)
+
+
+def all_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    return len(found) == len(expected) and all(map(same_bits, found, expected))
+
+
+def assert_exact_ahead(
+    program: Callable[..., Sequence[torch.Tensor]], *args: object, **settings: int
+) -> dict[str, int]:
+    """Checks that a program with replays ahead returns eager's bits. Returns their counts.
+
+    Args:
+        program: `program(entered, *args)` enters `entered()` around each part that is a region.
+        settings: for `replays_ahead`.
+    """
+    expected = program(contextlib.nullcontext, *args)
+    found: list[torch.Tensor] = []
+    with replays_ahead(**settings):
+        did = counts(lambda: found.extend(program(region, *args)))
+    assert all_same(found, expected), did
+    return did
 
 
 class WaitingLayers(Masked):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import accelerator as late
 import torch
 from stand_ins import fake_accelerator
+from torch.utils._pytree import tree_leaves
 
 import ebb
 from ebb import _testing
@@ -32,7 +35,7 @@ POLICIES = {
 }
 
 FILES = "rule*", "regressions", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
-LEAST_TESTS = 230  # exactness tests that run on each device
+LEAST_TESTS = 215  # exactness tests that run on each device
 TESTS = Path(__file__).parents[1]
 PYTEST = sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not once"
 OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
@@ -236,17 +239,70 @@ def run_once(
 def assert_exact(
     program: Program,
     inputs: Iterable[torch.Tensor],
-    policies: Iterable[str] = tuple(POLICIES),
+    policies: Mapping[str, ebb.Policy] = POLICIES,
     after: Callable[..., None] | None = None,
 ) -> None:
     """Checks that `program` gives eager's bits in a region under each policy."""
     inputs = list(inputs)
     expected = run(program, inputs, None, after)
-    for name in policies:
-        actual = run(program, inputs, POLICIES[name], after)
+    for name, policy in policies.items():
+        actual = run(program, inputs, policy, after)
         assert len(actual) == len(expected)
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
             assert same_bits(a, e), f"policy {name}: result {i} differs: {a} instead of {e}"
+
+
+def exact(
+    *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64
+) -> Callable[[Program], Callable[[], None]]:
+    """Makes a program a test: `assert_exact` of the program, on leaves of these shapes."""
+
+    def make_test(program: Program) -> Callable[[], None]:
+        def test() -> None:
+            assert_exact(program, leaves(*shapes, dtype=dtype))
+
+        test.__doc__ = program.__doc__
+        return test
+
+    return make_test
+
+
+def assert_like_eager(
+    program: Callable[[contextlib.AbstractContextManager[object]], object],
+    *policies: ebb.Policy,
+) -> None:
+    """Checks that `program` returns eager's bits when the context that it gets is a region.
+
+    Without policies: under each of `POLICIES`. The program may enter the context several times, one
+    after the other, and return tensors in lists and tuples.
+    """
+    torch.manual_seed(1)
+    expected = tree_leaves(program(contextlib.nullcontext()))
+    for policy in policies or POLICIES.values():
+        torch.manual_seed(1)
+        found = tree_leaves(program(ebb.region(policy, "block")))
+        assert len(found) == len(expected)
+        for i, (a, e) in enumerate(zip(found, expected, strict=True)):
+            assert same_bits(a, e), f"{policy}: result {i} differs: {a} instead of {e}"
+
+
+def like_eager(*policies: ebb.Policy) -> Callable[[Callable[..., object]], Callable[..., None]]:
+    """Makes a program a test: `assert_like_eager` of the program under these policies.
+
+    The program's first parameter is the region; pytest gives the others, as to any test.
+    """
+
+    def make_test(program: Callable[..., object]) -> Callable[..., None]:
+        def test(**parameters: object) -> None:
+            assert_like_eager(functools.partial(program, **parameters), *policies)
+
+        signature = inspect.signature(program)
+        _, *others = signature.parameters.values()
+        test.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        test.__doc__ = program.__doc__
+        return test
+
+    return make_test
 
 
 def assert_same_error(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
+from limits import HANGS
 
 from ebb import _testing
 
@@ -29,6 +30,16 @@ def in_thread(function: Callable[[], Result]) -> Result:
     thread.start()
     thread.join()
     return result[0]
+
+
+def run_in_threads(*functions: Callable[[], object]) -> None:
+    """Runs each function on a thread of its own, all at the same time."""
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANGS)
+    assert not any(thread.is_alive() for thread in threads), "deadlock"
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ All of this uses the module ebb._testing, which is built from `tests/native`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +54,16 @@ def operator_facts(op: torch._ops.OpOverload) -> dict[str, Any]:
     """
     overload = "" if op._overloadname == "default" else op._overloadname
     return _testing.operator_facts(op._schema.name, overload)
+
+
+@contextmanager
+def kernel(name: str, function: Callable[..., object], key: str = "CPU") -> Iterator[None]:
+    """In the with-block, `function` is the kernel of torch's operator aten::`name`."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that another kernel was there
+            library.impl(name, function, key)
+        yield
 
 
 @contextmanager

@@ -166,18 +166,3 @@ def test_a_traced_module_gives_what_it_gives_without_ebb(kind, policy, fullgraph
     for a, b in zip(plain.buffers(), model.buffers(), strict=True):
         assert same_bits(a, b)
     assert [getattr(m, "calls", 0) for m in model] == [getattr(m, "calls", 0) for m in plain]
-
-
-def test_the_policy_for_torchs_checkpointing():
-    w = torch.randn(8, 8, requires_grad=True)
-    x = torch.randn(4, 8)
-
-    def block(x):
-        return (x @ w).sin().exp().sum()
-
-    expected = torch.autograd.grad(block(x), w)[0]
-    for policy in (ebb.policies.save_matmuls, ebb.policies.recompute_all, ebb.policies.save_all):
-        y = torch.utils.checkpoint.checkpoint(
-            block, x, use_reentrant=False, context_fn=policy.to_sac()
-        )
-        assert same_bits(torch.autograd.grad(y, w)[0], expected)

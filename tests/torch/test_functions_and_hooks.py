@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, leaves, same_bits
+from exactness import POLICIES, assert_exact, assert_like_eager, leaves, like_eager, same_bits
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -15,29 +15,31 @@ import ebb
 
 
 class Saves(torch.autograd.Function):
-    """x * sin(x) * 2, saving its input, an intermediate and its output, in one of two ways."""
+    """x * sin(x) * 2, saving its input, an intermediate and its output, in one way or in two."""
 
-    by_attribute = False
+    ways = ()
 
     @staticmethod
     def forward(ctx, x):
         middle = x.sin()
         out = x * middle * 2
-        if Saves.by_attribute:
+        if "by attribute" in Saves.ways:
             ctx.tensors = x.detach(), middle, out.detach()
-        else:
+        if "by ctx" in Saves.ways:
             ctx.save_for_backward(x, middle, out)
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        x, middle, out = ctx.tensors if Saves.by_attribute else ctx.saved_tensors
+        x, middle, out = ctx.saved_tensors if "by ctx" in Saves.ways else ctx.tensors
+        if len(Saves.ways) == 2:
+            assert torch.equal(middle, ctx.tensors[1])
         return grad * (middle * 2 + x.cos() * x * 2 + out * 0)
 
 
-@pytest.mark.parametrize("by_attribute", [False, True])
-def test_function_that_saves_input_intermediate_and_output(by_attribute, monkeypatch):
-    monkeypatch.setattr(Saves, "by_attribute", by_attribute)
+@pytest.mark.parametrize("ways", [("by ctx",), ("by attribute",), ("by ctx", "by attribute")])
+def test_function_that_saves_input_intermediate_and_output(ways, monkeypatch):
+    monkeypatch.setattr(Saves, "ways", ways)
     assert_exact(lambda x: Saves.apply(Saves.apply(x.exp()) + 1).sin(), leaves((4,)))
 
 
@@ -141,21 +143,7 @@ def test_functional_derivatives(transform):
         result = derive(functools.partial(function, region), x, *vector)
         return result if isinstance(result, torch.Tensor) else result[1]
 
-    assert same_bits(run(Again(ebb.region)), run(Again(torch.enable_grad)))
-
-
-class Again:
-    """Makes a new context each time it is entered."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __enter__(self):
-        self.context = self.make()
-        return self.context.__enter__()
-
-    def __exit__(self, *error):
-        return self.context.__exit__(*error)
+    assert_like_eager(run, ebb.policies.recompute_all)
 
 
 def test_forward_mode_over_a_region():
@@ -170,30 +158,25 @@ def test_forward_mode_over_a_region():
             value, tangent = forward.unpack_dual(y)
         return [tangent, *torch.autograd.grad(value.sum() + tangent.sum(), (x, w))]
 
-    for a, e in zip(run(ebb.region()), run(torch.enable_grad()), strict=True):
-        assert same_bits(a, e)
+    assert_like_eager(run, ebb.policies.recompute_all)
 
 
-def test_module_and_tensor_hooks_inside_the_region():
-    def run(region):
-        torch.manual_seed(0)
-        seen = []
-        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
-        net[0].register_forward_pre_hook(lambda m, args: (args[0] * 2,))
-        net[1].register_forward_hook(lambda m, args, out: out.sin() * out)
-        net[2].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].clone()))
-        x = leaves((2, 4))[0]
-        with region:
-            h = x.exp()
-            h.register_hook(lambda g: seen.append(g.clone()) or g * 3)
-            h.retain_grad()
-            out = net(h)
-        out.sin().sum().backward()
-        return [x.grad, h.grad, *seen, *(p.grad for p in net.parameters())]
-
-    for policy in POLICIES.values():
-        for a, e in zip(run(ebb.region(policy)), run(torch.enable_grad()), strict=True):
-            assert same_bits(a, e)
+@like_eager()
+def test_module_and_tensor_hooks_inside_the_region(region):
+    torch.manual_seed(0)
+    seen = []
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    net[0].register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+    net[1].register_forward_hook(lambda m, args, out: out.sin() * out)
+    net[2].register_full_backward_hook(lambda m, gi, go: seen.append(go[0].clone()))
+    x = leaves((2, 4))[0]
+    with region:
+        h = x.exp()
+        h.register_hook(lambda g: seen.append(g.clone()) or g * 3)
+        h.retain_grad()
+        out = net(h)
+    out.sin().sum().backward()
+    return [x.grad, h.grad, *seen, *(p.grad for p in net.parameters())]
 
 
 @pytest.mark.parametrize("where", ["inside", "outside", "both"])
@@ -252,29 +235,22 @@ def test_torchs_checkpoint_inside_around_and_beside_regions(policy, reentrant):
     assert same_bits(ours[1], plain[1])
 
 
-def test_gradients_with_respect_to_intermediates():
-    def run(region):
-        x = leaves((4,))[0]
-        with region:
-            a = x.sin()
-            b = a.exp() * a
-            c = b.tanh()
-        return torch.autograd.grad(c.sum(), (a, b, x))
-
-    for a, e in zip(run(ebb.region()), run(torch.enable_grad()), strict=True):
-        assert same_bits(a, e)
+@like_eager(ebb.policies.recompute_all)
+def test_gradients_with_respect_to_intermediates(region):
+    x = leaves((4,))[0]
+    with region:
+        a = x.sin()
+        b = a.exp() * a
+        c = b.tanh()
+    return torch.autograd.grad(c.sum(), (a, b, x))
 
 
-def test_several_losses_from_one_region():
-    def run(region):
-        x = leaves((4,))[0]
-        with region:
-            h = x.sin() * x
-            first, second = h.exp().sum(), (h * h).tanh().sum()
-        a = torch.autograd.grad(first, x, retain_graph=True)[0]
-        del first
-        return a, torch.autograd.grad(second, x)[0]
-
-    for policy in POLICIES.values():
-        for a, e in zip(run(ebb.region(policy)), run(torch.enable_grad()), strict=True):
-            assert same_bits(a, e)
+@like_eager()
+def test_several_losses_from_one_region(region):
+    x = leaves((4,))[0]
+    with region:
+        h = x.sin() * x
+        first, second = h.exp().sum(), (h * h).tanh().sum()
+    a = torch.autograd.grad(first, x, retain_graph=True)[0]
+    del first
+    return a, torch.autograd.grad(second, x)[0]

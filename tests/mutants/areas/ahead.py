@@ -408,19 +408,19 @@ PLACES: Places = {
             "false",
         ),
         (
-            (HELD + "::test_it_was_written",),
+            (HELD + "::test_what_the_program_may_have_written_is_made_again",),
             "ahead-held-and-written-is-not-the-values",
             "value.versions.hold()",
             "true",
         ),
         (
-            (HELD + "::test_somebody_has_it_and_writes_to_it_when_backward_has_arrived",),
+            (HELD + "::test_what_the_program_may_have_written_is_made_again",),
             "ahead-held-by-others-is-not-the-values",
             "storage.use_count() == 1",
             "true",
         ),
         (
-            (HELD + "::test_it_was_written_in_the_region",),
+            (HELD + "::test_what_the_program_may_have_written_is_made_again",),
             "ahead-held-and-superseded-is-not-the-values",
             "!value.home.isSuperseded()",
             "true",
@@ -428,7 +428,7 @@ PLACES: Places = {
             ("ahead-held-and-written-is-not-the-values",),
         ),
         (
-            (HELD + "::test_it_was_resized",),
+            (HELD + "::test_what_the_program_may_have_written_is_made_again",),
             "ahead-held-and-resized-is-not-the-values",
             "storage.nbytes() == value.home.nbytes()",
             "true",
@@ -436,7 +436,7 @@ PLACES: Places = {
             ("ahead-held-and-moved-is-not-the-values",),
         ),
         (
-            (HELD + "::test_it_has_other_memory",),
+            (HELD + "::test_what_the_program_may_have_written_is_made_again",),
             "ahead-held-and-moved-is-not-the-values",
             "storage.data() == value.home.address()",
             "true",

@@ -318,7 +318,7 @@ PLACES: Places = {
             "nbytes > kHashedWhole",
         ),
         (
-            (VERIFY + "::test_a_write_into_the_last_bytes_of_an_input_is_found",),
+            (VERIFY + "::test_a_write_into_an_input_names_the_op_and_the_argument",),
             "fingerprint-of-the-rest",
             "std::memcpy(&rest, bytes + nbytes / kWord * kWord, nbytes % kWord);",
         ),

@@ -25,17 +25,14 @@ EACH = {
 PLACES: Places = {
     "src/kernel/random_state.cpp": [
         (
-            (
-                RULE07_RANDOMNESS
-                + "::test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it",
-            ),
+            (RULE07_RANDOMNESS + "::test_a_replay_leaves_a_devices_generator_as_it_was",),
             "random-lock-to-read",
             "const_cast<at::Generator&>(generator).mutex()",
             "*new std::mutex",
             "const_cast<at::Generator&>(generator).mutex());\n  return generator.get_state",
         ),
         (
-            (RULE07_RANDOMNESS + "::test_another_devices_generator_is_set_and_put_back",),
+            (RULE07_RANDOMNESS + "::test_a_replay_leaves_a_devices_generator_as_it_was",),
             "random-lock-to-clone-for-a-replay",
             "const_cast<at::Generator&>(generator).mutex()",
             "*new std::mutex",
@@ -44,7 +41,7 @@ PLACES: Places = {
             "CUDA alone frees a state that another thread clones",
         ),
         (
-            (RULE07_RANDOMNESS + "::test_another_devices_generator_is_set_and_put_back",),
+            (RULE07_RANDOMNESS + "::test_a_replay_leaves_a_devices_generator_as_it_was",),
             "random-lock-to-set",
             "generator.mutex()",
             "*new std::mutex",
@@ -81,19 +78,13 @@ PLACES: Places = {
             "original.mutex());\n  const auto engine",
         ),
         (
-            (
-                RULE07_RANDOMNESS
-                + "::test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it",
-            ),
+            (RULE07_RANDOMNESS + "::test_a_replay_leaves_a_devices_generator_as_it_was",),
             "random-lock-to-lend",
             "generator_.mutex()",
             "*new std::mutex",
         ),
         (
-            (
-                RULE07_RANDOMNESS
-                + "::test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it",
-            ),
+            (RULE07_RANDOMNESS + "::test_a_replay_leaves_a_devices_generator_as_it_was",),
             "random-lock-to-end-a-loan",
             "generator.mutex()",
             "*new std::mutex",
@@ -327,10 +318,7 @@ PLACES: Places = {
             "setState(generator_, unpackState(state->packed));",
         ),
         (
-            (
-                RULE07_RANDOMNESS
-                + "::test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it",
-            ),
+            (RULE07_RANDOMNESS + "::test_a_replay_leaves_a_devices_generator_as_it_was",),
             "replay-lends",
             "!generator_.device().is_cuda()",
             "true",
@@ -355,10 +343,7 @@ PLACES: Places = {
             "true",
         ),
         (
-            (
-                RULE07_RANDOMNESS
-                + "::test_a_replay_lends_cudas_generator_a_state_and_does_not_set_it",
-            ),
+            (RULE07_RANDOMNESS + "::test_a_replay_leaves_a_devices_generator_as_it_was",),
             "replay-ends-a-loan",
             "generator.graphsafe_set_state(lender_);",
         ),
