@@ -41,10 +41,12 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   Entry::update(value.entry, [](Line& line) {
     line.reason = "no pinned host memory was left for OFFLOAD (pinned_limit)";
   });
-  if (value.recipe()) {
+  // Only this rank may lack memory, and all ranks must repeat the same collectives.
+  const bool recomputes = value.recipe() && !context_.graph->collectives;
+  if (recomputes) {
     value.home.take();
   }
-  value.decision.undo(value.recipe().defined());
+  value.decision.undo(recomputes);
 }
 
 bool Sender::sendToHost(Value& value, const c10::Storage& storage) {

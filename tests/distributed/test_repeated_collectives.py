@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from comparing import POLICIES, assert_exact, describe, run
 from exactness import same_bits
+from stand_ins import fake_accelerator
 from torch import nn
 from two_ranks import on_two_ranks
 
@@ -205,9 +206,11 @@ def test_one_region_around_all(settings):
     assert_exact(train, ["recompute_collectives"])
 
 
+@pytest.mark.parametrize("host_bytes", [1 << 30, 0])
 @on_two_ranks
-def test_with_offloading():
-    rules = [*REPEATED.rules, ebb.Rule("aten::tanh", ebb.OFFLOAD), ebb.Rule("aten::sin", ebb.SAVE)]
+def test_with_offloading(host_bytes):
+    """In the second case rank 1 has no host memory, and saves what rank 0 offloads."""
+    rules = [*REPEATED.rules, ebb.Rule("aten::*", ebb.OFFLOAD, every=3)]
     POLICIES["offloading"] = ebb.Policy(rules, inputs=ebb.OFFLOAD)
 
     def train(inside):
@@ -216,8 +219,14 @@ def test_with_offloading():
         model(inputs()).square().mean().backward()
         return gradients_of(model)
 
+    def accelerator():
+        return fake_accelerator(host_bytes if dist.get_rank() == 1 else 1 << 30, in_flight_bytes=0)
+
     try:
-        assert_exact(train, ["offloading"])
+        assert_exact(train, ["offloading"], accelerator)
+        total = ebb.stats()["total"]
+        has_memory = host_bytes > 0 or dist.get_rank() == 0
+        assert total["bytes_offloaded" if has_memory else "bytes_fell_back"] > 0
     finally:
         del POLICIES["offloading"]
 

@@ -13,7 +13,7 @@ class Decision(enum.IntEnum):
 
     __module__ = "ebb"  # the name for users and pickles
 
-    def __reduce_ex__(self, _: object) -> str:  # pickles as ebb.SAVE
+    def __reduce_ex__(self, _: object) -> str:  # type: ignore[override]  # pickles as ebb.SAVE
         return self.name
 
     SAVE = 0
