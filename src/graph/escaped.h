@@ -20,8 +20,8 @@ namespace ebb {
 // the hooks on that result's gradient: FSDP gathers parameters in such a hook. Results of the
 // region must stay. Gradients of a backward inside the region must stay too: ebb does not empty
 // values made with grad mode off, and empties nothing if a saved tensor was unpacked inside the
-// region. A with-block declares no results, so every value without a reader in the region counts as
-// a result.
+// region. If a with-block does not call region.returns(), ebb does not know the results, so every
+// value without a reader in the region counts as a result.
 struct Escaped {
   c10::intrusive_ptr<Value> value;
   c10::Storage storage;  // empty since the region ended
@@ -31,7 +31,7 @@ struct Escaped {
 struct Escapes {
   std::vector<Escaped> all;      // to be refilled
   std::atomic<bool> any{false};  // `all` is not empty
-  bool hadBackward = false;      // the recording thread began a backward inside the region
+  bool hadBackward = false;      // the thread unpacked a saved tensor while the region was open
 };
 
 }  // namespace ebb

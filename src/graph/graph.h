@@ -19,30 +19,32 @@
 
 namespace ebb {
 
-// Note [One lock per graph]
-// Recipes never cross an outermost region: a storage first met in a region is a leaf there. So
-// graphs are independent and each has one lock. A region holds the lock while recording an op, but
-// not during the op's kernel. A replay holds the lock throughout, kernels included; see Note [Locks
-// and the GIL]. Destructors of handles, values and recipes take no lock of a graph: they only count
-// references.
 struct PageGroup;
 
-// Note [What only ebb holds]
-// The program holds most inputs of regions itself, such as parameters and a batch. The program
-// drops others, such as an activation between two blocks, or a weight dequantised for one call.
-// Such a storage then stays alive for backward alone. ebb notices this only when the storage is
-// freed: the storage counts if ebb drops the last reference. The last reference may belong to a
-// value, a handle or a replay. Handles and replays count the bytes directly. A value does not know
-// its region, so ebb marks the value and the graph counts the bytes. If the recorder's map has the
-// last reference, backward did not need the storage, which then does not count.
-//
 // The latest numbers that recipes got.
 struct RecipeNumbers {
   uint64_t sequence = 0;  // in the order of recording; replays run in this order
   uint32_t visit = 0;     // of the latest search, which marks the recipes that it visits
 };
 
-// The classes that record a region store data for backward here.
+// Note [One lock per graph]
+// Recipes never cross an outermost region: a storage first met in a region is a leaf there. So
+// graphs are independent and each has one lock. A region holds the lock while recording an op, but
+// not during the op's kernel. A replay holds the lock throughout, kernels included; see Note [Locks
+// and the GIL]. Destructors of handles, values and recipes take no lock of a graph: they only count
+// references.
+//
+// Note [What only ebb holds]
+// The program holds most inputs of regions itself, such as parameters and a batch. The program
+// drops others, such as an activation between two blocks, or a weight dequantised for one call.
+// Such a storage then stays alive for backward alone. ebb notices this only when the storage is
+// freed: the statistic `bytes_from_outside` counts a storage if ebb drops its last reference. The
+// last reference may belong to a value, a handle or a replay. A handle or a replay adds the bytes
+// to the statistic at once. A value does not know its region, so ebb marks the value and the graph
+// adds the bytes. If the recorder's map has the last reference, backward did not need the storage,
+// which then does not count.
+//
+// A graph: the classes that record a region store data for backward here.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;               // See Note [One lock per graph]
   std::vector<std::string> names;  // names of the nested regions; the outermost is first

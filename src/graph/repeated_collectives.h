@@ -23,12 +23,12 @@ struct Graph;
 //    list follows the recipes and the policy's decisions, and not the references that the program
 //    happens to hold.
 // 2. The first unpack of the graph in backward repeats the whole list, in the order of the forward,
-//    even if this rank still has the unpacked bytes. Later replays find the results. So the order
-//    depends only on the order in which backward reaches the regions, which is the same on all
-//    ranks that run the same program.
+//    even if this rank still has the bytes of the tensor that backward reads. Later replays find
+//    the results. So the order depends only on the order in which backward reaches the regions,
+//    which is the same on all ranks that run the same program.
 // 3. Before the ranks of a process group repeat a list for the first time, they compare the list
-//    through the group's store (in verify mode: each time). A rank with another list, or without
-//    one, causes an error on every rank.
+//    through the group's store (in verify mode: each time). If a rank has another list, every rank
+//    raises. A rank without a list raises nothing; the others raise after the group's timeout.
 // 4. Nothing else repeats a collective: no replay ahead of backward, no second run after an
 //    allocation has failed, and no unpack outside of backward.
 class RepeatedCollectives {

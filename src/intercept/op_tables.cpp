@@ -54,8 +54,8 @@ constexpr std::array<std::string_view, 10> kConstant{
 // The other operators move data or state, and a second run would move them again.
 // torch.linalg.lstsq reads uninitialised memory: LAPACK's gelsy, the CPU's default driver, takes
 // initial pivots from there, and other pivots change the last bits of the solution. The results of
-// all these operators are kept whatever the policy says, unless a rule names the operator exactly,
-// with force.
+// all these operators are kept whatever the policy says, unless a rule with force names the
+// operator exactly. Such a rule is an error for a collective that is not in kRepeatable.
 constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
     "c10d::",
     "_c10d_functional::",
@@ -70,17 +70,17 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
 // written, except arguments named input*, which by convention are read, and those in kOnlyRead. The
 // writes move no version, so handles show the new contents, as eager's saved tensors do.
 //
-// A graph that was recorded earlier must not recompute from the new contents, where eager's
-// backward would use the old ones. So if such a graph knows a tensor that a later collective
-// writes, in another region or outside of all, ebb moves the tensor's version. The exception is a
-// tensor that no op has computed, as far as autograd knows: a gathered parameter (FSDP), which gets
-// the same contents again.
+// In eager, results that were computed before the collective are in memory. ebb would have to
+// recompute them from the overwritten tensor, which is wrong. So if a graph that was recorded
+// earlier knows a tensor that a later collective writes, in another region or outside of all, ebb
+// moves the tensor's version. The exception is a tensor that no op has computed, as far as autograd
+// knows: a gathered parameter (FSDP), which gets the same contents again.
 //
 // ebb sees no operator for the program's wait, so it treats the written value as in transit. Three
 // rules follow. The value is not offloaded, since the copy could miss data that has not arrived.
 // Its fingerprint is taken when the region ends. If the version has moved when ebb next looks at
-// the value, ebb attributes the move to the collective: gloo's threads end with operators of their
-// own.
+// the value, ebb attributes the move to the collective: gloo's threads run operators such as copy_
+// on the tensor after the collective, and these operators move the version.
 struct RepeatableCollective {
   std::string_view name;
   std::string_view output;  // the argument that receives the result; empty: none is written whole

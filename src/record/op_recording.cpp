@@ -50,8 +50,9 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
   }
 }
 
-// An operator without a recipe may write arguments marked as read, and may move only the counter of
-// an alias: see Note [Version stamps].
+// For an operator without a recipe: notes the current state and version counter of each known
+// argument, since the operator may write arguments marked as read, and may move only the counter of
+// an alias. See Note [Version stamps].
 [[gnu::cold]] void learnReads(ValueMap& values, const Arguments& arguments) {
   forEachKnown(values, arguments, [&](const at::Tensor& tensor, auto& slot) {
     values.current(slot, tensor);
@@ -60,14 +61,14 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
 
 // Note [Operators from elsewhere]
 // A custom operator, that is, one from outside torch, may keep state that no schema shows: a step
-// counter, a generator, a cache. A second run would then silently give another result. So ebb
-// keeps the results, with two exceptions. A rule of the policy that matches the operator declares
-// it repeatable. A checkpointed call declares all inner operators repeatable
-// (Context::allRepeat), since torch's checkpoint would run them again. In both cases, ebb
-// compares the results of the replay with the forward's: on the CPU by fingerprints, on other
-// devices in verify mode only. In a checkpointed call on the CPU, such an operator may also fill
-// a result of `empty`. There a fingerprint shows that no other code has written to the memory
-// before, so a replay may use new memory.
+// counter, a generator, a cache. A second run would then silently give another result. So ebb keeps
+// the results, with two exceptions. A rule of the policy that matches the operator declares it
+// repeatable. A checkpointed call declares all inner operators repeatable (Context::allRepeat),
+// since torch's checkpoint would run them again. In both cases, ebb compares the results of the
+// replay with the forward's: on the CPU by fingerprints, on other devices in verify mode only. In a
+// checkpointed call on the CPU, ebb also recomputes a result of `empty` that such an operator
+// fills. A fingerprint, taken when `empty` returns, shows that nothing wrote to the memory in
+// between, so a replay may use new memory.
 bool isTrusted(const Context& context, const OpTraits& op, const Verdict& verdict) {
   return !op.limits.untrusted || context.allRepeat || verdict.named;
 }
@@ -127,9 +128,9 @@ uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
   return whole ? fingerprint(result.storage()) : 0;
 }
 
-// True if ebb may wait for a collective, since witnesses and fingerprints need complete results.
-// The program itself waits for a synchronous collective. A wait for another one could keep the
-// other ranks waiting, so only verify mode does that.
+// True if ebb waits for a collective, to compare or fingerprint complete results. The program
+// itself waits for a synchronous collective. A wait for an asynchronous collective could keep the
+// other ranks waiting, so ebb waits for these only in verify mode.
 bool mayWait(const Context& context, const Call& call, const Arguments& arguments) {
   return context.graph->verify != VerifyMode::Off ||
          (!arguments.areOffCpu() && isSynchronous(call.op, call.arguments));
@@ -262,7 +263,8 @@ void OpRecording::runKernel() {
   context_.counters->opsRecorded += replay_.recipe.defined();
 }
 
-// A kernel that threw may have written a part. Then the state of these storages is unknown.
+// A kernel that threw may have written part of its outputs. The state of the written storages is
+// then unknown.
 [[gnu::cold]] void OpRecording::recover(bool draws) {
   try {
     if (draws || results_ != nullptr) {
@@ -406,7 +408,8 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   }
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
-  // The thread of a collective holds the results for some time, on each rank for another time.
+  // The thread of a collective holds the results for a time that differs between ranks, so the
+  // reference count must not decide.
   const bool isRepeated = replay_.recipe && op_.limits.communicates;
   value->facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);

@@ -159,14 +159,14 @@ static bool isShownBy(Value& value, const at::Tensor& tensor) {
 // A value remembers the version counter of its last writer, and the version. An op may read the
 // storage through a tensor whose version has moved without a visible write. Then a write happened
 // below ebb (a compiled function, mark_dirty). So the storage is a new leaf, and ebb never uses the
-// stale recipe. The same holds for a storage resized by the program, or given other memory.
-// In-place ops move the version after their kernel has returned. So ebb settles the stamp of a
-// written value at the next op, pack or exit: by one, and only where torch will have moved the
-// version, see Note [Which writes are counted]. For an op called by a __torch_dispatch__, autograd
-// has run before, so no version moves. Aliases may have counters of their own (`x.data`, the
-// results of _unsafe_view and unsafe_chunk, parameters in one flat buffer). A value knows the
-// counters of all tensors seen on its storage, and is valid only while no counter moves. If the
-// storage came from outside, ebb accepts any new counter. If the storage was made inside the
+// stale recipe. The same holds for a storage resized by the program, or given other memory. When
+// ebb records a write, the version has not moved yet: in-place ops move the version after their
+// kernel has returned. At the next op, pack or region exit, ebb therefore adds one to the stamp, if
+// torch counts the write: see Note [Which writes are counted]. A __torch_dispatch__ calls ops below
+// ADInplaceOrView, so these calls move no version. Aliases may have counters of their own
+// (`x.data`, the results of _unsafe_view and unsafe_chunk, parameters in one flat buffer). A value
+// knows the counters of all tensors seen on its storage, and is valid only while no counter moves.
+// If the storage came from outside, ebb accepts any new counter. If the storage was made inside the
 // region, ebb accepts a new counter only at version 0, before any write.
 c10::intrusive_ptr<Value>& ValueMap::current(const at::Tensor& tensor) {
   return current(values_[storageOf(tensor)], tensor);
@@ -243,8 +243,8 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
 }
 
 // Note [Silent writes]
-// Eager's saved tensors share the storage, so backward sees a write without a moved version. A
-// handle on a recomputed value follows such a write: Uses::redefined() is the storage.
+// Eager's saved tensors share the storage, so backward sees a write without a moved version. So
+// after such a write, handles of the old value show the written storage (`Uses::redefined()`).
 ValueMap& ValueMap::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;

@@ -13,7 +13,8 @@ namespace ebb {
 //    recipe, so the next slice can recompute the value.
 // 2. If backward unpacks the value itself, the value stays in memory and drops its recipe, like any
 //    other. So do other outputs of the same replay that a handle needs: a backward function unpacks
-//    all of them, and would cause a replay for each.
+//    all of them, and would cause a replay for each. If a nested region computed the unpacked
+//    value, all values of that nested region that the slice recomputes stay in memory too.
 // 3. A recipe that remains needs its inputs again. Each input is a leaf, or has a recipe too, or is
 //    held since its first recomputation or reload. So a replay may write in place in two cases: its
 //    recipe is dropped afterwards and nothing else reads the buffer, or the slice would free the

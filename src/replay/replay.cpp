@@ -31,8 +31,8 @@ namespace {
   journal.add("reload", op, start, value.home.nbytes());
 }
 
-// Restores the bytes of an offloaded value on the device. Null if the storage was written unseen
-// before the copy to the host was safe, or if `watch` does not allow the copy yet.
+// Restores the bytes of an offloaded value on the device. Null if the storage was written, unseen
+// by ebb, before the stash was independent of it, or if `watch` does not allow the copy yet.
 c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.home.living();
@@ -70,7 +70,8 @@ class Slice {
       : graph_(graph), root_(wanted.recipe()), watch_(watch), passing_(wanted, watch == nullptr) {
   }
 
-  // For a recipe that must run whoever needs its results: see Note [Repeated collectives].
+  // For a recipe that must run even if nothing on this rank needs its results: see Note [Repeated
+  // collectives].
   Slice(Graph& graph, c10::intrusive_ptr<Recipe> root)
       : graph_(graph), root_(std::move(root)), watch_(nullptr) {
   }
@@ -222,7 +223,8 @@ class Slice {
         " the decision SAVE.");
   }
 
-  // See Note [Repeated collectives]. The list is being repeated, or has been repeated.
+  // Throws if the recipe is a collective outside the list of Note [Repeated collectives]: while the
+  // list runs, collectives may run; afterwards none may.
   void checkIsListed(const Recipe& recipe) const {
     TORCH_CHECK(
         !recipe.op.limits.communicates || graph_.collectives->areUnfinished(),

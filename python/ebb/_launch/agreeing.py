@@ -136,8 +136,8 @@ class Ranks:
         if count >= self._store.add(self._key("joined"), 0):
             keys = [self._key("offer", n + 1) for n in range(count)]
             combined = _combined([json.loads(self._store.get(key)) for key in keys])
-            # Ranks that give up in their first step may come before others have joined. A rank that
-            # joins after the first offers changes nothing.
+            # If only ranks without an offer have written so far, others may still join, so nothing
+            # is combined. Once combined, the offers do not change.
             if combined:
                 self._store.compare_set(self._key("kinds"), "", json.dumps(combined))
 

@@ -136,7 +136,8 @@ class CallAround(AbstractContextManager[Any]):
 
 
 def _told_apart_by(function: Any) -> Any:
-    """The module or code of a checkpointed function, since each call may create a new function."""
+    """Identifies a checkpointed function by its module or code: each call may create a new
+    function."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__self__", function)
@@ -169,7 +170,7 @@ class Blocks:
         # Modules or code of checkpointed functions that run a block.
         self.functions_around: weakref.WeakSet[Any] = weakref.WeakSet()
         self.evaluation = Evaluation()
-        self.candidate = 0  # index of the blocks in `block_candidates` of a model
+        self.candidate = 0  # the entry of `block_candidates(model)` that gives the blocks
         self._patterns = patterns
         self._in_graphs = in_graphs
         self._all: list[Block] = []
@@ -306,7 +307,7 @@ class Blocks:
 
     def parents(self) -> dict[str, str]:
         """By block name, the region name of the module around it. Empty if the job has several
-        ranks, since the memory of parameters may change between blocks there.
+        ranks, since FSDP may free parameters between blocks.
         """
         return {
             name: parent for name, (parent, _) in self._parents().items() if name in self._inside
@@ -373,7 +374,8 @@ def _can_be_around(module: torch.nn.Module) -> bool:
 
 
 def _is_region(module: torch.nn.Module) -> bool:
-    """True if the module itself is a region; a copy of a block, which has its marks, is not."""
+    """True if the module is a region. A deep copy of a block also has the block's marks, but is not
+    a region."""
     marks = marks_of(module)
     if marks is None or marks.region is None:
         return False

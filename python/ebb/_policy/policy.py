@@ -89,9 +89,11 @@ class Policy:
     Raises:
         TypeError: a decision or an operator has the wrong type.
         ValueError: a rule matches no registered operator; the message gives the nearest names. Or
-            the conditions of a rule exclude each other, or a rule forces a collective. Or
-            ``inputs`` is RECOMPUTE or RECOMPUTE_EACH_TIME. Or there are more than 5,000 rules, or
-            more than 64 match one operator.
+            the conditions of a rule exclude each other. Or a rule has ``force`` and a glob, or has
+            ``force`` for a collective that replays cannot repeat, or has ``force`` and
+            RECOMPUTE_EACH_TIME for any collective. Or ``inputs`` is RECOMPUTE or
+            RECOMPUTE_EACH_TIME. Or there are more than 5,000 rules, or more than 64 match one
+            operator.
 
     Examples:
         >>> policy = ebb.Policy({"aten::mm": ebb.SAVE, "aten::_scaled_dot_product_*": ebb.SAVE})
