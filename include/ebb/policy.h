@@ -77,8 +77,8 @@ EBB_API PolicyPtr torchtitan();
 // Recomputes everything, and offloads inputs that a function outside the region has computed.
 EBB_API PolicyPtr offloadInputs();
 
-// As recomputeAll(), but also recomputes the results of the collectives that replays can repeat. All
-// ranks must run the same regions.
+// As recomputeAll(), but also recomputes the results of the collectives that replays can repeat.
+// All ranks must run the same regions.
 EBB_API PolicyPtr recomputeCollectives();
 
 // Policies under JAX's names. dotsSaveable() saves all matrix products; the others save or offload
