@@ -26,7 +26,7 @@ class Decision(enum.IntEnum):
     """Move the valid rows to a page pool on the device. See :mod:`ebb.paging`."""
     RECOMPUTE_EACH_TIME = 4
     """Free the bytes, and recompute them for each replay that needs them. They stay in memory only
-    once backward itself unpacks them."""
+    once backward unpacks them, or another such value that the same nested region computed."""
 
 
 SAVE = Decision.SAVE
