@@ -85,10 +85,13 @@ void tellUnrepeatable(const std::string& op, const std::string& region, size_t b
 }
 
 std::string compareCollectives(
-    const std::string& group, const std::string& region, const std::string& collectives) {
+    const std::string& group,
+    const std::string& region,
+    const std::string& collectives,
+    bool always) {
   py::gil_scoped_acquire gil;
   const py::object why =
-      helper("ebb._region.repeated_collectives", "compare")(group, region, collectives);
+      helper("ebb._region.repeated_collectives", "compare")(group, region, collectives, always);
   return py::cast<std::string>(why);
 }
 

@@ -13,6 +13,11 @@ void RepeatedCollectives::needs(const c10::intrusive_ptr<Value>& value) {
 }
 
 void RepeatedCollectives::close(Graph& graph) {
+  isOpen_ = false;
+  due_.store(collect(graph) || unfinished_, std::memory_order_release);
+}
+
+bool RepeatedCollectives::collect(Graph& graph) {
   const uint32_t visit = ++graph.numbers.visit;
   std::vector<const Value*> toVisit;
   for (const auto& weak : needed_) {
@@ -24,7 +29,8 @@ void RepeatedCollectives::close(Graph& graph) {
     const Value* value = toVisit.back();
     toVisit.pop_back();
     const auto& recipe = value->recipe();
-    if (!recipe || value->decision.isKept() || recipe->visit == visit) {
+    const bool hasBytes = value->decision.isKept() && !value->home.isSuperseded();
+    if (!recipe || hasBytes || recipe->visit == visit) {
       continue;
     }
     recipe->visit = visit;
@@ -41,7 +47,7 @@ void RepeatedCollectives::close(Graph& graph) {
     return a->sequence < b->sequence;
   });
   needed_.clear();
-  due_.store(!list_.empty(), std::memory_order_release);
+  return !list_.empty();
 }
 
 std::vector<c10::intrusive_ptr<Recipe>> RepeatedCollectives::take() {

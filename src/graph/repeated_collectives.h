@@ -36,10 +36,14 @@ class RepeatedCollectives {
   // Autograd packed `value`, which is to be recomputed.
   void needs(const c10::intrusive_ptr<Value>& value);
 
-  // The region has ended.
+  // The region has ended: makes the list.
   void close(Graph& graph);
 
-  // True if the list has still to be repeated, or that has failed. May be called without the lock.
+  // Adds to the list, for a backward inside the region. Returns false if the list is empty.
+  bool collect(Graph& graph);
+
+  // False if nothing is to be repeated. True while the region is open. May be called without the
+  // lock.
   bool areDue() const {
     return due_.load(std::memory_order_acquire);
   }
@@ -55,7 +59,7 @@ class RepeatedCollectives {
   // The whole list has run.
   void finished() {
     unfinished_ = false;
-    due_.store(false, std::memory_order_release);
+    due_.store(isOpen_, std::memory_order_release);
   }
 
   // The list in words, for each process group, by its name. Ranks of the group compare these.
@@ -65,7 +69,8 @@ class RepeatedCollectives {
   std::vector<c10::weak_intrusive_ptr<Value>> needed_;
   std::vector<c10::intrusive_ptr<Recipe>> list_;  // in the order of the forward
   bool unfinished_ = false;
-  std::atomic<bool> due_{false};
+  bool isOpen_ = true;
+  std::atomic<bool> due_{true};
 };
 
 }  // namespace ebb

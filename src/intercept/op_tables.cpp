@@ -86,11 +86,11 @@ struct RepeatableCollective {
   std::string_view output;  // the argument that receives the result; empty: none is written whole
 };
 // All ranks of the group call these collectives with the same kinds of arguments. Not here: send
-// and receive, reduce, gather and scatter, where ranks differ, and operators with lists of lists.
+// and receive, reduce, gather and scatter, where ranks differ; broadcast_, which writes to what one
+// rank has computed and another has only allocated; operators with lists of lists.
 constexpr RepeatableCollective kRepeatable[] = {
     {"c10d::allreduce_", ""},
     {"c10d::allreduce_coalesced_", ""},
-    {"c10d::broadcast_", ""},
     {"c10d::_allgather_base_", "output_tensor"},
     {"c10d::allgather_into_tensor_coalesced_", "outputs"},
     {"c10d::_reduce_scatter_base_", "output_tensor"},

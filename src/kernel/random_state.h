@@ -66,7 +66,8 @@ struct RandomState {
 // True if an op may draw from a generator when called with these arguments.
 bool mayDrawWith(const OpTraits& op, const c10::IValue* arguments);
 inline bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
-  return (op.random.draws || op.limits.untrusted) && mayDrawWith(op, arguments);
+  const bool isUnknown = op.limits.untrusted && !op.limits.communicates;
+  return (op.random.draws || isUnknown) && mayDrawWith(op, arguments);
 }
 
 // Takes the generator's state before an op that may draw, and decides after the op if a recipe

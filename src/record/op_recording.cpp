@@ -170,13 +170,7 @@ void OpRecording::run() {
   } else if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
     runUntrusted();
   } else {
-    const bool waits =
-        op_.limits.communicates && replay_.recipe && mayWait(context_, call_, arguments_);
     runKernel();
-    if (waits) {
-      waitForCollective(results_, op_.results.size());
-      replay_.isPrinted = true;
-    }
   }
   // Results are not visible to other threads yet, so only writes need the lock again.
   if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
@@ -246,6 +240,8 @@ void OpRecording::writeRecipe() {
 void OpRecording::runKernel() {
   lock_.unlock();
   const bool draws = mayDraw(op_, call_.arguments);
+  const bool waits =
+      op_.limits.communicates && replay_.recipe && mayWait(context_, call_, arguments_);
   try {
     if (draws) {
       runRandomKernel();
@@ -256,6 +252,10 @@ void OpRecording::runKernel() {
     }
     if (note_) [[unlikely]] {
       noteRun(*context_.graph->journal, *note_);
+    }
+    if (waits) [[unlikely]] {
+      waitForCollective(results_, op_.results.size());
+      replay_.isPrinted = true;
     }
   } catch (...) {
     recover(draws);

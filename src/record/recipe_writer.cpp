@@ -8,11 +8,30 @@
 
 #include "graph/geometry.h"
 #include "intercept/op_tables.h"
+#include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "record/sender.h"
 #include "record/value_map.h"
 
 namespace ebb {
+namespace {
+
+// True if a collective made the value, and `reader` is none.
+bool isOfCollective(const Value& value, const OpTraits& reader) {
+  return value.recipe() && value.recipe()->op.limits.communicates && !reader.limits.communicates;
+}
+
+// Takes the fingerprint of a collective's result on the CPU, if there is none. The program reads
+// the result with `tensor`, so the communication is complete.
+[[gnu::cold]] void printCollective(const Value& value, const at::Tensor& tensor) {
+  for (Output& output : value.recipe()->outputs) {
+    if (output.fingerprint == 0 && output.value._unsafe_get_target() == &value) {
+      output.fingerprint = fingerprint(tensor.storage());
+    }
+  }
+}
+
+}  // namespace
 
 c10::intrusive_ptr<Recipe> RecipeWriter::write() {
   Graph& graph = *context_.graph;
@@ -115,6 +134,9 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
     if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->slice()->isOf(tensor)) {
       sender_.needAll(*value, tensor);
     }
+  }
+  if (isOfCollective(*value, op_)) {
+    printCollective(*value, tensor);
   }
   input.value = value;
   value->uses.gainReader();

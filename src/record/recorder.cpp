@@ -111,6 +111,15 @@ void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
   }
 }
 
+void closeParts(Graph& graph) {
+  if (graph.lookahead) {
+    graph.lookahead->close();
+  }
+  if (graph.collectives) {
+    graph.collectives->close(graph);
+  }
+}
+
 // Releases the storages held by the previous region after its end.
 void dropHeldOf(const WeakGraph& weak) {
   const auto graph = weak.lock();
@@ -369,13 +378,8 @@ void Recorder::close() {
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  if (context_.graph->lookahead) {
-    context_.graph->lookahead->close();
-  }
+  closeParts(*context_.graph);
   values_.settle();
-  if (context_.graph->collectives) {
-    context_.graph->collectives->close(*context_.graph);
-  }
   unrepeatable_.closing();
   for (const auto& entry : values_.all()) {
     closeOwned(*entry.second);

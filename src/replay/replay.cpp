@@ -12,10 +12,10 @@
 #include "kernel/kernel_state.h"
 #include "memory/relief.h"
 #include "memory/stash.h"
-#include "replay/agreement.h"
 #include "replay/passing.h"
 #include "replay/rerun.h"
 #include "report/statistics.h"
+#include "support/python_support.h"
 
 namespace ebb {
 namespace {
@@ -292,11 +292,29 @@ class Slice {
 
 }  // namespace
 
+namespace {
+
+// Throws unless all ranks of the process groups repeat the same collectives.
+void compareWithOtherRanks(const Graph& graph) {
+  const std::string& region = graph.names.front();
+  const PythonSupport* python = pythonSupport();
+  TORCH_CHECK(
+      python != nullptr,
+      "ebb: cannot recompute the collectives of region '",
+      region,
+      "' in a program without Python: its ranks cannot compare them. Use a policy that keeps the "
+      "results of collectives.");
+  for (const auto& [group, list] : graph.collectives->ofGroups()) {
+    const bool always = graph.verify != VerifyMode::Off;
+    const std::string why = python->compareCollectives(group, region, list, always);
+    TORCH_CHECK(why.empty(), why);
+  }
+}
+
+}  // namespace
+
 [[gnu::cold]] void repeatCollectives(Graph& graph) {
   RepeatedCollectives& collectives = *graph.collectives;
-  if (!collectives.areDue()) {
-    return;  // another thread has repeated them meanwhile
-  }
   const std::string& region = graph.names.front();
   TORCH_CHECK(
       !collectives.areUnfinished(),
@@ -304,6 +322,9 @@ class Slice {
       region,
       "': an earlier backward failed while it repeated the region's collectives. Run the forward "
       "again.");
+  if (!collectives.areDue() || !collectives.collect(graph)) {
+    return;
+  }
   TORCH_CHECK(
       torch::autograd::get_current_graph_task_id() != -1,
       "ebb: a saved tensor of region '",
@@ -311,9 +332,7 @@ class Slice {
       "' was read outside of backward. Its recomputation repeats collectives, in which all ranks "
       "must take part. Read it in a hook that runs in backward on all ranks, or use a policy that "
       "keeps the results of collectives.");
-  for (const auto& [group, list] : collectives.ofGroups()) {
-    agreeOnCollectives(group, region, list, graph.verify != VerifyMode::Off);
-  }
+  compareWithOtherRanks(graph);
   for (auto& recipe : collectives.take()) {
     Slice slice(graph, std::move(recipe));
     slice.collect();

@@ -74,6 +74,12 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
   });
 }
 
+// Added to the message if a collective gave other bits.
+constexpr const char* kOtherOrder =
+    ". Ranks ran the backward of their regions in different orders, or another collective of the "
+    "process group came in between, such as DDP's with unused parameters: give DDP a process group "
+    "of its own, or use a policy that keeps the results of collectives.";
+
 bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
 }
@@ -302,10 +308,17 @@ class Rerun {
         " the decision SAVE.");
   }
 
+  // A collective runs once in backward, so its result stays even if the program, or a thread of the
+  // backend, still holds the forward's.
+  bool hasItsBytes(const Value& value) const {
+    const bool isRepeated = recipe_.op.limits.communicates && value.recipe();
+    return value.available() && !isRepeated;
+  }
+
   void handOut(JournalTime start) {
     for (const Output& output : recipe_.outputs) {
       const auto value = output.value.lock();
-      if (!value || value->available()) {
+      if (!value || hasItsBytes(*value)) {
         continue;
       }
       c10::Storage storage = storageOf(output);
@@ -341,8 +354,8 @@ class Rerun {
     if (output.fingerprint == 0 || graph_.verify != VerifyMode::Off) {
       return;
     }
-    const uint64_t now =
-        output.written ? fingerprint(storage) : fingerprintOfShown(resultOf(output));
+    const bool isWhole = output.written || recipe_.op.limits.communicates;
+    const uint64_t now = isWhole ? fingerprint(storage) : fingerprintOfShown(resultOf(output));
     TORCH_CHECK(
         now == output.fingerprint,
         "ebb: cannot recompute ",
@@ -350,7 +363,8 @@ class Rerun {
         ": with the same arguments the operator gave other bits than in the forward, in ",
         output.written ? "argument " : "result ",
         output.slot,
-        ". The operator keeps state that its arguments do not show (a counter, a cache, a "
+        recipe_.op.limits.communicates ? kOtherOrder : ".",
+        " The operator keeps state that its arguments do not show (a counter, a cache, a "
         "generator of its own), or it is not deterministic. Give ",
         recipe_.op.name,
         " the decision SAVE: a rule of the policy, MUST_SAVE in a context_fn, or "

@@ -30,10 +30,14 @@ struct PythonSupport {
   void (*throwReplayMismatch)(const std::string& message, const Mismatch& mismatch);
   // Logs how many bytes of an operator's results a region holds, and how to free them.
   void (*tellUnrepeatable)(const std::string& op, const std::string& region, size_t bytes);
-  // Compares the collectives of a region with those of the other ranks of a process group. Returns
-  // why they differ; empty: they are the same.
+  // Compares the collectives of a region with those of the other ranks of a process group, unless
+  // they were compared before. `always`: in any case. Returns why they differ; empty: they are the
+  // same.
   std::string (*compareCollectives)(
-      const std::string& group, const std::string& region, const std::string& collectives);
+      const std::string& group,
+      const std::string& region,
+      const std::string& collectives,
+      bool always);
   at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);
 };
 

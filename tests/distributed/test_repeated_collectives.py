@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from datetime import timedelta
 
@@ -29,11 +30,6 @@ def reduced(x):
 
 def reduced_later(x):
     dist.all_reduce(x, async_op=True).wait()
-    return x
-
-
-def broadcast(x):
-    dist.broadcast(x, 1)
     return x
 
 
@@ -73,7 +69,6 @@ def functional(name, *arguments):
 COLLECTIVES = (
     reduced,
     reduced_later,
-    broadcast,
     gathered,
     scattered,
     exchanged,
@@ -130,7 +125,9 @@ def test_each_collective(name):
     rows = [(row.op, row.fate, row.reason) for row in ebb.report().rows]
     # The program's wait for gloo's reduce-scatter copies the sum, so copy_ makes the result.
     operator = "copy_" if name == "scattered" else "c10d"
-    assert {fate for op, fate, _ in rows if operator in op} == {"recomputed"}, rows
+    fates = {fate for op, fate, _ in rows if operator in op}
+    # A thread of gloo may hold the result for some time.
+    assert fates in ({"recomputed"}, {"escaped"}, {"recomputed", "escaped"}), rows
 
 
 class WithPolicy:
@@ -307,8 +304,8 @@ def error_of(policy, group):
         y = x.sin().detach()
         dist.all_reduce(y, group=group)
         y = (x * y).exp().detach()
-        dist.broadcast(y, 0, group=group)
-        loss = (x * y).exp().sum()
+        dist.all_to_all_single(z := y.new_empty(y.shape), y, group=group)
+        loss = (x * z).exp().sum()
     try:
         loss.backward()
     except RuntimeError as error:
@@ -321,17 +318,17 @@ def test_one_rank_repeats_nothing():
     group = group_with_little_time()
     is_first = dist.get_rank() == 0
     error = error_of(REPEATED if is_first else ebb.policies.recompute_all, group)
-    expected = "region 'layer': rank 1 of the process group did not reach this point"
+    expected = "region 'layer': rank 1 did not reach this point"
     assert (expected in error) if is_first else error == ""
     dist.barrier()
 
 
 @on_two_ranks
 def test_ranks_repeat_other_collectives():
-    one = [rule for rule in REPEATED.rules if "broadcast" not in rule.op]
+    one = [rule for rule in REPEATED.rules if "alltoall" not in rule.op]
     policy = ebb.Policy(one) if dist.get_rank() == 0 else REPEATED
     error = error_of(policy, group_with_little_time())
-    assert f"rank {1 - dist.get_rank()} of the process group repeats other collectives" in error
+    assert f"rank {1 - dist.get_rank()} repeats other collectives" in error
     assert "with the same policy" in error
     dist.barrier()
 
@@ -356,3 +353,166 @@ def test_collectives_that_cannot_be_repeated():
     rule = ebb.Rule("c10d::allreduce_.default", ebb.RECOMPUTE_EACH_TIME, force=True)
     with pytest.raises(ValueError, match="equally often"):
         ebb.Policy([rule])
+
+
+@on_two_ranks
+def test_an_error_does_not_spoil_what_follows():
+    group = group_with_little_time()
+    if dist.get_rank() == 0:
+        assert "did not reach this point" in error_of(REPEATED, group)
+    else:
+        x = inputs()
+        with ebb.region(REPEATED, name="layer"):
+            y = x.sin().detach()
+            dist.all_reduce(y, group=group)
+            y = (x * y).exp().detach()
+            dist.all_to_all_single(y.new_empty(y.shape), y, group=group)
+    dist.barrier()
+    assert error_of(REPEATED, group) == ""
+
+
+# Adversarial programs -----------------------------------------------------------------------------
+
+
+def summed(y):
+    return (y * y.exp()).cos().sum()
+
+
+def dropped_in_backward(inside, x):
+    """Rank 0 holds the result of the collective until backward has begun."""
+    held = []
+    with inside.region():
+        y = Exchange.apply(x.sin(), "reduced")
+        z = y.exp() * y
+        if dist.get_rank() == 0:
+            held.append(y.detach())
+            z.register_hook(lambda gradient: held.clear())
+        return (z.cos() * y.tanh()).sum()
+
+
+def saved_and_then_overwritten(inside, x):
+    with inside.region():
+        y = (x * 2).detach()
+        dist.all_reduce(y)
+        z = x * y.cos()
+        y.add_(1)
+        return summed(z * y.clone())
+
+
+def backward_inside(inside, x):
+    with inside.region():
+        loss = summed(Exchange.apply(x.sin(), "reduced"))
+        loss.backward(retain_graph=True)
+        return summed(Exchange.apply(x.cos(), "exchanged"))
+
+
+def twice_inside(inside, x):
+    with inside.region():
+        for name in ("reduced", "functional_all_reduce"):
+            summed(Exchange.apply(x.sin(), name)).backward()
+        return summed(x)
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        dropped_in_backward,
+        saved_and_then_overwritten,
+        backward_inside,
+        twice_inside,
+    )
+}
+RULES = {"plain": [], "save": [("mul", ebb.SAVE)], "offload": [("mul", ebb.OFFLOAD)]}
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("program", PROGRAMS)
+@on_two_ranks
+def test_programs(program, rules):
+    more = [ebb.Rule(f"aten::{name}", decision) for name, decision in RULES[rules]]
+    POLICIES["tried"] = ebb.Policy([*REPEATED.rules, *more])
+
+    def train(inside):
+        x = inputs()
+        PROGRAMS[program](inside, x).backward()
+        return {"gradient": x.grad}
+
+    try:
+        assert_exact(train, ["tried"])
+    finally:
+        del POLICIES["tried"]
+
+
+@on_two_ranks
+def test_many_steps_of_a_small_region():
+    """gloo's thread may hold the forward's result while backward repeats the collective."""
+
+    def train(inside):
+        total = torch.zeros(())
+        for _ in range(300):
+            x = inputs()
+            for name in ("reduced", "functional_all_reduce"):
+                region_of(inside, name, x).backward()
+            total += x.grad.sum()
+        return {"total": total}
+
+    assert_exact(train, ["recompute_collectives"])
+
+
+def backwards_of(losses):
+    for loss in losses:
+        loss.backward()
+
+
+@pytest.mark.parametrize("name", ["reduced", "reduced_later", "functional_all_reduce"])
+@on_two_ranks
+def test_ranks_that_change_the_order_later(name):
+    """Step 0 agrees. In step 1 rank 1 runs the backwards in another order, which ebb notices."""
+
+    def losses():
+        x = inputs()
+        found = []
+        for number in range(2):
+            with ebb.region(REPEATED, name=str(number)):
+                found.append(after(Exchange.apply((x * (number + 1)).sin(), name)))
+        return found
+
+    backwards_of(losses())
+    order = losses()
+    if dist.get_rank() == 1:
+        order.reverse()
+    with pytest.raises(RuntimeError, match="in different orders"):
+        backwards_of(order)
+    dist.barrier()
+
+
+@on_two_ranks
+def test_a_thread_that_draws_beside():
+    stop = threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            torch.rand(8)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for _ in range(20):
+            x = inputs()
+            region_of(WithPolicy(REPEATED), "reduced", x).backward()
+    finally:
+        stop.set()
+        thread.join()
+
+
+@on_two_ranks
+def test_a_group_that_is_destroyed():
+    group = dist.new_group()
+    x = inputs()
+    with ebb.region(REPEATED, name="layer"):
+        y = x.sin().detach()
+        dist.all_reduce(y, group=group)
+        loss = summed(x * y)
+    dist.destroy_process_group(group)
+    with pytest.raises(RuntimeError, match="region 'layer': their process group was destroyed"):
+        loss.backward()

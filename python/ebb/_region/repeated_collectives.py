@@ -2,54 +2,76 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
+import weakref
+from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-_KEPT = 2  # comparisons whose keys stay in the store, since other ranks may still read them
 
-_numbers: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)  # by group name
+class _Group:
+    """One process group: what its ranks have compared."""
+
+    def __init__(self) -> None:
+        self.agreed: dict[str, set[str]] = {}  # for each region: lists that all ranks have
+        self.compared: Counter[str] = Counter()  # comparisons in verify mode, for each region
 
 
-def compare(group_name: str, region: str, collectives: str) -> str:
+_groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
+
+
+def compare(group_name: str, region: str, collectives: str, always: bool) -> str:
     """Compare this rank's list with those of the group's other ranks, through the group's store.
 
     Args:
         group_name: name of the process group.
         region: name of the region.
         collectives: names of the operators, in the order of the forward.
+        always: also compare a list that the ranks have compared before.
 
     Returns:
         Why the ranks cannot repeat the collectives; empty if the lists are the same.
     """
     distributed: Any = dist.distributed_c10d
-    group = distributed._resolve_process_group(group_name)
-    store = distributed._get_process_group_store(group)
-    if store is None or dist.get_world_size(group) == 1:
+    try:
+        group = distributed._resolve_process_group(group_name)
+    except (RuntimeError, ValueError):
+        return _in_words(region, "their process group was destroyed after the forward")
+    known = _groups.setdefault(group, _Group())
+    agreed = known.agreed.setdefault(region, set())
+    if collectives in agreed and not always:
         return ""
-    rank, number = dist.get_rank(group), next(_numbers[group_name])
-    own = f"{region}\n{collectives}"
+    store = distributed._get_process_group_store(group)
+    is_alone = dist.get_world_size(group) == 1 or dist.get_backend(group) == "fake"
+    if store is None or is_alone:
+        return ""
+    key = f"{region}/{len(agreed)}"
+    if always:
+        key = f"{region}/verify/{known.compared[region]}"
+    why = _compare(group, store, f"ebb/collectives/{group_name}", key, collectives)
+    if why:
+        return _in_words(region, why)
+    agreed.add(collectives)
+    if always:
+        known.compared[region] += 1
+    return ""
+
+
+def _compare(group: Any, store: Any, prefix: str, key: str, collectives: str) -> str:
     # A connection of its own: a waiting connection blocks other threads.
-    peers = distributed.PrefixStore(f"ebb/collectives/{group_name}", store.clone())
+    peers = dist.distributed_c10d.PrefixStore(prefix, store.clone())
     peers.set_timeout(_timeout_of(group))
-    if number >= _KEPT:
-        peers.delete_key(f"{number - _KEPT}/{rank}")
-    peers.set(f"{number}/{rank}", own)
+    peers.set(f"{key}/{dist.get_rank(group)}", collectives)
     for other in range(dist.get_world_size(group)):
+        rank = dist.get_global_rank(group, other)
         try:
-            found = peers.get(f"{number}/{other}").decode()
+            found = peers.get(f"{key}/{other}").decode()
         except RuntimeError:
-            return _in_words(region, f"rank {other} of the process group did not reach this point")
-        if found != own:
-            theirs = ", then ".join(found.split("\n")).strip()
-            return _in_words(
-                region,
-                f"rank {other} of the process group repeats other collectives (region {theirs})",
-            )
+            return f"rank {rank} did not reach this point"
+        if found != collectives:
+            return f"rank {rank} repeats other collectives ({found})"
     return ""
 
 
