@@ -18,7 +18,7 @@ namespace {
 
 // True if a collective made the value, and `reader` is none.
 bool isOfCollective(const Value& value, const OpTraits& reader) {
-  return value.recipe() && value.recipe()->op.limits.communicates && !reader.limits.communicates;
+  return value.facts.underWay && value.recipe() && !reader.limits.communicates;
 }
 
 // Takes the fingerprint of a collective's result on the CPU, if there is none. The program reads
