@@ -25,8 +25,9 @@ namespace ebb {
 // the parent to a copy while the device still uses the old page. So a child process gets zeros in
 // place of these pages (MADV_WIPEONFORK). The child cannot miss the contents: they are copied to a
 // device or to the disk tier, a child cannot use the device, and the disk tier refuses to read the
-// parent's data in a child. The addresses stay mapped, unlike with MADV_DONTFORK. Otherwise a child
-// that drops a tensor with such memory would unmap new memory at the same place.
+// parent's data in a child. With MADV_DONTFORK instead, the addresses would not stay mapped in the
+// child. The child could map new memory there, and would unmap it when it drops a tensor with
+// pinned memory.
 EBB_API c10::Storage allocatePinned(size_t nbytes, c10::Device device);
 
 }  // namespace ebb

@@ -15,12 +15,14 @@ namespace ebb {
 //
 // Only work that can be repeated as if it had not begun is tried again:
 // 1. an operator of a region: see Note [Operators that are tried again];
-// 2. a replay that backward waits for, unless the kernel wrote into a buffer of the value itself;
+// 2. a replay that backward waits for, unless the kernel may have begun to write in place to the
+//    only copy of a value;
 // 3. ebb's own copies: of a leaf before a write, of bytes that backward may write to, and of values
 //    that come back from the host.
-// ebb does not see operators outside of regions, such as backward's own. A replay that runs ahead
-// just ends. Before an allocation fails, the only cost is that arguments of some operators are held
-// while they run.
+// ebb does not see operators outside of regions, such as backward's own. If an allocation fails in
+// a replay ahead, that replay ends. Before an allocation fails, there are two costs, both only if
+// ebb has memory to free: ebb holds the arguments of some operators while they run, and copies
+// small buffers that those operators write to.
 
 // The kind of memory that ran out.
 enum class Shortage : uint8_t { None, Host, Device };

@@ -64,16 +64,16 @@ EBB_API void endCommotion();
 //    closed.
 constexpr uint64_t kForEver = UINT64_MAX;
 
-// Replays ahead of graphs that were closed as number `until` or before do not read `storage` from
-// now on. Waits while a recipe reads `storage`.
+// Graphs are numbered in the order in which their recording ends. From now on, replays ahead of
+// graphs with a number up to `until` do not read `storage`. Waits while a recipe reads `storage`.
 EBB_API void noteHandOn(const c10::Storage& storage, uint64_t until);
 
 // The number of weak references to `storage`, without this table's own. All strong references count
 // as one.
 EBB_API size_t weakReferencesTo(const c10::Storage& storage);
 
-// The storages that a recipe reads while it runs ahead, for a graph that was closed as number
-// `closed`.
+// The storages that a recipe reads while it runs ahead. `closed`: the number of the recipe's graph,
+// as in noteHandOn().
 class EBB_API ReadAhead {
  public:
   ReadAhead(std::vector<c10::Storage> storages, uint64_t closed);

@@ -25,8 +25,8 @@ using NodePointer = std::shared_ptr<autograd::Node>;
 // SavedVariable asks the default engine for saved-tensor hooks, and hooks are a C++ interface. So
 // ebb puts its own engine in front of the default one. In a region, ebb's engine answers the call
 // for hooks, and forwards all other calls. Pack and unpack are then plain virtual calls: no Python
-// object, no GIL. Hooks pushed inside the region win, because innermost hooks win. Hooks pushed
-// outside see tensors packed outside.
+// object, no GIL. As in torch, the innermost hooks win: hooks pushed inside the region replace
+// ebb's, and hooks pushed outside see only tensors that are packed outside.
 //
 // If there is an interpreter, the default engine is the Python engine: a static object that torch
 // rebuilds in place after a fork. So a reference to the engine stays valid.

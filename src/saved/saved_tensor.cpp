@@ -34,8 +34,8 @@ std::string howToSave(const char* producer) {
 // True if torch generates this class of autograd functions. A dynamic_cast in each unpack would
 // cost more than the rest of unpack, so the answers for a few classes are cached.
 bool isTorchsOwn(const torch::autograd::Node& node) {
-  // The address of a class, plus 1 for a class of torch's: one word, so threads can share the
-  // cache.
+  // Each entry is the address of the class's type_info, plus 1 if torch generates the class. An
+  // entry is one atomic word, so threads can share the cache without a lock.
   static std::array<std::atomic<uintptr_t>, 64> all{};
   const auto type = reinterpret_cast<uintptr_t>(&typeid(node));
   auto& slot = all[type / alignof(std::type_info) % all.size()];
@@ -58,7 +58,8 @@ bool isLastUnpack() {
   return node != nullptr && isTorchsOwn(*node);
 }
 
-// Inside the region this is true too often, because the recorder's map refers to the value. The
+// True if a recipe may still read `storage` as the bytes of `value`. While the region is open the
+// result may be true without such a recipe, because the recorder's map refers to the value too. The
 // only effect is an extra copy.
 bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
   if (onlyHandlesOwn(value)) {
@@ -97,9 +98,10 @@ struct SavedTensor::Parts {
 // Note [What a handle keeps]
 //   1. A value to be recomputed: the value and the geometry. No bytes.
 //   2. A wrapper around such values: each inner tensor, and how to rebuild the wrapper.
-//   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry. Not
-//      the tensor, which owns the node that owns this handle, or belongs to the program too.
-//      Reference counts tell whether other code holds the storage, see ownsItsBytes.
+//   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry. The
+//      handle does not keep the tensor: a tensor with a grad_fn owns the node that owns this
+//      handle, and the program may hold the tensor too. Reference counts tell whether other code
+//      holds the storage, see ownsItsBytes.
 //   4. Any other tensor without a grad_fn (parameters, inputs): the tensor itself, as in eager, so
 //      that unpack gives the same object.
 //   5. Any other tensor (sparse tensors, other subclasses): an alias without the grad_fn.
@@ -146,8 +148,9 @@ SavedTensor::~SavedTensor() {
   }
 }
 
-// See Note [What only ebb holds]. A Python object may refer to the tensor. So ebb drops its own
-// reference: if the tensor lives on, other code holds it.
+// See Note [What only ebb holds]. If only the kept tensor refers to its storage, the program may
+// still hold that tensor, for example through a Python object. So ebb drops its own reference and
+// then checks whether the tensor still exists.
 void SavedTensor::dropFromOutside() {
   unpacked_.reset();
   bool wasLast = storage_ && storage_.use_count() == 1;
@@ -256,9 +259,10 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 
 // Note [Given up when unpacked]
 // Autograd holds the saved tensors of a function until it has validated the function's gradients,
-// which may need memory. So ebb frees a recomputed tensor that only this handle holds together with
-// the function's own variables, as torch.utils.checkpoint does. Until then a second unpack, such as
-// a hook's, finds the tensor.
+// which may need memory. So ebb drops the handle's reference at the last unpack, as
+// torch.utils.checkpoint does, if no other handle or recipe uses the recomputed value. From then on
+// only the function's own variables hold the tensor, and the tensor is freed when the function
+// returns. Until then a second unpack, such as a hook's, still finds the tensor; later ones raise.
 void SavedTensor::giveUp() {
   const bool only = packed_.recompute && packed_.value->home.isPrivate() &&
                     packed_.value->home.bytes() && !packed_.value->uses.redefined() &&
@@ -288,10 +292,11 @@ at::Tensor SavedTensor::rebuild() {
 }
 
 // Note [Unpacked bytes may be written]
-// Some backward functions reuse unpacked tensors as scratch memory. In eager, saved tensors share
-// their storage among themselves and with the living tensor, but not with later computations. So
-// all handles on a value give the same storage: the living one, if there is one. If recipes still
-// read the value, the recipes get a copy from then on.
+// Some backward functions reuse unpacked tensors as scratch memory. In eager, all saved tensors of
+// one storage and the program's own tensor see such a write. Results that were computed from the
+// storage before the write do not. So all handles on a value give the same storage: the program's
+// own storage, if that still exists. If recipes still read the value, the recipes get a copy from
+// then on.
 c10::Storage SavedTensor::materialised() const {
   if (packed_.value->uses.redefined()) {
     graph_->streams.use(*packed_.value, packed_.value->uses.redefined());
