@@ -25,14 +25,16 @@ namespace ebb {
 //    even if another stream is current when the copy starts (values that stay on the device for a
 //    while leave later).
 // 2. The device memory is released when the copy is done. The host checks at each pack and unpack,
-//    and when the last stash is dropped. Autograd would have held the memory until backward, so the
-//    allocator is told about the stream that packed the value (record_stream); the call does
-//    nothing if the memory was allocated on that stream. The allocator does not know about the
-//    copying streams, so the memory is free at once.
-// 3. A write to the storage before then waits, on its stream, for the copy.
+//    and when the last stash is dropped. Without ebb, autograd would hold the memory until
+//    backward. With ebb, the stream that packed the value may still read the memory when the
+//    memory is freed. So record_stream tells the allocator about that stream; the call does nothing
+//    if the memory was allocated on that stream. The allocator does not know about the copying
+//    streams, so the memory is free at once.
+// 3. A write to the storage before the copy is done waits, on the writing stream, for the copy.
 // 4. A copy back runs after the copy to the host, on any thread, and after all work given to the
 //    compute stream for which the device memory was allocated.
-// 5. The compute stream, read at each use, waits for the copy back.
+// 5. The compute stream waits for the copy back. ebb asks torch for the compute stream at each use,
+//    since the current stream may change.
 // 6. Host memory is used again when the copy back is done.
 // A value needed while leaving is still on the device, and is served from there.
 //
@@ -43,8 +45,8 @@ namespace ebb {
 // is never freed: see Note [Whose host memory it is]. Captured work runs when the graph is launched
 // and other work runs at once, so neither may wait for the other. Copies in progress outside are
 // put aside when a capture begins. Copies that a failed capture left in progress are forgotten when
-// the capture is over. The outgoing stream shows when a capture is over: that stream joins the
-// capture with the first copy.
+// the capture is over. The outgoing stream joins the capture with the first copy, so a capture is
+// over when that stream is no longer captured.
 //
 // Copies has many methods: one for each event of a stash, and some for all stashes.
 class Copies {

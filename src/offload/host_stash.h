@@ -95,7 +95,7 @@ struct EBB_API HostStash final : Stash, InArena {
     return onDevice.nbytes() >= sent.nbytes && onDevice.data() == sent.address;
   }
 
-  // Throws if the copy before `event`, through which the bytes came back, failed.
+  // Throws if the copy back that ends at `event` failed.
   void checkCameBack(const TransferEvent& event) const;
 
   c10::Device device() const {

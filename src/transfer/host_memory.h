@@ -65,7 +65,8 @@ class HostPool {
 // because streams of different devices are not ordered with each other. Host memory of a captured
 // CUDA graph belongs to the graph for ever. Each replay of the graph writes to the same addresses,
 // whatever else is stored there, and a replay cannot wait for a copy that an eager step started.
-// Within the capture, host memory is used again. Memory of graphs counts as used for ever.
+// Later copies of the same capture may use the graph's host memory again. Memory of graphs counts
+// as used for ever.
 //
 // HostMemory is not thread-safe: the engine's lock guards it.
 class HostMemory {

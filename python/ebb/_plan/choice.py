@@ -69,7 +69,7 @@ def policy_of(choice: Choice, calls: Calls) -> Policy:
 
 
 def can_be_said(choice: Choice, calls: Calls) -> Choice:
-    """The choice without operators that would need more rules than a policy may have."""
+    """The choice, less the operators for which a policy would need too many rules."""
     rules = _rules_by_name(choice, calls)
     silent = {name for name, of_name in rules.items() if len(of_name) > _MOST}
 

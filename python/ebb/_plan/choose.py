@@ -53,8 +53,9 @@ class Chooser:
         self.fronts: dict[str, list[Point]] = {}
         self.alike: dict[str, int] = {}  # equal numbers for regions that share a front
         self._find_fronts()
-        # Searches for low peaks simulate a limited number of operators; cached results do not
-        # count. All searches begin with this cache, so earlier choices do not change their results.
+        # Searches for low peaks simulate a limited number of operators; results in the simulator's
+        # cache do not count. Each search begins with this copy of the cache, so what was simulated
+        # earlier does not change its result.
         self._after_fronts = simulator.snapshot()
         self._groups: dict[int, list[str]] = defaultdict(list)  # regions that share a front
         for region, number in self.alike.items():
@@ -113,9 +114,9 @@ class Chooser:
 
     @cached_property
     def least_made_once(self) -> Chosen:
-        """The choice with the lowest peak if no operator is recomputed twice. A saved result from
-        which others are recomputed may lower the peak in backward. So may a choice that saves
-        nothing, even if the memory before backward is the same."""
+        """The choice with the lowest peak if no operator is recomputed twice. Two
+        changes may lower the peak in backward: saving a result from which others are recomputed,
+        and saving nothing, even if as many bytes are in memory before backward."""
         simulator = self._after_fronts
         best = self.recomputed()
         costs = self._costs(best, simulator)

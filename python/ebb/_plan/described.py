@@ -91,7 +91,7 @@ def _remedy(use: str) -> str:
 
 
 def cuts_of(chooser: Chooser, chosen: Chosen) -> tuple[Cut, ...]:
-    """One cut for each group of regions that ran the same and got the same choice, in order."""
+    """One `Cut` for each group of regions with the same operators and choice, in order."""
     groups: dict[tuple[int, object], list[str]] = {}
     for region, point in chosen.items():
         groups.setdefault((chooser.alike[region], point.choice), []).append(region)
@@ -190,7 +190,7 @@ def _points(chooser: Chooser, own: BudgetPoint) -> Points:
 
 def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
     """Memory over time of a recorded step, scaled to its duration without recording. `standing`:
-    bytes that the plan allocated before the step."""
+    bytes of page pools that were allocated before the step."""
     sums = itertools.accumulate((size for _, _, size in profile.allocations), initial=standing)
     next(sums)
     times = (time for time, _, _ in profile.allocations)

@@ -25,8 +25,8 @@ def on_device(profile: Profile) -> Profile:
     """The same profile with device times instead of host times.
 
     While a region's operator or a replay of it runs, the device's clock advances by the time of its
-    kernels. The rest of the step's duration is divided among the other host times in proportion:
-    backward, and forward outside of regions.
+    kernels. The rest of the step's duration belongs to backward, and to forward outside of regions.
+    It is divided among the host's intervals between those operators, in proportion to their length.
     """
     busy = _busy(profile)
     points = [0.0]  # host times

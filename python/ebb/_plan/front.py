@@ -267,7 +267,8 @@ def _with_pages(simulator: Simulator, call: int) -> Iterable[Choice]:
 
 
 def _first(simulator: Simulator, call: int, kept: Operators, room: float) -> Operators:
-    """The saved operators to offload within `room` bytes: made first, needed last."""
+    """The saved operators to offload, in at most `room` bytes. The earliest operators come first,
+    since backward needs their results last."""
     step, first = simulator.step, set()
     start = step.calls[call].operators.start
     for op in sorted(kept):
@@ -282,9 +283,9 @@ def _first(simulator: Simulator, call: int, kept: Operators, room: float) -> Ope
 def recomputed_each_time(simulator: Simulator, call: int) -> Iterable[Choice]:
     """Choices that cut the sequence of a region's operators once or twice. A value made before a
     cut stays resident only if an operator after the cut reads it; the others are recomputed each
-    time. So backward of the operators after a cut needs no other memory from before it. Values
-    before the last cut are recomputed from those that are resident at the cut before. See
-    Note [Made each time].
+    time. So, of the results made before a cut, backward of the operators after it needs only
+    those that stay resident. If there are two cuts, the values between them are recomputed from
+    those that are resident at the first cut. See Note [Made each time].
     """
     count = len(simulator.step.calls[call].operators)
     cuts = _spread(range(1, count + 1), _MOST_CUTS)

@@ -17,9 +17,9 @@ from ebb._region.region import region
 from ebb._support import devices
 from ebb._support.log import log
 
-# Bytes of one copy; a measurement needs five times as much memory. On an accelerator, the host's
-# work for a copy takes as long as copying a few MiB. If the large probe does not fit, ebb uses the
-# small one.
+# Bytes of a probe, the storage that is copied to measure the speed; a measurement needs five times
+# as much memory. On an accelerator, the host's work for a copy takes as long as copying a few MiB.
+# So ebb first tries the large probe, and uses the small one if the large one does not fit.
 _PROBE, _ACCELERATOR_PROBE = 8 * 2**20, 64 * 2**20
 _ROUNDS = 3
 _MOST_SECONDS = 60.0  # timeout for one copy

@@ -46,7 +46,7 @@ offload_all = Policy(default=OFFLOAD)
 
 class Callers:
     """Observes with hooks, until `close`, whether modules run in the forward of the module around
-    them. Another module may call them, or another method of that module.
+    them. They do not if another module calls them, or another method than forward.
 
     Args:
         pairs: tuples of a module's name, the module, and the module around it.
@@ -97,7 +97,8 @@ def measured_of(
     again: StepsThatRunAgain,
 ) -> Measured:
     """The input of a plan. The lowest duration counts, since other work on the machine only makes
-    steps slower. `base`: bytes in use when the last step ended. `again` was made before the steps.
+    steps slower. `base`: bytes in use when the last step ended. `again` must be created before
+    the steps run.
     """
     profile, freed = from_first_operator(profile)
     return Measured(

@@ -24,8 +24,8 @@ from ebb.paging._run_step import runs
 _PROBE = 4 * 2**20  # bytes of one timed copy
 _ROUNDS = 5
 _EACH = 0.01  # host milliseconds for one storage, out and back
-# Bytes of a pool's state, and of a number. A ticket records on the device where a tensor is paged:
-# _TICKET numbers, and one for each page.
+# Bytes of a pool's state, and of one number on the device. Each paged tensor has a ticket on the
+# device that says where its rows are. A ticket has _TICKET numbers, and one more for each page.
 _STATE, _NUMBER, _TICKET = 128, 8, 5
 
 Kind = tuple[str, int]
@@ -169,7 +169,7 @@ class Pools:
 
 
 def _first_of_calls(order: Iterable[Paged], time: Callable[[Sent], float]) -> dict[int, float]:
-    """For each call, the earliest of a time of its storages."""
+    """For each call, the earliest `time` of its paged storages."""
     first: dict[int, float] = {}
     for paged in order:
         first[paged.call] = min(first.get(paged.call, math.inf), time(paged.sent))
@@ -184,7 +184,8 @@ def _turning_points(order: Sequence[Paged], begins: Mapping[int, float]) -> set[
 
 
 class StepsThatRunAgain:
-    """Checks that measured steps use ebb.paging.run_step: in other steps no pool may overflow."""
+    """Checks that measured steps use ebb.paging.run_step. Other steps cannot run again after an
+    overflow, so a plan must not page in them."""
 
     def __init__(self) -> None:
         self._before = Counter(runs)

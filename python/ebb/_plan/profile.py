@@ -163,15 +163,18 @@ def profile_of(fields: dict[str, Any]) -> Profile:
 
 
 # Note [Where a step begins]
-# Many loops call zero_grad() first. Then the bytes in use when the last step ended include
-# gradients that are freed at once, and bytes counted from there would hide as many bytes of
-# activations. So a step's bytes count from those in use when its first region runs, less what the
-# step has allocated before.
+# A step's bytes count above a base. Many loops call zero_grad() first, so the bytes in use when the
+# last step ended include gradients that this step frees at once. With that base, as many bytes of
+# activations would not count. So the base is the bytes in use when the last step ended, minus older
+# memory that this step frees before its first region runs.
 
 
 def from_first_operator(profile: Profile) -> tuple[Profile, int]:
-    """The profile without the frees, before its first operator, of memory that is older than the
-    step; and the bytes of these frees. See Note [Where a step begins]."""
+    """Remove each free that comes before the first operator, of memory older than the step.
+
+    Returns:
+        The profile without these frees, and their bytes. See Note [Where a step begins].
+    """
     first = _first_start(profile)
     known: set[int] = set()
     kept, freed = [], 0

@@ -31,7 +31,8 @@ class RegionEstimate:
         step, call: the call of a recorded step.
         choice: decisions for its operators' results.
         least: smaller storages are not offloaded.
-        begins: when its replays begin at the latest; infinity: when backward unpacks a value.
+        begins: when replays ahead begin; infinity: there are none, so each replay begins when
+            backward unpacks a value.
     """
 
     def __init__(
@@ -288,8 +289,8 @@ class RegionEstimate:
     def _copies_in_passing(self) -> Iterable[tuple[float, int]]:
         """Copies of recomputed values that an operator of ``each_time`` overwrites. If the slice
         frees the operator's results, the replay writes to a copy, since a later replay will read
-        the values again. The last replay does so only if something else still needs them. See
-        Note [Made each time]."""
+        the values again. If the slice keeps the results, the replay copies only if the
+        overwritten values are needed after the slice. See Note [Made each time]."""
         step, runs = self._step, self.replays.runs
         for op in self._each_time & runs.keys():
             for value in step.operators[op].inputs:
@@ -325,8 +326,8 @@ class RegionEstimate:
                     yield from during(written, max(written, both), self._size(value))
 
     def _last_state_until(self, writer: int | None, time: float) -> float:
-        """When replays no longer need the result of an operator's run, or results that later
-        operators write over it."""
+        """When the result of an operator's run is no longer needed, nor are the results of later
+        operators that overwrite the same memory."""
         runs, until = self.replays.runs, 0.0
         while writer in runs:
             time = min((run for run in runs[writer] if run >= time), default=math.inf)

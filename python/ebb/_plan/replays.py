@@ -117,7 +117,7 @@ class Replays:
         ]
 
     def _ends_of_slices(self) -> dict[tuple[int, float], float]:
-        """For each replay, the end of its slice: of replays directly after one another."""
+        """For each replay, the end of its slice. A slice consists of replays without gaps."""
         ends: dict[tuple[int, float], float] = {}
         later = end = math.inf
         for op, time in sorted(self.all(), key=lambda replay: -replay[1]):

@@ -33,8 +33,8 @@ class Measured:
     freed: int = 0  # bytes that are freed between the end of a step and this begin
     whole: str | None = None  # name of the region that is the model itself; None: there is none
     root: str = ""  # name that such a region would have
-    # By region name, the name of the module whose forward calls it, "" for the model; without an
-    # entry it is unknown.
+    # By region name: the name of the module whose forward calls the region; "" means the model. A
+    # region without an entry has an unknown caller.
     parents: Mapping[str, str] = field(default_factory=dict)
     link: Link | None = None  # None: values cannot be offloaded
     away: float | None = None  # milliseconds of a step that offloads all saved tensors

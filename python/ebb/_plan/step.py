@@ -227,9 +227,9 @@ class Step:
         return None if name == self.calls[self.call_of[op]].region else name
 
     def input_released(self, value: int) -> float:
-        """When the program released an input of a region. ebb notices that only when the next
-        region begins or backward unpacks a value. If backward noticed it, the release was earlier:
-        it counts as at the end of the forward."""
+        """When the program released an input of a region. ebb notices a release only when the
+        next region begins or backward unpacks a value. If ebb noticed it in backward, the estimate
+        takes the end of the call's forward as the time of the release."""
         record = self.values[value]
         calls = [call for call in self.calls if record.made < call.ends <= record.let_go]
         return min([record.let_go, *(call.forward_ends for call in calls)])

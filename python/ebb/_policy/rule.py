@@ -71,9 +71,11 @@ class Rule:
             ``OpOverloadPacket``.
         decision: what to do with the operators' outputs.
         every: match only every n-th call, counted per region; later rules decide on the other
-            calls. A call is counted if it reaches this rule in a matching module.
+            calls. A call is counted if its module matches, and no earlier rule without a condition
+            on the output has matched.
         force: also recompute an operator that ebb otherwise always keeps, such as one with packed
-            weights. ``op`` must not be a glob or a collective; conditions on the output (``name``,
+            weights. ``op`` must not be a glob, nor a collective that replays cannot repeat. For
+            other collectives, all ranks must have the rule. Conditions on the output (``name``,
             sizes, ``dtype``) are not allowed.
         nth: match only the n-th call, from 1, counted as for ``every``.
         per_module: count calls per module, not per region.

@@ -32,7 +32,7 @@ Search = Callable[[nn.Module, int], Found]
 #    if they have at least two layers each. If the entries differ, as stages of a ResNet do, and
 #    contain such lists, the entries of those lists are blocks. Modules beside the lists are blocks
 #    too if they have submodules (a stem, a decoder) or are recurrent layers, unless they contain
-#    the blocks under another name.
+#    one of the blocks (a model may hold a module under two names).
 # 2. Without such lists: attributes whose names differ by a number, as down1 and down2 of a U-Net.
 # 3. Rules 1 and 2 again, for blocks of one layer.
 # 4. Otherwise the submodules of the model that have submodules; or the model.

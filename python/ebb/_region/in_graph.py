@@ -256,7 +256,7 @@ def _hint(size: Any) -> int:
 def _marks(
     node: torch.fx.Node, decider: Decider, results: list[Result | None]
 ) -> list[tuple[bool, torch.fx.Node]]:
-    """For the nodes of an operator and its outputs: True if the policy saves the node; the node."""
+    """Pairs (True if the policy saves the node, node), for an operator's node and its outputs'."""
     if isinstance(node.target, torch._ops.OpOverload):
         modules = tuple(_annotation(node).get(MODULE, "").split("\n"))
         decisions = decider.decide(qualified_name(node.target), results, modules)
