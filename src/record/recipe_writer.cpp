@@ -16,9 +16,11 @@
 namespace ebb {
 namespace {
 
-// True if a collective made the value, and `reader` is none.
-bool isOfCollective(const Value& value, const OpTraits& reader) {
-  return value.facts.underWay && value.recipe() && !reader.limits.communicates;
+// True if a collective made the value, and the operator only reads it. gloo's reduce-scatter writes
+// its result in the program's wait, which ebb sees as a write by copy_.
+bool isResultOfCollective(const Value& value, const Input& input, const OpTraits& op) {
+  return value.facts.underWay && value.recipe() && input.use == ArgUse::Read &&
+         !op.limits.communicates;
 }
 
 // Takes the fingerprint of a collective's result on the CPU, if there is none. The program reads
@@ -135,7 +137,7 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
       sender_.needAll(*value, tensor);
     }
   }
-  if (isOfCollective(*value, op_)) {
+  if (isResultOfCollective(*value, input, op_)) {
     printCollective(*value, tensor);
   }
   input.value = value;
