@@ -165,7 +165,7 @@ def test_a_layer_that_stays_may_be_written(write, policy):
     assert policy is EVERYTHING or ebb.stats()["paging"]["resident"] == 2
 
 
-def test_pages_of_graphs_that_nobody_wants_are_free_again(net):
+def test_unneeded_graphs_give_their_pages_back(net):
     ebb.paging.configure(page_rows=1)
     x, n = net.inputs(0), torch.tensor(20)
 

@@ -154,7 +154,7 @@ PLACES: Places = {
             "slot->free = true;\n  freed_",
         ),
         (
-            (PAGING_STEPS + "::test_pages_of_graphs_that_nobody_wants_are_free_again",),
+            (PAGING_STEPS + "::test_unneeded_graphs_give_their_pages_back",),
             "pool-free-lists-slot",
             "freed_.push_back(slot);",
         ),
