@@ -46,6 +46,8 @@ bool RepeatedCollectives::collect(Graph& graph) {
   std::sort(list_.begin(), list_.end(), [](const auto& a, const auto& b) {
     return a->sequence < b->sequence;
   });
+  // After a comparison that has failed, the list may have them already.
+  list_.erase(std::unique(list_.begin(), list_.end()), list_.end());
   needed_.clear();
   return !list_.empty();
 }

@@ -290,10 +290,6 @@ class Slice {
   Passing passing_;  // destroyed first: recipes_ keep its values alive
 };
 
-}  // namespace
-
-namespace {
-
 // Throws unless all ranks of the process groups repeat the same collectives.
 void compareWithOtherRanks(const Graph& graph) {
   const std::string& region = graph.names.front();
