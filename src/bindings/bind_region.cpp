@@ -14,6 +14,7 @@ namespace py = pybind11;
 
 void bindRegion(py::module_& module) {
   module.def("in_region", &inRegion);
+  module.def("split_region", torch::wrap_pybind_function([] { splitRegion(); }));
   py::class_<Graph, c10::intrusive_ptr<Graph>>(module, "Escapes")
       .def("refill", torch::wrap_pybind_function([](Graph& graph) {
              asksFor(graph);  // see Note [Replays ahead of backward]

@@ -139,11 +139,22 @@ class ThreadRegions {
     regionOf_.push_back(region);
     activate();
     if (frames_.size() == 1) {
-      for (const at::Tensor& tensor : opaque_) {
-        recorder_.opaqueWriteBegins(tensor);
-      }
+      announceOpaqueWrites();
     }
     return id;
+  }
+
+  void split() {
+    if (frames_.empty()) {
+      return;
+    }
+    closeGraph();
+    openGraph();
+    for (size_t depth = 0; depth < frames_.size(); ++depth) {
+      regionOf_[depth] = nameIndex(*recorder_.graph(), frames_[depth].name);
+    }
+    activate();
+    announceOpaqueWrites();
   }
 
   void leave(uint64_t id) {
@@ -247,6 +258,22 @@ class ThreadRegions {
     return static_cast<uint16_t>(found - graph.names.begin());
   }
 
+  // Ends what openGraph() began.
+  void closeGraph() {
+    setCurrentInterceptor(nullptr);
+    count(liveCounts().regions, -1);
+    const auto graph = recorder_.graph();
+    recorder_.close();
+    closed(graph);
+    recorder_.tellUnrepeatable(frames_.front().name);
+  }
+
+  void announceOpaqueWrites() {
+    for (const at::Tensor& tensor : opaque_) {
+      recorder_.opaqueWriteBegins(tensor);
+    }
+  }
+
   void dropAbandoned() {
     for (size_t depth = 0; depth < frames_.size(); ++depth) {
       if (Abandoned::get().take(frames_[depth].id)) {
@@ -268,12 +295,7 @@ class ThreadRegions {
       });
       if (frames_.size() == 1) {
         activate();  // work from here on counts for the outermost region
-        setCurrentInterceptor(nullptr);
-        count(liveCounts().regions, -1);
-        const auto graph = recorder_.graph();
-        recorder_.close();
-        closed(graph);
-        recorder_.tellUnrepeatable(frames_.back().name);
+        closeGraph();
       }
     }
     if (!frames_.empty()) {
@@ -324,6 +346,10 @@ uint64_t enterRegion(const PolicyPtr& policy, std::string name, Repeats repeats)
 
 void leaveRegion(uint64_t id) {
   threadRegions().leave(id);
+}
+
+void splitRegion() {
+  threadRegions().split();
 }
 
 c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(

@@ -29,6 +29,10 @@ enterRegion(const PolicyPtr& policy, std::string name, Repeats repeats = Repeats
 // region works in both cases.
 EBB_API void leaveRegion(uint64_t id);
 
+// Ends the outermost region of this thread, if there is one, and begins another with the same inner
+// regions. Backward then recomputes the parts before and after this call apart from each other.
+EBB_API void splitRegion();
+
 // Leaves the region. An outermost region also frees the memory of referenced recomputable values:
 // see Note [Escapes]. Returns the graph if there was such a value, else null.
 EBB_API c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(

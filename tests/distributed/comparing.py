@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed._functional_collectives as funcol
+from entries import Way
 from exactness import same_bits
 from stand_ins import fake_accelerator
 
 import ebb
+from ebb._launch import takeover
 
 POLICIES = {
     "recompute_all": ebb.policies.recompute_all,
@@ -32,25 +33,13 @@ POLICIES = {
 Results = dict[str, Any]
 
 
-class Way:
-    """How a training runs: under a policy, or plain, where all of this does nothing."""
-
-    def __init__(self, policy: ebb.Policy | None) -> None:
-        self.policy = policy
-
-    def region(self, **settings: Any) -> Any:
-        if self.policy is None:
-            return contextlib.nullcontext()
-        return ebb.region(self.policy, **settings)
-
-    def apply(self, model: torch.nn.Module, modules: str, **settings: Any) -> None:
-        if self.policy is not None:
-            ebb.apply(model, self.policy, modules, **settings)
-
-
-def run(train: Callable[[Way], Results], policy: ebb.Policy | None) -> Results:
+def run(train: Callable[[Way], Results], policy: ebb.Policy | None, *entry: Any) -> Results:
+    """What `train` gives, by name. `entry`: further arguments of `Way`."""
     torch.manual_seed(3)
-    results = {name: plain(result) for name, result in train(Way(policy)).items()}
+    try:
+        results = {name: plain(result) for name, result in train(Way(policy, *entry)).items()}
+    finally:
+        takeover.remove()
     return results | {"random state": torch.rand(1)}
 
 
@@ -83,19 +72,27 @@ def assert_exact(
         ebb.reset_stats()
         with accelerator():
             actual = run(train, POLICIES[name])
-        differing = [
-            key
-            for key in expected.keys() | actual.keys()
-            if not same_bits(actual.get(key), expected.get(key))
-        ]
-        assert not differing, f"policy {name}: {describe(differing, actual, expected)}"
+        difference = difference_of(actual, expected)
+        assert not difference, f"policy {name}: {difference}"
         assert_does_something(name)
+
+
+def difference_of(actual: Results, expected: Results) -> str:
+    """In words; empty if both have the same bits."""
+    differing = [
+        key
+        for key in expected.keys() | actual.keys()
+        if not same_bits(actual.get(key), expected.get(key))
+    ]
+    return describe(differing, actual, expected) if differing else ""
 
 
 def describe(differing: list[str], actual: Results, expected: Results) -> str:
     first = min(differing)
     names = ", ".join(sorted(differing)[:8])
-    return f"{len(differing)} differ ({names}): {actual[first]} instead of {expected[first]}"
+    return (
+        f"{len(differing)} differ ({names}): {actual.get(first)} instead of {expected.get(first)}"
+    )
 
 
 def assert_does_something(policy: str) -> None:

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+WRAPPER = "_checkpoint_wrapped_module."  # in names below torch's checkpoint_wrapper
 STEPS = 3
 WIDTH = 8
 
@@ -59,6 +60,12 @@ def train_steps(model, *, steps=STEPS, same=False, optimizer=None, step_of=None)
     """Losses, gradients, parameters and buffers of each step, by name."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.05)
     results = {}
+
+    def add(step, kind, tensors):
+        for name, tensor in tensors:
+            name = name.replace(WRAPPER, "")
+            results[f"{step} {kind} {name}"] = plain(tensor)
+
     for step in range(steps):
         optimizer.zero_grad()
         if step_of is not None:
@@ -67,13 +74,11 @@ def train_steps(model, *, steps=STEPS, same=False, optimizer=None, step_of=None)
             loss = model(batch(step, same=same)).square().mean()
             loss.backward()
         results[f"{step} loss"] = plain(loss)
-        for name, parameter in model.named_parameters():
-            results[f"{step} gradient of {name}"] = plain(parameter.grad)
+        gradients = ((name, parameter.grad) for name, parameter in model.named_parameters())
+        add(step, "gradient of", gradients)
         optimizer.step()
-        for name, parameter in model.named_parameters():
-            results[f"{step} {name}"] = plain(parameter)
-        for name, buffer in model.named_buffers():
-            results[f"{step} {name}"] = plain(buffer)
+        add(step, "parameter", model.named_parameters())
+        add(step, "buffer", model.named_buffers())
     return results
 
 

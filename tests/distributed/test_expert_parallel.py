@@ -9,7 +9,7 @@ import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional as differentiable
 from collectives import rank
 from comparing import assert_exact
-from models import WIDTH, train_steps
+from models import WIDTH, step_in_a_region, train_steps
 from torch import nn
 from two_ranks import on_two_ranks
 
@@ -81,27 +81,12 @@ class Experts(nn.Module):
 WAYS = ("single", "async", "into what was computed", "differentiable", "functional")
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["layers", "whole"])
 @pytest.mark.parametrize("how", WAYS)
 @on_two_ranks
-def test_switch_layers(how, whole):
+def test_one_region_around_two_layers(how):
     def train(inside):
         torch.manual_seed(20 + rank())
         model = nn.Sequential(*[Experts(how) for _ in range(2)])
-        if not whole:
-            inside.apply(model, "[0-9]")
-
-        def step_of(model, step):
-            generator = torch.Generator().manual_seed(step * 2 + rank())
-            x = torch.randn(7, WIDTH, generator=generator)
-            if whole:
-                with inside.region():
-                    loss = model(x).square().mean()
-            else:
-                loss = model(x).square().mean()
-            loss.backward()
-            return loss
-
-        return train_steps(model, step_of=step_of)
+        return train_steps(model, step_of=step_in_a_region(inside))
 
     assert_exact(train)

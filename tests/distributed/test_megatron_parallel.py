@@ -4,8 +4,6 @@ inside of custom functions.
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,8 +11,6 @@ from comparing import assert_exact
 from models import WIDTH, batch, train_steps
 from torch import nn
 from two_ranks import on_two_ranks
-
-import ebb
 
 
 def halves(t, dim):
@@ -164,18 +160,6 @@ class Stack(nn.Module):
 KINDS = ("plain", "reduced later", "gathered between", "async", "sequence")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@on_two_ranks
-def test_layers(kind):
-    def train(inside):
-        AsyncLinear.buffer = None
-        model = Stack(kind)
-        inside.apply(model, "layers.*")
-        return train_steps(model, same=not kind.startswith("sequence"))
-
-    assert_exact(train)
-
-
 @pytest.mark.parametrize("policy", ["save_matmuls", "recompute_all"])
 @on_two_ranks
 def test_one_global_buffer_for_all_layers(policy):
@@ -188,19 +172,6 @@ def test_one_global_buffer_for_all_layers(policy):
         return train_steps(model)
 
     assert_exact(train, [policy])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@on_two_ranks
-def test_every_value_is_recomputed_as_it_was(kind):
-    def train(inside):
-        AsyncLinear.buffer = None
-        with ebb.verify() if inside.policy else contextlib.nullcontext():
-            model = Stack(kind)
-            inside.apply(model, "layers.*")
-            return train_steps(model, same=not kind.startswith("sequence"))
-
-    assert_exact(train, ["recompute_all", "save_matmuls"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Pipelines: torch's schedules, and stages that send and receive by hand."""
+"""Pipeline stages that send and receive by hand. strategies.py has torch's schedules."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from collectives import peer, rank
 from comparing import assert_exact
 from models import WIDTH, Block, batch, plain, train_steps
 from torch import nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleLoopedBFS,
-)
 from two_ranks import on_two_ranks
 
 MICROBATCHES = 4
@@ -25,54 +18,6 @@ def stage_modules(count):
     """The same on both ranks; each keeps its own."""
     torch.manual_seed(11)
     return [nn.Sequential(Block(), Block()) for _ in range(count)]
-
-
-def loss_of(output, target):
-    return (output - target).square().mean()
-
-
-def train_pipeline(pipeline, module):
-    def step_of(module, step):
-        losses = []
-        if rank() == 0:
-            pipeline.step(batch(step, 8, same=True))
-        else:
-            pipeline.step(target=torch.zeros(8, WIDTH), losses=losses)
-        return torch.stack(losses or [torch.zeros(())])
-
-    return train_steps(module, step_of=step_of)
-
-
-@pytest.mark.parametrize("schedule", [ScheduleGPipe, Schedule1F1B])
-@on_two_ranks
-def test_schedules(schedule):
-    def train(inside):
-        module = stage_modules(2)[rank()]
-        inside.apply(module, "[0-9]")
-        stage = PipelineStage(module, rank(), 2, torch.device("cpu"))
-        pipeline = schedule(stage, n_microbatches=MICROBATCHES, loss_fn=loss_of)
-
-        return train_pipeline(pipeline, module)
-
-    assert_exact(train)
-
-
-@pytest.mark.parametrize("schedule", [ScheduleInterleaved1F1B, ScheduleLoopedBFS])
-@on_two_ranks
-def test_schedules_with_two_stages_a_rank(schedule):
-    def train(inside):
-        modules = stage_modules(4)[rank() :: 2]
-        for module in modules:
-            inside.apply(module, "[0-9]")
-        stages = [
-            PipelineStage(module, rank() + 2 * i, 4, torch.device("cpu"))
-            for i, module in enumerate(modules)
-        ]
-        pipeline = schedule(stages, n_microbatches=MICROBATCHES, loss_fn=loss_of)
-
-        return train_pipeline(pipeline, nn.ModuleList(modules))
-
-    assert_exact(train)
 
 
 def send(tensor, how):

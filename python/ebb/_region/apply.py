@@ -60,9 +60,8 @@ class RegionHandle:
                     "undo that before calling remove()"
                 )
         for module in self._modules.values():
-            for region in (*(mark(module).units or ()), module):
-                mark(region).region = None
-                unmark_if_unused(region)
+            mark(module).region = None
+            unmark_if_unused(module)
         unnumber(self._numbered)
         self._modules = None
 

@@ -11,7 +11,6 @@ import copy
 import copyreg
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,42 +25,7 @@ from ebb import _C
 from ebb._region import in_graph
 from ebb._region.module_names import modules_of
 from ebb._region.tracing import is_optimized_module
-from ebb._support.log import log
 from ebb._support.shown import as_utf8
-
-
-def units_inside(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """The outermost FSDP units inside `module`, by name; empty if no unit inside frees
-    its parameters after forward.
-
-    A unit is a module on which ``fully_shard`` was called, or a FullyShardedDataParallel.
-    """
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
-        return {}
-    found: dict[str, torch.nn.Module] = {}
-    frees = False
-    for name, inner in module.named_modules():
-        is_unit = isinstance(inner, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
-        if inner is module or not is_unit:
-            continue
-        frees = frees or _frees(inner)
-        if not any(name.startswith(f"{outer}.") for outer in found):
-            found[name] = inner
-    return found if frees else {}
-
-
-def _frees(unit: Any) -> bool:
-    """True if FSDP frees the unit's parameters after forward, or if that is unknown."""
-    strategy = getattr(unit, "sharding_strategy", None)
-    if strategy is not None:
-        return strategy.name not in ("NO_SHARD", "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
-    try:
-        group = unit._get_fsdp_state()._fsdp_param_group
-        return group is not None and bool(group._reshard_after_forward)
-    except AttributeError:  # these names are internal to torch
-        return True
-
 
 _KEY = "_ebb"  # in a module's instance dictionary: its Marks
 
@@ -75,14 +39,9 @@ class Marks:
     names: str = ""  # the names with that number, in lines; for compiled graphs
     asked_by: int = 0  # how many calls of `number_modules` need the number
     is_root: bool = False  # True after `number_modules_once` for this module
-    # See Note [Regions around FSDP units]. None before the first forward.
-    units: tuple[torch.nn.Module, ...] | None = None
-
-    def __copy__(self) -> Marks:
-        return replace(self, units=None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Marks:
-        return replace(self, units=None)
+        return replace(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Marks, ())
@@ -97,40 +56,9 @@ class Marks:
             return self._run_in_region(function, *args, **kwargs)
 
     def _run_in_region(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.units is None and not is_compiling():
-            self._move_to_units(getattr(function, "__self__", None))
         if self.region is None:
             return function(*args, **kwargs)
         return self.region(function, *args, **kwargs)
-
-    # Note [Regions around FSDP units]
-    # Backward recomputes a region at once. For a region around FSDP units that free parameters
-    # after forward, backward would need all parameters at once, but FSDP gathers them unit by unit.
-    # So at the first forward of such a region, the outermost units become regions in its place.
-    def _move_to_units(self, module: Any) -> None:
-        self.units = ()
-        # the regions of EBB_BUDGET (`Block`) are no partials, and stay where they are
-        if not isinstance(self.region, functools.partial) or not isinstance(
-            module, torch.nn.Module
-        ):
-            return
-        units = units_inside(module)
-        if not units:
-            return
-        policy, outer, escapes = self.region.args[0]
-        for name, unit in units.items():
-            marks = mark(unit)
-            if marks.region is None:
-                settings = (policy, f"{outer}.{name}", escapes)
-                marks.region = functools.partial(self.region.func, settings)
-                self.units += (unit,)
-        self.region = None
-        log.warning(
-            "ebb: FSDP frees parameters inside region %s after forward, so these modules are "
-            "regions in its place: %s",
-            outer,
-            ", ".join(units),
-        )
 
 
 class _NoSubclass:

@@ -1,0 +1,91 @@
+"""Every parallel strategy under every entry and policy: eager's bits on each rank.
+
+Fast tests run pairs: each strategy under each entry and under each policy, and each entry under
+each policy. Slow tests run all combinations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+
+import model_strategies  # noqa: F401
+import pytest
+from ahead_programs import replays_ahead
+from comparing import POLICIES, difference_of, prompt_accelerator, run
+from entries import ENTRIES, PLANNED_STEPS
+from strategies import STRATEGIES
+from two_ranks import on_two_ranks
+
+import ebb
+
+
+@contextlib.contextmanager
+def disk():
+    with tempfile.TemporaryDirectory() as folder:
+        ebb.offload.configure(disk=folder, min_bytes=0)
+        try:
+            yield
+        finally:
+            ebb.offload.configure(disk="")
+
+
+OFFLOAD_INPUTS = ebb.policies.offload_inputs
+POLICIES_AND_SETTINGS = {
+    name: (policy, prompt_accelerator) for name, policy in POLICIES.items()
+} | {
+    "torchtitan": (ebb.policies.torchtitan, contextlib.nullcontext),
+    "disk": (OFFLOAD_INPUTS, disk),
+    "verify": (ebb.policies.recompute_all, ebb.verify),
+    "ahead": (ebb.policies.recompute_all, lambda: replays_ahead(2)),
+}
+# A budget chooses the policies itself.
+WITH_POLICIES = [entry for entry in ENTRIES if entry != "EBB_BUDGET"]
+ALL = [*itertools.product(WITH_POLICIES, POLICIES_AND_SETTINGS), ("EBB_BUDGET", "recompute_all")]
+
+
+def pairs(strategy):
+    """Combinations for this strategy, with each entry and each policy at least once."""
+    shift = list(STRATEGIES).index(strategy)
+    found = [
+        (WITH_POLICIES[(shift + number) % len(WITH_POLICIES)], policy)
+        for number, policy in enumerate(POLICIES_AND_SETTINGS)
+    ]
+    return [*found, ("EBB_BUDGET", "recompute_all")]
+
+
+def recomputed():
+    """Replays ahead leave the last region as it is, which may be the only one."""
+    stats = ebb.stats()
+    return stats["total"]["ops_replayed"] + stats["ahead"]["regions_held"] > 0
+
+
+def check(strategy, combinations):
+    train = STRATEGIES[strategy]
+    failures = []
+    expected = {steps: run(train, None, "apply", steps) for steps in (3, PLANNED_STEPS)}
+    for entry, name in combinations:
+        policy, settings = POLICIES_AND_SETTINGS[name]
+        steps = PLANNED_STEPS if entry == "EBB_BUDGET" else 3
+        ebb.reset_stats()
+        with settings():
+            actual = run(train, policy, entry, steps)
+        if difference := difference_of(actual, expected[steps]):
+            failures.append(f"{entry}, {name}: {difference}")
+        elif entry != "EBB_BUDGET" and not recomputed():
+            failures.append(f"{entry}, {name}: nothing was recomputed")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@on_two_ranks
+def test_pairs(strategy):
+    check(strategy, pairs(strategy))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@on_two_ranks
+def test_all_combinations(strategy):
+    check(strategy, ALL)
