@@ -28,7 +28,7 @@ struct AheadStats {
   uint64_t regionsInTime = 0;   // recomputed before backward reached them
   uint64_t regionsLate = 0;     // backward arrived during the replay and finished the region
   uint64_t regionsInVain = 0;   // recomputed, but backward never came
-  uint64_t regionsHeld = 0;     // never freed: backward came before another region was entered
+  uint64_t regionsHeld = 0;     // not freed before backward came, so backward needed no replay
   uint64_t regionsStopped = 0;  // recomputed in part; backward did the rest
   uint64_t failures = 0;        // replays that raised; backward runs them again
   uint64_t bytes = 0;           // currently recomputed and not yet needed

@@ -20,9 +20,9 @@ namespace ebb {
 // must not affect anything that the program computes. An operator of the region passes the mark on
 // if row i of its result depends only on row i of the marked arguments and on data common to all
 // rows. A value with the decision Page is paged only if the mark has reached the value. Outside of
-// regions markRows does nothing. Throws c10::ValueError if the tensor's rows are not contiguous in
-// a storage of their own, or if the host knows `rows` and the number is impossible; c10::TypeError
-// if `rows` is not an integer tensor.
+// regions markRows does nothing. Throws c10::ValueError if `tensor` is not contiguous or does not
+// cover its storage, or if `rows` is on the CPU and is negative or more than the tensor's rows;
+// c10::TypeError if `rows` is not an integer tensor.
 EBB_API void markRows(const at::Tensor& tensor, const at::Tensor& rows);
 
 // How ebb reports an overflow of a page pool. After an overflow the step's gradients are invalid.
@@ -92,7 +92,8 @@ struct PagingStats {
   uint64_t spilledSteps = 0;   // steps with rows in the second tier; counted only by
                                // pagingStepOk()
   uint64_t stashed = 0;        // values
-  uint64_t resident = 0;       // values that stayed on the device, since their backward came next
+  uint64_t resident = 0;       // values not paged, since backward of their layer directly
+                               // followed the forward
   uint64_t stashes = 0;        // values currently in pools
   uint64_t paddedBytes = 0;    // peak of the recorded step with padding rows
   uint64_t liveBytes = 0;      // peak of the recorded step, valid rows only

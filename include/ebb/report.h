@@ -108,7 +108,7 @@ struct ReportValue {
   EBB_FIELDS(ReportValue, row, bytes, packed)
 };
 
-// One replay: places in Report::values of what it read and made.
+// One replay. Inputs and outputs are places in Report::values.
 struct ReportReplay {
   std::vector<uint64_t> inputs;
   std::vector<uint64_t> outputs;

@@ -1,4 +1,4 @@
-"""Finds the native library for the installed torch release; a wheel has one for each of several."""
+"""Finds the native library for the installed torch release. A wheel has several."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def configure(
             number, or text such as ``"512MiB"``. A larger region is replayed in part. Default
             1 GiB.
         busy_cores: replay ahead on the CPU even if no core is idle. By default replays run ahead on
-            the CPU only if the process has two cores for each of ``torch.get_num_threads()``, or if
+            the CPU only if the process has at least twice ``torch.get_num_threads()`` cores, or if
             a backward without replays ahead left a core idle.
         side_stream: on a device, replay on a second stream, so that the kernels of replays and of
             backward can run at the same time. Otherwise replays run on backward's stream, which

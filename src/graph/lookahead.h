@@ -102,9 +102,9 @@ struct EBB_API OnArrival {
 // region, which backward needs first, needs no replay. The recorder treats ebb's reference to such
 // a tensor as a reference of the program. Bytes held after packing and bytes replayed ahead count
 // against one limit until backward reaches the graph or the graph dies. If the program also held a
-// storage when the region closed, the program may have written to the storage without moving a
-// version, and then dropped it. Handles then show the storage, as eager's saved tensors do, and
-// recipes that read the value recompute it first.
+// storage when the region closed, the program may since have written to the storage without moving
+// a version. Handles show such a storage, as eager's saved tensors do. Recipes do not read the
+// storage: a replay recomputes the value.
 //
 // The graph's lock guards all members of Lookahead that are not atomic. A graph has no Lookahead
 // while replays do not run ahead, nor in verify mode, which compares each replay at the time at
@@ -142,7 +142,8 @@ struct EBB_API Lookahead {
   // Releases the held storages: the thread has entered another region.
   void dropHeld();
 
-  // Bytes of all held storages; `ofHost`: only of those in host memory, or of those on devices.
+  // Bytes of all held storages. `ofHost`: true: only those in host memory; false: only those on
+  // devices.
   size_t keptBytes(std::optional<bool> ofHost = std::nullopt) const;
 
   bool hasArrived() const {

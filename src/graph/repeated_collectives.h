@@ -24,13 +24,13 @@ struct Graph;
 //    happens to hold.
 // 2. The first unpack of the graph in backward repeats the whole list, in the order of the forward,
 //    even if this rank still has the bytes of the tensor that backward reads. Later replays find
-//    the results, which stay even where the forward's are still alive. So the order depends only on
-//    the order in which backward reaches the regions, which is the same on all ranks that run the
-//    same program.
+//    the repeated results, which stay in memory even if the forward's results are still alive. So
+//    the order depends only on the order in which backward reaches the regions, which is the same
+//    on all ranks that run the same program.
 // 3. Before the ranks of a process group repeat a list for the first time, they compare the list
 //    through the group's store (in verify mode: each time). If a rank has another list, every rank
 //    raises. A rank without a list raises nothing; the others raise after the group's timeout.
-//    Later differences show on the CPU only: the fingerprint of a repeated result is another one.
+//    ebb detects later differences on the CPU only, by the fingerprints of repeated results.
 // 4. Nothing else repeats a collective: no replay ahead of backward, no second run after an
 //    allocation has failed, and no unpack outside of backward.
 class RepeatedCollectives {

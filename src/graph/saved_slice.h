@@ -39,7 +39,7 @@ class SavedSlice {
   at::Tensor placesIn(const c10::Storage& storage) const;
   at::Tensor denseIn(const c10::Storage& gathered) const;
 
-  c10::SmallVector<int64_t, 5> sizes_;    // without repeated dimensions and dimensions of size 1
+  c10::SmallVector<int64_t, 5> sizes_;    // without dimensions of stride 0 or of size 1
   c10::SmallVector<int64_t, 5> strides_;  // in elements
   int64_t offset_ = 0;                    // in elements
   size_t itemsize_ = 0;                   // bytes of an element

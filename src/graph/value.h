@@ -153,7 +153,8 @@ class ValueDecision {
     due_ = false;
   }
 
-  // Takes over the decision of `before`, the saved state before a write. `isAway`: it has a stash.
+  // Takes over the decision of `before`, the saved state before a write. `isAway`:
+  // that state has a stash.
   void inherit(const ValueDecision& before, bool isAway) {
     decide(before.decision_);
     due_ = isPaged() || before.due_ || isAway;

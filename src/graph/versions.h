@@ -12,7 +12,8 @@
 
 namespace ebb {
 
-// Identifies the counter object, unlike the counter's interface; null for a disabled counter.
+// The address of the counter object, which VariableVersion does not expose; null for a disabled
+// counter.
 inline const void* identityOf(const c10::VariableVersion& counter) {
   static_assert(sizeof(c10::VariableVersion) == sizeof(void*));  // the counter is one intrusive_ptr
   const void* identity = nullptr;

@@ -24,7 +24,7 @@ inline c10::DispatchKeySet keysBelowInterception(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptionKey);
 }
 
-// False where torch's Python dispatcher chooses the kernels, as tracers do.
+// False where torch's Python dispatcher chooses the kernels, as under a tracer.
 inline bool canBeRepeated(c10::DispatchKeySet keys) {
   return !keys.has(c10::DispatchKey::PythonDispatcher);
 }

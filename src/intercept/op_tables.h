@@ -13,8 +13,8 @@ namespace ebb {
 bool isWholeOverwrite(std::string_view name);
 
 // See Note [Uninitialised memory is not a recipe] in record/op_recording.cpp.
-// True for zeros, ones, full and their like.
 bool isUninitialisedFactory(std::string_view name);
+// True for zeros, ones, full and their like.
 bool isConstantFactory(std::string_view name);
 
 // See Note [Communication]

@@ -17,8 +17,8 @@ std::string processGroupOf(const OpTraits& op, const c10::IValue* others);
 // True if a call with these arguments waits for its end itself.
 bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
 
-// Waits until the communication of a call with these `results` is complete. As the program's own
-// wait does: on a GPU the current stream waits, else the thread. A second wait does nothing.
+// Waits until the communication of a call with these `results` is complete. On a GPU the current
+// stream waits, elsewhere the thread. A second wait, such as the program's, does nothing.
 void waitForCollective(const c10::IValue* results, size_t count);
 
 }  // namespace ebb

@@ -55,8 +55,7 @@ bool choosesOtherwise();
 // Records a failed allocation of a workspace in a replay on this thread.
 void chooseOtherwise();
 
-// For tests: clears the record of failed allocations, which makes later convolutions be saved, and
-// the list of threads whose replays had such a failure.
+// For tests: forgets all failed allocations of workspaces, in forwards and in replays.
 EBB_API void forgetFailedWorkspaces();
 
 }  // namespace ebb

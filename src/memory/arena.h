@@ -10,11 +10,11 @@ namespace ebb {
 // Note [The arena]
 // For each op a region makes a recipe, a value and one or two handles, and sometimes a stash.
 // Backward frees these objects in about the reverse order. With so many small objects, malloc and
-// free would take most of the time of recording. The share of malloc and free would grow with the
-// number of objects. So the arena cuts objects one after the other from chunks that belong to the
-// recording thread. A chunk counts its objects and is reused when the last object is freed, on any
-// thread. A long-lived object keeps its chunk of 16 KiB allocated. Other objects in the chunk are
-// still destroyed when they are freed, and release the tensors to which they referred.
+// free would take most of the time of recording. So the arena cuts objects one after the other from
+// chunks that belong to the recording thread. A chunk counts its objects and is reused when the
+// last object is freed, on any thread. A long-lived object keeps its chunk of 16 KiB allocated.
+// Other objects in the chunk are still destroyed when they are freed, and release the tensors to
+// which they referred.
 EBB_API void* arenaAllocate(size_t bytes);
 EBB_API void arenaFree(void* object) noexcept;
 

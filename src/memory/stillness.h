@@ -60,16 +60,16 @@ EBB_API void endCommotion();
 //    (`p.data`, `p.numpy()`, a pointer). The program may write through the alias and later restore
 //    the contents, and ebb cannot tell. Replays ahead of those graphs do not read the storage.
 //    Taking the alias waits until the recipe that reads the storage has run on the CPU, or is
-//    launched on a device. ebb does not notice an alias that was taken before those graphs were
-//    closed.
+//    launched on a device. ebb does not notice an alias that was taken before the recording of
+//    those graphs ended.
 constexpr uint64_t kForEver = UINT64_MAX;
 
 // Graphs are numbered in the order in which their recording ends. From now on, replays ahead of
 // graphs with a number up to `until` do not read `storage`. Waits while a recipe reads `storage`.
 EBB_API void noteHandOn(const c10::Storage& storage, uint64_t until);
 
-// The number of weak references to `storage`, without this table's own. All strong references count
-// as one.
+// The number of weak references to `storage`, without the one that ebb holds for noteHandOn(). All
+// strong references count as one.
 EBB_API size_t weakReferencesTo(const c10::Storage& storage);
 
 // The storages that a recipe reads while it runs ahead. `closed`: the number of the recipe's graph,

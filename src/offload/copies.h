@@ -31,8 +31,8 @@ namespace ebb {
 //    if the memory was allocated on that stream. The allocator does not know about the copying
 //    streams, so the memory is free at once.
 // 3. A write to the storage before the copy is done waits, on the writing stream, for the copy.
-// 4. A copy back runs after the copy to the host, on any thread, and after all work given to the
-//    compute stream for which the device memory was allocated.
+// 4. Any thread may start a copy back. The copy back runs after the copy to the host, and after all
+//    work given so far to the compute stream for which the device memory was allocated.
 // 5. The compute stream waits for the copy back. ebb asks torch for the compute stream at each use,
 //    since the current stream may change.
 // 6. Host memory is used again when the copy back is done.
@@ -90,8 +90,8 @@ class Copies {
   // been allocated for another stream.
   void takeReturning(HostStash& stash, c10::Stream compute);
 
-  // Makes the stream `compute` wait until a stash that was fetched for the stream `takenOn` can be
-  // read.
+  // Makes the stream `compute` wait until a fetched stash can be read. The stash may have been
+  // fetched for another stream.
   void handOver(HostStash& stash, c10::Stream compute);
 
   // Releases the memory of a copy back that is not needed any more.

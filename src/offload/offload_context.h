@@ -31,7 +31,8 @@ struct OffloadContext {
     shared.mutex.drop(storage);
   }
 
-  // Warns of a failed copy, once: a failing disk fails for every tensor. `remains`: ", stays ..."
+  // Warns of a failed copy, once: a failing disk fails for every tensor. `remains`: the end of
+  // the warning's sentence, such as "stays in memory".
   void warnOfFailure(const HostStash& stash, const char* remains, const std::string& error);
 
   OffloadShared& shared;

@@ -33,7 +33,8 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
     return via_;
   }
 
-  // True if a tensor's storage may be sent: on a device, large enough, and not marked by the user.
+  // True if a tensor's storage may be sent: on a device, large enough, and not excluded by the
+  // user.
   bool takes(const at::Tensor& tensor);
 
   // Starts to move `nbytes` of `storage` away; the caller drops its own reference. Null if there is
@@ -91,7 +92,8 @@ EBB_API Offload& offloadEngine();
 // Installs a test's engine; null restores the default.
 EBB_API void putEngineInPlace(std::shared_ptr<Offload> instead);
 
-// Sets the test for tensors that the user has excluded from offloading. Called once, at import.
+// Sets the function that is true for tensors that the user has excluded from offloading. Called
+// once, at import.
 EBB_API void setOffloadOptOut(bool (*optedOut)(const at::Tensor&));
 
 }  // namespace ebb

@@ -54,14 +54,14 @@ struct PageSource {
   // "the output of .. in region ..", for messages.
   std::string describe(const PageGroup& group) const;
 
-  // Throws c10::ValueError if `live` valid rows are impossible.
+  // Throws c10::ValueError unless `live` is from 0 to totalRows.
   void checkCount(int64_t live, const PageGroup& group) const;
 };
 
 // Only the engine accesses the members, under the engine's lock.
 struct PageStash final : Stash, InArena {
   enum class State : uint8_t {
-    Resident,   // the storage itself is kept: its backward comes next
+    Resident,   // not paged: backward of the layer directly follows the forward
     Copied,     // valid rows are in memory of exactly their size
     Paged,      // valid rows are in a pool
     Returning,  // being restored

@@ -54,7 +54,8 @@ class EBB_API Paging {
   static bool takes(c10::Device device);
 
   // Stashes the valid rows; the caller drops its reference to the storage. Throws c10::ValueError
-  // if the host knows the count and the count is impossible, and PageOverflow in blocking mode.
+  // if the host knows the count and the count is negative or more than the rows. In blocking mode,
+  // throws PageOverflow if the pool is full.
   c10::intrusive_ptr<Stash> send(const PageSource& source, const PageGroupPtr& group);
 
   // See Stash. Throws if the pool has had an error.

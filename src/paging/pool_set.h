@@ -80,9 +80,9 @@ class PoolSet {
   std::map<c10::DeviceIndex, PageLane> lanes_;  // by CUDA device index; -1: the CPU
   std::map<PoolKey, TrackedPoolPtr> pools_;     // in use
   std::vector<TrackedPoolPtr> retired_;         // dropped, but used by a CUDA graph
-  std::map<PoolKey, int64_t> grown_;            // least number of rows, for pools that overflowed;
-                                                // never stacks: the order may have caused the
-                                                // overflow
+  std::map<PoolKey, int64_t> grown_;            // least number of rows, for pools that overflowed.
+                                                // Such pools are never stacks, since the order of
+                                                // frees may have caused the overflow.
   PageNeeds needs_;                             // of the latest recorded step
   uint64_t spilledSteps_ = 0;                   // see PagingStats
 };

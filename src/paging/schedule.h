@@ -96,7 +96,7 @@ class EBB_API PageSchedule {
   void add(const ScheduleEntry& entry);
   [[noreturn]] void throwDiffers(const std::string& came, size_t place);
 
-  bool following_ = false;                                   // a bracketed step is open
+  bool following_ = false;                                   // a step with a fixed order is open
   bool isRecorded_ = false;                                  // recorded_ is complete
   size_t next_ = 0;                                          // index of the next entry
   std::vector<ScheduleEntry> recorded_;                      // entries of the recorded step

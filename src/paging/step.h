@@ -70,7 +70,7 @@ class PageStep {
   // Ends the step, unless it is an explicit step. Returns whether the step has ended.
   bool endUnlessBracketed();
 
-  // The pools' sizes by the log; empties the log.
+  // The needs of the recorded step, by pool. Empties the log.
   PageNeeds takeNeeds(int64_t pageRows);
 
   // Forgets all state.

@@ -73,7 +73,8 @@ class TrackedPool {
     PageTicket ticket;
     PageLane::Call stashed;    // call that stashed the rows
     PageLane::Call restored;   // call that restores the rows
-    uint64_t givenBackIn = 0;  // if not stashed in a capture: capture that gave the pages back
+    uint64_t givenBackIn = 0;  // for rows stashed outside of captures: latest capture that gave
+                               // the pages back; 0: none
     bool free = false;         // the rows are not needed any more
   };
   using SlotPtr = std::shared_ptr<Slot>;

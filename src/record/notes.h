@@ -45,7 +45,7 @@ void noteMade(
 
 // True if ebb creates a value for `tensor`, which autograd has saved and no op of the region has
 // read. With the value, a profile shows when backward unpacks a tensor computed by another
-// function. A report shows if only autograd still refers to the tensor.
+// function. A report shows whether only autograd still refers to the tensor.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
 // Notes the policy's rule that decided on the value.

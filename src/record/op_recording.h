@@ -57,7 +57,7 @@ class OpRecording {
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
   const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
   void recordWrites();
-  // Gives the state after a write its recipe, or keeps it.
+  // Gives the state after a write its recipe; without a recipe, keeps the bytes.
   void giveRecipe(
       const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict);
   void recordOutputs();

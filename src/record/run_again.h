@@ -31,8 +31,8 @@ inline bool usesUp(const Call& call, const Arguments& arguments) {
   return call.stack != nullptr || !arguments.writes().empty();
 }
 
-// Runs the call, and again if a failed allocation can be relieved. `holds`: keep the arguments for
-// another run. `random`: null if the call draws nothing.
+// Runs the call, and runs it again while an allocation fails and ebb can free memory. `holds`: keep
+// the arguments for another run. `random`: null if the call draws nothing.
 const c10::IValue* runKeeping(
     Call& call, const Arguments& arguments, bool holds, RandomScope* random);
 

@@ -19,15 +19,15 @@ namespace ebb {
 // Note [Offloaded values]
 // ebb sends an offloaded value when autograd packs the value. A value read only by recipes stays on
 // the device first, since most recipes are never needed. When the region ends, ebb sends such a
-// value if a handle needs it. A sweep of the map decides as if the region ended at that time. ebb
-// treats a value in the same way if all packs and recipes show the same small slice. Then only the
-// slice is sent, see Note [Saved slices]. After sending, a stash stands for the bytes, and the
-// value needs no recipe. A visible write waits for the copy, so the stash surely holds the state
-// before the write (Home::isPrivate). After an unseen write the version has moved, and reading the
-// old state raises, as for a leaf. If no host memory is left, ebb recomputes the value, or keeps a
-// value without a recipe. A value with the decision PAGE goes to a page pool in the same way, but
-// never as a slice. If the value has no rows (Note [Rows]) when autograd packs it, ebb keeps the
-// value.
+// value if a handle needs it. If all packs and recipes show the same small slice of a value, the
+// value also stays until the region ends; ebb then sends only the slice, see Note [Saved slices]. A
+// sweep of the map decides as if the region ended at that time. After sending, a stash stands for
+// the bytes, and the value needs no recipe. A visible write waits for the copy, so the stash surely
+// holds the state before the write (Home::isPrivate). After an unseen write the version has moved,
+// and reading the old state raises, as for a leaf. If no host memory is left, ebb recomputes the
+// value, or keeps a value without a recipe. A value with the decision PAGE goes to a page pool in
+// the same way, but never as a slice. If the value has no rows (Note [Rows]) when autograd packs
+// it, ebb keeps the value.
 void Sender::send(Value& value, const c10::Storage& storage) {
   value.decision.setDue(false);
   // False if other code resized the storage: there is nothing to send.

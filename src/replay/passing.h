@@ -14,12 +14,12 @@ namespace ebb {
 // See Note [Made each time]. Belongs to one slice; the graph's lock guards it.
 class Passing {
  public:
-  // The slice materialises `wanted`. `isBackward`: backward needs `wanted` now. Then these values
-  // count as wanted too: all that the same inner region made, and other outputs of the same recipe
-  // that a handle waits for.
+  // The slice materialises `wanted`. `isBackward`: backward needs `wanted` now. Then other values
+  // count as wanted too: all values of the inner region that made `wanted`, and outputs of the same
+  // recipe that a handle needs.
   Passing(const Value& wanted, bool isBackward);
 
-  // The slice runs a recipe for its own sake.
+  // The slice runs a recipe, and no value is wanted.
   Passing() = default;
 
   // Frees the remaining values.

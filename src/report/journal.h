@@ -29,11 +29,10 @@
 namespace ebb {
 
 // Note [The journal]
-// While reports are recorded, each state of each storage that a region knows has a line in the
-// step's journal. The line begins with the op that made the state, and ends when the last value and
-// handle of the state are gone. Lines are written under the journal's lock, and never move. No
-// decision of ebb depends on a line. While reports are not recorded, a graph has no journal, and a
-// value's entry is null.
+// While reports are recorded, each value of a region has a line in the step's journal. The line
+// begins when ebb creates the value, and ends when the value and its handles are gone. Lines are
+// written under the journal's lock, and never move. No decision of ebb depends on a line. While
+// reports are not recorded, a graph has no journal, and a value's entry is null.
 enum class Fate : uint8_t {
   Unneeded,    // no code needs the value
   Saved,       // kept by the policy's decision
@@ -92,7 +91,7 @@ struct LineTimes {
   JournalTime asked = kNever;  // backward unpacked the value
   JournalTime sent = kNever;   // to the host
   JournalTime back = kNever;   // recomputed or fetched
-  JournalTime ended = kNever;  // the last value and handle are gone
+  JournalTime ended = kNever;  // the value and its handles are gone
 };
 
 // For profiles: as in ProfileValue.
@@ -156,8 +155,8 @@ class Journal;
 using EntryPtr = c10::intrusive_ptr<Entry>;
 using JournalPtr = std::shared_ptr<Journal>;
 
-// The reference of a value and its handles to their line. The line ends when the last reference
-// goes.
+// Refers to the line of a value. The value and its handles share the entry. The line ends with the
+// entry.
 class Entry final : public c10::intrusive_ptr_target {
  public:
   Entry(JournalPtr journal, Line& line) : journal_(std::move(journal)), line_(line) {
@@ -211,7 +210,7 @@ class Lines {
  public:
   Line& add(Line line);
 
-  // `line` is used again: no reference to its value is left.
+  // A later add() may reuse `line`: no reference to the line is left.
   void remove(Line& line) {
     unused_.push_back(&line);
   }

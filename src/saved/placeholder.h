@@ -35,7 +35,7 @@ class EBB_API Placeholder {
   std::optional<SavedTensor> saved_;  // how to recompute the tensor; empty after refill()
   c10::VariableVersion counter_;      // of the marked tensor
   uint32_t version_ = 0;              // of counter_ at the mark
-  c10::Storage storage_;              // set by discard(); compared with `alias`, and stays empty
+  c10::Storage storage_;              // emptied by discard(); null before and after
   bool empty_ = false;                // between discard() and refill()
 };
 

@@ -25,7 +25,8 @@ void orderAfter(c10::Stream later, c10::Stream earlier);
 
 // Tells the allocator that `user` uses the storage. Without this call, freed memory returns at once
 // to the stream of its allocation. With this call, the memory is not reused before `user` has done
-// the work given by then. No effect if `user` is that stream.
+// all work given to `user` before the memory was freed. No effect if `user` is the stream of the
+// allocation.
 void noteUse(const c10::Storage& storage, c10::Stream user);
 
 // Like noteUse() above, by the current stream.

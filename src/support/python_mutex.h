@@ -9,15 +9,15 @@ namespace ebb {
 
 // Note [Locks and the GIL]
 // A thread that holds one of these locks may need the GIL: a replay runs operators written in
-// Python, a failed allocation notifies Python observers, warnings go through Python, and the last
-// reference to a tensor drops the Python object. A thread that waits for the lock while holding the
-// GIL would deadlock with the owner. So PythonMutex tries the lock first, and releases the GIL
-// while waiting. The mutex does so by itself, since destructors run by Python take the lock too,
-// outside of any binding.
+// Python, a failed allocation notifies Python observers, warnings go through Python, and dropping
+// the last reference to a tensor may drop its Python object. A thread that waits for the lock while
+// holding the GIL would deadlock with the owner. So PythonMutex tries the lock first, and releases
+// the GIL while waiting. The mutex does so by itself, since destructors run by Python take the lock
+// too, outside of any binding.
 //
 // The order of all locks, in which a thread may take one while it holds others:
 //   1. Graph::mutex                          see Note [One lock per graph]
-//   2. the lock of draws, in random_state.cpp   not while a custom operator runs
+//   2. the lock of draws, in random_state.cpp   not held while a custom operator runs
 //   3. the lock of the offload engines, that of the paging engine; neither under the other
 //   4. all other mutexes, which guard a few members each; code that holds one calls nothing that
 //      could take another lock or the GIL.

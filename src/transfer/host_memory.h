@@ -52,7 +52,7 @@ class HostPool {
   void freeUntil(size_t bytes);
 
   Transfer& via_;                             // allocates the memory
-  std::multimap<size_t, c10::Storage> free_;  // unused memory by size, of a size the latest first
+  std::multimap<size_t, c10::Storage> free_;  // unused memory by size; of equal sizes, latest first
   bool retain_ = false;
   size_t limit_ = 0;  // bytes
   size_t held_ = 0;   // bytes, in use or not
@@ -84,8 +84,8 @@ class HostMemory {
   size_t held() const;
   size_t used() const;
 
-  // Memory for the current capture: freed by this capture, or else free in the pool. Null if
-  // nothing fits.
+  // Memory for the current capture: memory that this capture has freed, or else free memory of the
+  // pool. Null if nothing fits.
   c10::Storage takeForCapture(size_t nbytes, c10::Device device);
   void giveToCapture(c10::Storage memory, c10::Device device) {
     const std::pair size(device.index(), memory.nbytes());

@@ -30,7 +30,8 @@ class Assignment:
     in_call: Callable[[Callable[..., Any]], Callable[[InCall], InCall] | None] | None = None
     # Called when ebb first takes over a checkpoint call or a module by its name.
     when_announced: Callable[[], None] | None = None
-    # Checkpoint functions whose calls have become regions; TORCHS also if modules by name have.
+    # Checkpoint functions whose calls have become regions. If modules have become regions by name,
+    # TORCHS is here too.
     announced: set[str] = field(default_factory=set)
     has_calls_in_graphs: bool = False  # compiled code calls torch.utils.checkpoint
 

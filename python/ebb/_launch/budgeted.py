@@ -162,7 +162,7 @@ class Blocks:
 
     Args:
         patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
-        in_graphs: True if blocks that torch.compile compiles are blocks too.
+        in_graphs: True if modules that torch.compile compiles may be blocks too.
     """
 
     def __init__(self, patterns: tuple[str, ...], *, in_graphs: bool = False) -> None:

@@ -1,9 +1,10 @@
 """Turns calls of torch.utils.checkpoint into regions of ebb.
 
-ebb replaces the inner functions in which all ways of checkpointing end: FSDP's wrapper,
-``_composable.checkpoint``, Hugging Face's layers. The generator of non-reentrant checkpoints gets
-new code in place, so code that imported it early uses the new code too. The autograd function of
-reentrant checkpoints gets another ``apply``. torch's own checks of arguments still run.
+All ways of checkpointing, such as FSDP's wrapper, ``_composable.checkpoint`` and Hugging Face's
+layers, end in the same inner functions of torch, and ebb replaces these. The generator of
+non-reentrant checkpoints gets new code in place, so code that imported it early uses the new code
+too. The autograd function of reentrant checkpoints gets another ``apply``. torch's own checks of
+arguments still run.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ class Outcome:
     measured: Measured  # input for a plan
     varies: bool  # True if the peaks of steps differ
     growth: float  # ratio of the largest step's peak to the recorded step's peak
-    more: int  # the difference of these peaks in bytes; without regions it is at least as large
+    # The difference of these peaks in bytes. Without regions, the difference is at least as large.
+    more: int
     beside: int  # bytes of the program's other tensors, which are not in `measured.base`
 
 

@@ -19,9 +19,9 @@ class Watch:
 
     def __init__(self) -> None:
         _C.count_host_tensors()
-        # Peak bytes that the last step allocated. They count from Note [Where a step begins];
-        # without a plan, from the end of the step before. On an accelerator, if the peak is not
-        # reset after each step: the peak since the last reset.
+        # Peak bytes that the last step allocated, above the base of Note [Where a step begins];
+        # without a plan, above the bytes in use when the step before ended. If an accelerator's
+        # peak is not reset after each step: the peak since the last reset.
         self.peak = 0
         self.has_plan = False  # True if a plan is in place
         self.planned = 0  # its prediction of `peak`

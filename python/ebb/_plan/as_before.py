@@ -87,8 +87,10 @@ def _buffers_of(name: str, module: torch.nn.Module) -> Callable[[], None]:
         for values in restore:
             values()
         added = [key for key, _ in module._buffers.items() if key not in buffers]
-        if added:  # other attributes of the module may say that they exist
-            raise RuntimeError(f"the steps registered {', '.join(added)}; run one step before")
+        if added:  # they stay, since the module's other attributes may depend on them
+            raise RuntimeError(
+                f"the steps registered {', '.join(added)}; run one step before ebb.plan"
+            )
 
     return undo
 

@@ -114,9 +114,9 @@ class Chooser:
 
     @cached_property
     def least_made_once(self) -> Chosen:
-        """The choice with the lowest peak if no operator is recomputed twice. Two
-        changes may lower the peak in backward: saving a result from which others are recomputed,
-        and saving nothing, even if as many bytes are in memory before backward."""
+        """The choice with the lowest peak if no operator is recomputed twice. Saving a result
+        from which others are recomputed may lower the peak in backward, so single saved results are
+        tried too."""
         simulator = self._after_fronts
         best = self.recomputed()
         costs = self._costs(best, simulator)

@@ -46,7 +46,7 @@ offload_all = Policy(default=OFFLOAD)
 
 class Callers:
     """Observes with hooks, until `close`, whether modules run in the forward of the module around
-    them. They do not if another module calls them, or another method than forward.
+    them. A module does not if another module, or a method other than forward, calls it.
 
     Args:
         pairs: tuples of a module's name, the module, and the module around it.

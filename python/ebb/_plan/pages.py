@@ -43,7 +43,7 @@ class Pager:
     # True if copies run on a stream of ebb's. Then a paged storage stays in memory until the next
     # region pages something.
     beside: bool = False
-    # As in ebb.paging.step: values that backward needs next stay in memory.
+    # As in ebb.paging.step: a layer whose backward directly follows its forward is not paged.
     fixed_order: bool = False
 
     def pages(self, rows: int) -> int:

@@ -42,8 +42,8 @@ class Plan(ModulePolicies):
 
     Attributes:
         policies: policy by the module's fully qualified name. Modules without one stay unchanged.
-        budget: bytes that the step may allocate above those in use when it begins, after gradients
-            that the step frees first.
+        budget: bytes that the step may allocate above those in use when it begins. Gradients that
+            the step frees first do not count as in use.
         peak: predicted peak of the step's allocations, in bytes.
         duration: predicted time of the step, in milliseconds.
         plain_peak, plain_duration: the same for the step without regions.

@@ -164,9 +164,9 @@ def profile_of(fields: dict[str, Any]) -> Profile:
 
 # Note [Where a step begins]
 # A step's bytes count above a base. Many loops call zero_grad() first, so the bytes in use when the
-# last step ended include gradients that this step frees at once. With that base, as many bytes of
-# activations would not count. So the base is the bytes in use when the last step ended, minus older
-# memory that this step frees before its first region runs.
+# last step ended include gradients that this step frees at once. If these gradients
+# belonged to the base, activations in their place would not count. So the base is the bytes in use
+# when the last step ended, minus older memory that this step frees before its first region runs.
 
 
 def from_first_operator(profile: Profile) -> tuple[Profile, int]:

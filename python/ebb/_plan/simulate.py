@@ -30,7 +30,7 @@ class Measured:
     # Bytes in use when a step begins, such as parameters and optimizer states. See Note [Where a
     # step begins].
     base: int
-    freed: int = 0  # bytes that are freed between the end of a step and this begin
+    freed: int = 0  # bytes of older memory that a step frees before its first region
     whole: str | None = None  # name of the region that is the model itself; None: there is none
     root: str = ""  # name that such a region would have
     # By region name: the name of the module whose forward calls the region; "" means the model. A

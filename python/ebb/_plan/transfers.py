@@ -48,9 +48,9 @@ class Transfers:
     """The copies of a step, in the order in which ebb makes them: out in the order of packing, back
     in reverse. See Note [The order of offloading].
 
-    The model does not use the time at which a copy ends, since the host may be far ahead of the
-    device. Memory counts as free once the host has waited for the copy, which happens when a window
-    of later bytes has been sent. So the predicted memory is an upper bound.
+    In the prediction, the end of a copy frees no memory, since the host may be far ahead of the
+    device. Memory is free once the host has waited for the copy, that is, once a window of later
+    bytes has been sent. So the predicted memory is an upper bound.
 
     `window`: bytes that may be in flight, and bytes that may be fetched before backward needs them.
     """

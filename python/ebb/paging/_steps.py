@@ -22,9 +22,10 @@ def step(fixed_order: bool = True) -> Iterator[None]:
 
     Args:
         fixed_order: True if all such steps run the same layers forward and backward in the same
-            order, which ebb records in the first step. Then a layer whose backward comes next is
-            not paged, and on accelerators pages are restored ahead, while another layer runs its
-            backward. For pipelines, name stages and micro-batches with :func:`microbatch`.
+            order, which ebb records in the first step. Then a layer whose backward directly
+            follows its forward is not paged, and on accelerators pages are restored ahead, while
+            another layer runs its backward. For pipelines, name stages and micro-batches with
+            :func:`microbatch`.
 
     Raises:
         RuntimeError: the order of the step differs from the recorded one. The message names both

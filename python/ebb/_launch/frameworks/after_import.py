@@ -45,8 +45,9 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _call_after(spec: ModuleSpec, then: Then) -> None:
-    """Call `then` with the module of `spec` once it was executed. The loader stays what it is:
-    others ask it for source and resources. A loader of another kind is left alone."""
+    """Call `then` with the module of `spec` once it was executed. The loader stays the same
+    object, because other code asks it for source and resources. A loader without `exec_module` is
+    left alone."""
     loader = spec.loader
     execute = getattr(loader, "exec_module", None)
     if loader is None or execute is None:

@@ -1,4 +1,4 @@
-"""What a framework's checkpoint function does while ebb takes it over.
+"""Replacements of frameworks' checkpoint functions, while ebb takes these over.
 
 Each function `code_of_..` supplies the code of one function of a framework. The code runs with the
 globals of the framework's module, so it imports what it calls.
@@ -20,8 +20,8 @@ from ebb._launch import checkpoint_calls
 from ebb._launch.variables import say_ignored
 from ebb._region.placeholder import discard, discardable
 
-# Copies of the functions with their own code, by the function that supplied the new code; while ebb
-# takes them over.
+# Copies of the replaced functions with their original code, by the name of the function that
+# supplies the new code.
 ORIGINALS: dict[str, Callable[..., Any]] = {}
 # Frameworks with their versions, for messages: "Megatron-Core 0.16.1 (tested: 0.14, 0.15, 0.16)".
 VERSIONS: dict[str, str] = {}
@@ -89,7 +89,7 @@ def _in_region(
 
 
 def _left(framework: str, setting: str, remedy: str) -> None:
-    """Say once that a setting of a framework keeps its own recomputation."""
+    """Say once that ebb leaves a framework's recomputation in place because of a setting."""
     say_ignored(
         f"ebb: checkpoint calls of {framework} are no regions",
         f"{setting} is on, and {framework} recomputes by itself then. {remedy}",

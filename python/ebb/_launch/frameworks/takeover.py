@@ -105,13 +105,17 @@ def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
     be exchanged."""
     version = _version_of(framework)
     if ".".join(version.split(".")[:2]) not in framework.tested:
-        _leave(framework, version, f"tested with ebb are {', '.join(framework.tested)}")
+        _leave(framework, version, f"ebb was tested with {', '.join(framework.tested)}")
         return
     found: list[tuple[FunctionType, Callable[..., Any]]] = []
     for name, code in framework.functions.items():
         function = _function(module, name)
         if function is None or not _takes_the_same(function, code):
-            _leave(framework, version, f"{framework.module}.{name} is not the function it was")
+            _leave(
+                framework,
+                version,
+                f"{framework.module}.{name} has changed since ebb was tested with it",
+            )
             return
         found.append((function, code))
     tested = ", ".join(framework.tested)
