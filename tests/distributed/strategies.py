@@ -147,7 +147,17 @@ def data_parallel(way, kind=Net, step_of=None, hook=None, **settings):
 HALF = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
 
 
+def summoned(model, step):
+    """Reads all parameters between forward and backward."""
+    loss = model(batch(step)).square().mean()
+    with FullyShardedDataParallel.summon_full_params(model):
+        total = sum(parameter.detach().sum() for parameter in model.parameters())
+    loss.backward()
+    return loss + total
+
+
 @strategy("FSDP1")
+@strategy("FSDP1, summon_full_params", step_of=summoned)
 @strategy("FSDP1, flat", use_orig_params=False)
 @strategy("FSDP1, SHARD_GRAD_OP", sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
 @strategy(
@@ -162,7 +172,7 @@ HALF = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
     mixed_precision=MixedPrecision(**HALF, buffer_dtype=torch.bfloat16),
     use_orig_params=False,
 )
-def fsdp1(way, use_orig_params=True, **settings):
+def fsdp1(way, use_orig_params=True, step_of=None, **settings):
     model = Net()
     way.before(model)
     wrapped = FullyShardedDataParallel(
@@ -173,7 +183,7 @@ def fsdp1(way, use_orig_params=True, **settings):
         **settings,
     )
     way.after(wrapped)
-    return train_steps(wrapped, steps=way.steps)
+    return train_steps(wrapped, steps=way.steps, step_of=step_of)
 
 
 def sharded(model: Any, mesh: DeviceMesh, **settings: Any) -> Any:
@@ -194,6 +204,16 @@ def accumulates_sharded(model, step):
     return accumulated(model, step, 2, without_sync)
 
 
+def gathered_between(model, step):
+    """Reads all parameters between forward and backward."""
+    loss = model(batch(step)).square().mean()
+    model.layers[1].unshard()
+    total = sum(parameter.detach().sum() for parameter in model.layers[1].parameters())
+    model.layers[1].reshard()
+    loss.backward()
+    return loss + total
+
+
 def clipped(model, step):
     loss = model(batch(step)).square().mean()
     loss.backward()
@@ -207,6 +227,7 @@ def clipped(model, step):
 @strategy("FSDP2, mixed precision", mp_policy=MixedPrecisionPolicy(**HALF))
 @strategy("FSDP2, CPUOffloadPolicy", offload_policy=CPUOffloadPolicy(pin_memory=False))
 @strategy("FSDP2, accumulates", step_of=accumulates_sharded)
+@strategy("FSDP2, gathered between", step_of=gathered_between)
 @strategy("FSDP2, clip_grad_norm_", step_of=clipped)
 @strategy("HSDP", shape=(2, 1))
 @strategy("HSDP, one replica", shape=(1, 2))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from unittest import mock
 
 import pytest
 import torch
+from ahead_programs import replays_ahead
 from comparing import assert_exact
 from models import Block, Net, batch, step_in_a_region, train_steps
 from strategies import sharded
@@ -76,6 +79,55 @@ def test_a_region_stays_whole_if_fsdp_keeps_parameters():
     with mock.patch.object(_C, "split_region") as split:
         assert_exact(train)
     split.assert_not_called()
+
+
+class Fails(Block):
+    def forward(self, x):
+        if x.sum() > -1e9:
+            raise ArithmeticError
+        return x
+
+
+def forward_with_units_anywhere(model, x, inside):
+    """Units in nested regions, one unit twice, without gradients, and one that fails."""
+    kept = (x * 2).sin()
+    with inside.region(name="inner"):
+        h = model.layers[1](model.layers[0](kept))
+        h = h * kept
+    h.mul_(1.5)
+    with torch.no_grad():
+        scale = model.layers[1](h.exp())
+    h = model.layers[0](h * scale.cos())
+    with contextlib.suppress(ArithmeticError):
+        model.layers[2](h)
+    return model.last(h.tanh() + kept.exp()).square().mean()
+
+
+@pytest.mark.parametrize("setting", ["plain", "verify", "ahead", "placeholder", "named results"])
+@on_two_ranks
+def test_units_anywhere_in_a_region(setting):
+    mesh = init_device_mesh("cpu", (2,))
+    settings = {"verify": ebb.verify, "ahead": lambda: replays_ahead(2)}
+    escapes = "placeholder" if setting in ("placeholder", "named results") else "keep"
+
+    def train(inside):
+        model = Net()
+        model.layers[2] = Fails()
+        sharded(model, mesh, reshard_after_forward=True)
+
+        def step_of(model, step):
+            with inside.region(escapes=escapes) as region:
+                loss = model(batch(step), inside)
+                if setting == "named results" and region is not None:
+                    region.returns(loss)
+            loss.backward()
+            return loss
+
+        model.forward = functools.partial(forward_with_units_anywhere, model)
+        return train_steps(model, step_of=step_of)
+
+    with settings.get(setting, contextlib.nullcontext)():
+        assert_exact(train)
 
 
 class KeepsHidden(Block):
