@@ -257,9 +257,9 @@ class Slice {
         value.home.nbytes(),
         " to ",
         value.home.bytes() ? value.home.bytes().nbytes() : 0,
-        " bytes after the region (a parameter that was resharded, or a buffer that was freed). "
-        "Restore it before backward, make each block whose parameters are resharded a region of "
-        "its own (ebb.apply), or give ",
+        " bytes after the region (a parameter or a buffer that was freed). Restore it before "
+        "backward, make each block whose parameters are freed a region of its own (ebb.apply), or "
+        "give ",
         consumer.op.name,
         " the decision SAVE.");
     TORCH_CHECK(
