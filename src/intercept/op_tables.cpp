@@ -207,6 +207,7 @@ struct LyingSchema {
 //   bump. So handles packed on `noise` show the new contents.
 // - Recurrent layers of cuDNN draw their masks from `dropout_state`, which each call in training
 //   advances.
+// - FSDP copies this rank's part of the parameters into `all_gather_output`.
 // - With beta = 0 a matrix product does not read the tensor to add. torch's documents promise this,
 //   also for NaN, and Megatron-LM passes one buffer for all layers.
 // - The backward of batch normalisation reads the running statistics only outside of training.
@@ -225,6 +226,7 @@ constexpr LyingSchema kLyingSchemas[] = {
     {"aten::mkldnn_rnn_layer_backward", {"workspace", ""}, "", ArgUse::Write},
     {"aten::_cudnn_rnn", {"dropout_state", ""}, "train", ArgUse::Write},
     {"aten::miopen_rnn", {"dropout_state", ""}, "train", ArgUse::Write},
+    {"fsdp::all_gather_copy_in", {"all_gather_output", ""}, "", ArgUse::Write},
     {"aten::rrelu_with_noise", {"noise", ""}, "training", ArgUse::Overwrite},
     {"aten::rrelu_with_noise_", {"noise", ""}, "training", ArgUse::Overwrite},
     {"aten::native_batch_norm_backward", {kStats[0], kStats[1]}, "train", ArgUse::Unread},
