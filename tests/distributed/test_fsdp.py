@@ -6,6 +6,7 @@ import contextlib
 import functools
 from unittest import mock
 
+import fork_server
 import pytest
 import torch
 from ahead_programs import replays_ahead
@@ -79,6 +80,25 @@ def test_a_region_stays_whole_if_fsdp_keeps_parameters():
     with mock.patch.object(_C, "split_region") as split:
         assert_exact(train)
     split.assert_not_called()
+
+
+ALONE = """
+import torch, ebb
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+unit = fully_shard(torch.nn.Linear(2, 2))
+ebb.checkpoint(unit, torch.ones(2, 2)).sum().backward()
+print(ebb.stats()["total"]["entered"])
+"""
+
+
+def test_fsdp_s_own_operators_are_known():
+    """FSDP gathers parameters in a region that repeats operators outside aten."""
+    done = fork_server.run(["-c", ALONE], timeout=100)
+
+    assert done.stdout == "1\n", done.stderr
+    assert "writes to its argument" not in done.stderr
 
 
 class Fails(Block):
