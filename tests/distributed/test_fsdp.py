@@ -86,7 +86,8 @@ ALONE = """
 import torch, ebb
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
 unit = fully_shard(torch.nn.Linear(2, 2))
 ebb.checkpoint(unit, torch.ones(2, 2)).sum().backward()
 print(ebb.stats()["total"]["entered"])
