@@ -12,8 +12,7 @@ import torch
 pytest.importorskip("megatron.core", reason="needs Megatron-Core")
 
 import megatron_on_cpu
-from comparing import POLICIES, assert_exact, describe, run
-from exactness import same_bits
+from comparing import POLICIES, assert_exact, difference_of, run
 from two_ranks import on_two_ranks
 
 import ebb
@@ -106,8 +105,7 @@ def test_own_recomputation_in_regions(kind, own, policy):
             takeover.remove()
             parallel_state.destroy_model_parallel()
 
-    differing = [name for name in expected if not same_bits(actual[name], expected[name])]
-    assert not differing, describe(differing, actual, expected)
+    assert not difference_of(actual, expected)
     assert ebb.stats()["total"]["ops_replayed"] > 0
 
 

@@ -84,10 +84,8 @@ def difference_of(actual: Results, expected: Results) -> str:
         for key in expected.keys() | actual.keys()
         if not same_bits(actual.get(key), expected.get(key))
     ]
-    return describe(differing, actual, expected) if differing else ""
-
-
-def describe(differing: list[str], actual: Results, expected: Results) -> str:
+    if not differing:
+        return ""
     first = min(differing)
     names = ", ".join(sorted(differing)[:8])
     return (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from comparing import POLICIES, describe, run
-from exactness import same_bits
+from comparing import POLICIES, difference_of, run
 from models import Net, batch, train_steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,8 +26,8 @@ def assert_exact(train):
     for name in ("recompute_all", "save_matmuls"):
         in_graph._entered.clear()
         found = run(train, POLICIES[name])
-        differing = [key for key in expected if not same_bits(found.get(key), expected[key])]
-        assert not differing, f"policy {name}: {describe(differing, found, expected)}"
+        difference = difference_of(found, expected)
+        assert not difference, f"policy {name}: {difference}"
         assert len(in_graph.names_entered()) == 3
 
 

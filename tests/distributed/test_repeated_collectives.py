@@ -9,8 +9,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from comparing import assert_exact, describe, run
-from exactness import same_bits
+from comparing import assert_exact, difference_of, run
 from repeating import (
     BY_NAME,
     REPEATED,
@@ -184,8 +183,7 @@ def steps_with_sleeps(count, most):
     expected = run(step_of, None)
     for _ in range(count):
         actual = run(step_of, REPEATED)
-        differing = [name for name in expected if not same_bits(actual[name], expected[name])]
-        assert not differing, describe(differing, actual, expected)
+        assert not difference_of(actual, expected)
 
 
 @on_two_ranks
