@@ -245,7 +245,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
   // From now on `away` stands for the bytes.
   void send(c10::intrusive_ptr<Stash> away);
-  // The bytes do not come back from the stash.
+  // Drops the stash without bringing its bytes back.
   void dropStash();
 
   // Sets the recomputed or returned bytes. `onlyOurs`: no other code can write to them.

@@ -23,11 +23,11 @@ namespace ebb {
 // Note [Pinned memory and fork]
 // Data loaders fork. A fork either copies pinned pages at once, or the parent's next write moves
 // the parent to a copy while the device still uses the old page. So a child process gets zeros in
-// place of these pages (MADV_WIPEONFORK). The child cannot miss the contents: they are copied to a
-// device or to the disk tier, a child cannot use the device, and the disk tier refuses to read the
-// parent's data in a child. With MADV_DONTFORK instead, the addresses would not stay mapped in the
-// child. The child could map new memory there, and would unmap it when it drops a tensor with
-// pinned memory.
+// place of these pages (MADV_WIPEONFORK). The child never needs the contents. ebb copies them only
+// to a device, which a child cannot use, or to the disk tier, which refuses to read the parent's
+// data in a child. With MADV_DONTFORK instead, the addresses would not stay mapped in the child.
+// The child could map new memory there, and would unmap it when it drops a tensor with pinned
+// memory.
 EBB_API c10::Storage allocatePinned(size_t nbytes, c10::Device device);
 
 }  // namespace ebb

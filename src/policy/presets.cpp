@@ -23,7 +23,7 @@ void appendKnown(
   }
 }
 
-// Rules for products of two matrices, or of a matrix and a vector.
+// Rules for products of matrices and vectors.
 void appendProducts(std::vector<Rule>& rules, Decision decision) {
   appendKnown(
       rules,

@@ -41,7 +41,8 @@ class RowFlow {
     return live_ && op_.rows.rule != RowRule::ShapeOnly;
   }
 
-  // True if a result without rows cannot be recomputed.
+  // True if the call reads the data of an argument whose padding rows ebb does not restore
+  // (Rows::lossy). ebb cannot recompute a result that has no rows then.
   bool isLossy() const {
     return lossy_ && op_.rows.rule != RowRule::ShapeOnly;
   }
