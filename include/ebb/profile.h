@@ -39,7 +39,7 @@ struct ProfileValue {
              again, againAddress, ended, rows, liveRows, rowsMixed)
 };
 
-// One operator call in a forward, in order of recording.
+// One operator call in a forward.
 struct ProfileOperator {
   std::string funcName;  // "aten::mm.default"
   std::string region;
@@ -78,7 +78,7 @@ struct ProfileReplay {
 
 struct Profile {
   double duration = 0;
-  std::vector<ProfileOperator> operators;
+  std::vector<ProfileOperator> operators;  // in order of recording
   std::vector<ProfileReplay> replays;
   std::vector<ProfileValue> values;
   std::vector<ProfileAllocation> allocations;  // by this thread, and by autograd on its behalf

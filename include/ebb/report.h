@@ -141,7 +141,7 @@ struct ReportSpan {
   EBB_FIELDS(ReportSpan, kind, name, start, seconds, thread, bytes)
 };
 
-// Numbers of the step's outermost regions, by the outcome of their replay ahead; see AheadStats.
+// Counts the step's outermost regions by the outcome of their replay ahead; see AheadStats.
 struct ReportAhead {
   uint64_t inTime = 0;
   uint64_t late = 0;

@@ -38,7 +38,8 @@ F* openMp(const char* name) {
   return reinterpret_cast<F*>(::dlsym(RTLD_DEFAULT, name));
 }
 
-// An OpenMP runtime that binds threads lists the cores that it found as its places.
+// The cores that this process may use. If an OpenMP runtime has bound the main thread to some of
+// them, the runtime's places still list all cores that the runtime found.
 cpu_set_t coresOfProcess() {
   cpu_set_t set = coresOf(::getpid());
   auto* const places = openMp<int()>("omp_get_num_places");

@@ -75,7 +75,7 @@ class Bell {
     }
   }
 
-  // Tells the thread to end; a new thread starts with begin().
+  // Tells the thread to end. Call begin() before a new thread starts.
   void end() {
     std::lock_guard<std::mutex> lock(mutex_);
     ends_.store(true);

@@ -57,7 +57,7 @@ void eachTensor(const CallArguments& arguments, F&& function) {
   }
 }
 
-// ebb's part around one call.
+// Lives during one call of a watched function, and does all that the function's Watch requires.
 class Watching {
  public:
   Watching(Watch watch, const CallArguments& arguments) {

@@ -58,7 +58,8 @@ class GraphStreams {
     }
   }
 
-  // Orders the current stream after all work of `maker`, the maker of some of `values`.
+  // Orders the current stream after all work of `maker`, and notes that in those of `values` that
+  // `maker` made.
   void takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values);
 
   // Number of streams on which the graph's ops have run, on all devices.

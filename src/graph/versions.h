@@ -46,7 +46,8 @@ struct CounterStamp : VersionStamp, InArena {
   std::unique_ptr<CounterStamp> next;
 };
 
-// The counters of all known writers of a value's storage, with their versions in the value's state.
+// The version counters of all tensors known to share a value's storage, each with its version in
+// the value's state. The methods call these tensors writers.
 class Versions {
  public:
   // Records `tensor` as the last writer, at its current version.

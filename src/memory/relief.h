@@ -55,7 +55,8 @@ struct ReliefCounts {
 };
 EBB_API ReliefCounts reliefCounts();
 
-// Runs `f`, which may be run again, until no allocation in it fails or no memory is left to free.
+// Runs `f`. If an allocation in `f` fails, frees memory and runs `f` again, until no allocation
+// fails or no memory is left to free. `f` must be repeatable.
 template <class F>
 auto withRelief(F&& f) {
   bool failed = false;

@@ -33,8 +33,8 @@ bool mustOutliveNextWrite(const Value& value) {
          value.home.nbytes() <= kSmall && value.uses.readers() > 0;
 }
 
-// Drops unneeded recipes, see Note [Unpacked bytes may be written]. Runs first: inputs of dropped
-// recipes need not be kept.
+// Drops unneeded recipes, see Note [Unpacked bytes may be written]. Runs before closeOthers(),
+// which then keeps no inputs of dropped recipes.
 void closeOwned(Value& value) {
   if (ownsItsBytes(value)) {
     value.home.own();
