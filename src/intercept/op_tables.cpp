@@ -65,16 +65,17 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
 };
 // Note [Communication]
 // The operators of those namespaces start writes on other threads. The writes are complete only
-// after the program has waited. Most of their schemas do not say so: c10d::allreduce_ and recv_
-// mark no argument, nor does _c10d_functional::irecv. So all arguments of such an operator count as
-// written, except arguments named input*, which by convention are read, and those in kOnlyRead. The
-// writes move no version, so handles show the new contents, as eager's saved tensors do.
+// after the program has waited. Most of the schemas (c10d::allreduce_, c10d::recv_,
+// _c10d_functional::irecv) mark no argument as written. So all arguments of such an operator count
+// as written, except arguments named input*, which by convention are read, and those in kOnlyRead.
+// The writes move no version, so handles show the new contents, as eager's saved tensors do.
 //
 // In eager, results that were computed before the collective are in memory. ebb would have to
-// recompute them from the overwritten tensor, which is wrong. So if a graph that was recorded
-// earlier knows a tensor that a later collective writes, in another region or outside of all, ebb
-// moves the tensor's version. The exception is a tensor that no op has computed, as far as autograd
-// knows: a gathered parameter (FSDP), which gets the same contents again.
+// recompute them from the overwritten tensor, which is wrong. So if a collective, in another region
+// or outside of all, writes to a tensor of an earlier graph, ebb moves the tensor's version, and
+// backward raises if a replay needs the old contents. The exception is a tensor that no op has
+// computed, as far as autograd knows: a gathered parameter (FSDP), which gets the same contents
+// again.
 //
 // ebb sees no operator for the program's wait, so it treats the written value as in transit. Three
 // rules follow. The value is not offloaded, since the copy could miss data that has not arrived.

@@ -131,8 +131,8 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // trust the version in the operator's first call, and watches whether the version moves after the
 // kernel. If not, the operator moves versions first, and later calls are trusted. Where
 // fingerprints of results would reveal an unseen write, the first call is trusted too. A counter
-// that the recorder has not seen yet, such as that of a factory's result, began at version 0: see
-// Note [Version stamps].
+// that the recorder has not seen yet, such as that of a factory's result, is one ahead at version
+// 1, since counters begin at 0: see Note [Version stamps].
 [[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();

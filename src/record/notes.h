@@ -29,7 +29,7 @@ std::unique_ptr<OperatorLine> noteCall(
 // The call's kernel has run.
 void noteRun(const Journal& journal, OperatorLine& note);
 
-// The op `op` of the region and module that run now.
+// The current region and module, and the op's name `op`.
 Origin originOf(const Context& context, const std::string& op);
 
 // Adds a line for a new value to the report. `op` produced the value, and `tensor` is the result;

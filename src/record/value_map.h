@@ -84,7 +84,8 @@ class ValueMap {
 
   // True if it is time to sweep: see Note [When dead values are looked for].
   bool needsSweep() const;
-  // Forgets dead values and sends those due. No recipe may be on its way into the map.
+  // Forgets dead values, and sends values to be offloaded or paged. The caller must hold no recipe,
+  // because sweep() counts references to find dead values.
   void sweep();
 
   // Unsent values to be offloaded, latest first.

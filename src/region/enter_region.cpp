@@ -55,7 +55,8 @@ bool isTraced() {
           TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value());
 }
 
-// Frames left on another thread. The entering thread drops such frames.
+// Frames that another thread tried to leave. The thread that entered such a frame drops the frame
+// when the thread next enters a region.
 class Abandoned {
  public:
   static Abandoned& get() {

@@ -44,8 +44,8 @@ class CaptureWatch {
     return current_;
   }
 
-  // True if the current capture is over. Asks ebb's stream `own` if it has joined the capture, else
-  // `compute`.
+  // True if the current capture is over. If ebb's stream `own` has joined the capture, the answer
+  // is that of `own`, else that of `compute`.
   bool isOver(c10::Stream compute, c10::Stream own) const {
     return current_ != 0 && !isCapturing(joined_ ? own : compute);
   }
