@@ -55,6 +55,7 @@ def run(*arguments, **environment):
     return done.stdout.splitlines(), lines
 
 
+@pytest.mark.sweep
 @pytest.mark.not_sanitized
 def test_unchanged_script_in_half_of_its_memory():
     (*_, plain, plain_peak), _ = run("-c", MEASURED, SCRIPT)

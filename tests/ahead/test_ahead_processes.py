@@ -134,6 +134,7 @@ print("done")
 )
 
 
+@pytest.mark.sweep
 def test_children_of_fork_have_workers_of_their_own():
     for _ in range(3):
         done = in_a_process(FORKS)
@@ -169,6 +170,7 @@ assert same
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sweep
 def test_threads_fork_while_others_train():
     done = in_a_process(
         SETUP

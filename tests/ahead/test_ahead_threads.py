@@ -44,6 +44,7 @@ def step(modules, x, entered=region):
     return [loss.detach(), *torch.autograd.grad(loss, [*parameters(modules), x])]
 
 
+@pytest.mark.sweep
 def test_a_thousand_steps_with_random_delays(no_objects_left):
     modules, x = blocks(4, dropout=0.2), torch.randn(X, requires_grad=True)
     draw = random.Random(1)

@@ -318,6 +318,7 @@ def test_a_job_that_does_not_know_of_it_as_text(tmp_path):
     assert "not measured" not in text
 
 
+@pytest.mark.sweep
 def test_a_job_that_does_not_know_of_it_as_page(tmp_path):
     run_job(tmp_path / "r.html")
 

@@ -83,6 +83,7 @@ def job(*command, **environment):
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.sweep
 def test_without_the_variable_nothing_of_ebb_is_imported(script):
     for environment in ({}, {"EBB": "1", "EBB_DISABLE": "1"}):
         found, errors = job(script, "checkpoint", is_fresh=True, **environment)
@@ -122,6 +123,7 @@ def test_policies(script, policy, saved):
     assert found["saved"] == saved
 
 
+@pytest.mark.sweep
 def test_a_file(script, tmp_path):
     path = tmp_path / "policy.toml"
     ebb.Policy({"aten::mm": ebb.SAVE}).save(path)
@@ -129,6 +131,7 @@ def test_a_file(script, tmp_path):
     assert found["saved"] == 3 * 128
 
 
+@pytest.mark.sweep
 def test_a_file_of_modules(script, tmp_path):
     path = tmp_path / "plan.toml"
     save = ebb.Policy({"aten::mm": ebb.SAVE})
@@ -142,6 +145,7 @@ def test_a_file_of_modules(script, tmp_path):
     assert "2 modules are regions: layers.0,2" in errors
 
 
+@pytest.mark.sweep
 def test_a_file_of_modules_that_are_not_there(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # messages clip long paths
     ebb.ModulePolicies({"blocks.0": ebb.policies.recompute_all}).save("plan.toml")
@@ -194,6 +198,7 @@ def test_a_budget_by_the_command_line(longer):
     assert "EBB=1" not in errors
 
 
+@pytest.mark.sweep
 def test_a_budget_that_makes_no_sense(longer):
     for value in ("banana", "200%"):
         found, errors = job(longer, EBB_BUDGET=value)
@@ -223,6 +228,7 @@ def test_a_value_that_makes_no_sense_turns_ebb_off(script, policy, message):
     assert message in errors
 
 
+@pytest.mark.sweep
 def test_a_bad_setting_of_another_variable_does_not_break_torch(script):
     found, errors = job(script, "checkpoint", EBB="1", EBB_OFFLOAD_MIN_BYTES="1 mile")
     assert found["calls"] == 3
@@ -236,6 +242,7 @@ def test_unknown_variables_warn():
     assert "EBB_BUILD" not in done.stderr
 
 
+@pytest.mark.sweep
 def test_a_misspelt_variable_alone_warns(script):
     found, errors = job(script, EBB_BUGDET="40%")
     assert found["calls"] == 3
@@ -254,6 +261,7 @@ def test_names_are_known_before_ebb_is_imported():
     assert OLD.keys() < NAMES
 
 
+@pytest.mark.sweep
 def test_where_torch_does_not_load_backends_ebb_is_imported_by_hand(script):
     text = "import ebb\n" + SCRIPT
     path = script.with_name("by_hand.py")
@@ -276,6 +284,7 @@ def test_launcher(script):
     assert "json.tool" in done.stdout
 
 
+@pytest.mark.sweep
 def test_modules_are_listed(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(
@@ -304,6 +313,7 @@ def test_modules_are_listed(tmp_path):
     ]
 
 
+@pytest.mark.sweep
 def test_spawned_workers_inherit_it(script):
     path = script.with_name("spawns.py")
     path.write_text(

@@ -235,6 +235,7 @@ def test_what_python_does_with_warnings_does_not_matter(options):
     assert "ebb: EBB=mm:keep is ignored, so the job runs without ebb" in done.stderr
 
 
+@pytest.mark.sweep
 def test_a_job_without_stderr_runs():
     program = f"import os, sys; os.close(2); exec({IN_A_REGION!r})"
     assert job(program, is_fresh=True, EBB="mm:keep", **BAD).stdout == "done\n"
@@ -267,6 +268,7 @@ def test_one_bad_value_ends_a_strict_job(name):
     assert by_hand.stderr.splitlines()[-1] == f"ValueError: {done.stderr.strip()}"
 
 
+@pytest.mark.sweep
 def test_a_strict_job_with_good_values_runs():
     done = job(
         IN_A_REGION, EBB="mm:save", EBB_STRICT="1", EBB_VERIFY="1", EBB_MODULES="layers.*", RANK="1"

@@ -289,6 +289,7 @@ print(ebb.stats()["total"]["entered"])
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("value", "regions"), [("1", "1"), ("0", "0")])
 def test_an_unchanged_job(package, tmp_path, value, regions):
     package(MEGATRON, SOURCE)

@@ -19,6 +19,7 @@ import ebb
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.sweep
 def test_version_from_the_command_line():
     result = subprocess.run(
         [sys.executable, "-m", "ebb", "--version", "--verbose"], capture_output=True, text=True

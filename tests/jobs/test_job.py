@@ -147,6 +147,7 @@ def test_a_launcher_has_nothing_to_report(script, out):
     assert "; report: " in lines[1]
 
 
+@pytest.mark.sweep
 def test_that_no_region_was_entered_is_said_once(script, out):
     lines = torchrun(script("import torch"), EBB="1", EBB_REPORT=f"{out}/r.txt")
 
@@ -155,6 +156,7 @@ def test_that_no_region_was_entered_is_said_once(script, out):
     assert names(out) == []
 
 
+@pytest.mark.sweep
 def test_settings_that_make_no_sense_are_told_once_in_a_job(script):
     mistakes = {"EBB": "2", "EBB_MODULS": "x", "EBB_REPORT": "/nowhere/r.txt"}
 
@@ -167,6 +169,7 @@ def test_settings_that_make_no_sense_are_told_once_in_a_job(script):
     ]
 
 
+@pytest.mark.sweep
 def test_modules_without_EBB_are_told_of_once_in_a_job(script):
     lines = torchrun(script("import torch, ebb"), EBB_MODULES="*")
 
@@ -180,10 +183,12 @@ def test_modules_of_an_ebb_that_is_switched_off_are_no_mistake(environment):
     assert launch("-c", "import torch", EBB_MODULES="*", **environment) == []
 
 
+@pytest.mark.sweep
 def test_a_rank_of_Lightnings_prints_nothing(script):
     assert launch(script(CHECKPOINTS, "train()"), EBB="1", LOCAL_RANK="1") == []
 
 
+@pytest.mark.sweep
 def test_a_program_that_a_job_starts_does_not_take_its_files(script, out):
     path = script(
         TRAIN,
@@ -198,6 +203,7 @@ def test_a_program_that_a_job_starts_does_not_take_its_files(script, out):
     assert len(names(out / "traces")) == 6
 
 
+@pytest.mark.sweep
 def test_the_files_of_an_earlier_job_are_replaced(script, out):
     path = script(TRAIN, "train()")
     for _ in range(2):
@@ -206,6 +212,7 @@ def test_the_files_of_an_earlier_job_are_replaced(script, out):
     assert names(out) == ["r.txt"]
 
 
+@pytest.mark.sweep
 def test_a_fork_does_not_write_its_parents_report(script, out):
     path = script(
         TRAIN,

@@ -106,6 +106,7 @@ if sys.argv[1] == "checkpoints":
 """
 
 
+@pytest.mark.sweep
 def test_what_is_told_when_the_process_ends():
     for argument, count in (("checkpoints", 1), ("starts", 0)):
         done = fork_server.run(

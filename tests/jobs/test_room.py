@@ -51,6 +51,7 @@ def script(tmp_path):
     return path
 
 
+@pytest.mark.sweep
 def test_nothing_is_recomputed_while_there_is_room(script):
     expected, _ = job(script, -1, "")
     found, errors = job(script, -1, "auto:100GiB")
@@ -60,6 +61,7 @@ def test_nothing_is_recomputed_while_there_is_room(script):
     assert "0-3" in errors
 
 
+@pytest.mark.sweep
 def test_without_room_a_plan_is_made_and_no_step_is_lost(script):
     expected, _ = job(script, -1, "")
     found, errors = job(script, 2, "auto:100GiB")

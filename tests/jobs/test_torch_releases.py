@@ -66,6 +66,7 @@ def test_a_part_for_another_python_does_not_count(tmp_path):
         find("2.13.0", tmp_path)
 
 
+@pytest.mark.sweep
 def test_another_torch_is_noticed_before_the_dynamic_linker(tmp_path):
     package = tmp_path / "ebb"
     ignored = shutil.ignore_patterns("_native", "__pycache__")

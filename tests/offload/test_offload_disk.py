@@ -78,6 +78,7 @@ def test_the_room_is_used_again(disk):
     assert ebb.stats()["offload"]["disk_bytes_used"] == 0
 
 
+@pytest.mark.sweep
 def test_resident_memory_is_lower(tmp_path):
     program = (
         "import sys, torch, ebb\n"
@@ -154,6 +155,7 @@ def test_a_full_tier_is_a_fallback(disk, x):
     assert_exact(y, x, 5)
 
 
+@pytest.mark.sweep
 def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
     """The process may not make files as large as the tier's."""
     program = (

@@ -118,6 +118,7 @@ def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
     assert (Keeps.seen.stride(), Keeps.seen.storage_offset()) == (strides, offset)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", ENGINES)
 def test_random_programs_with_offload(how):
     assert run_random_programs(300, EBB_TEST_OFFLOAD=how)["replayed"] > 60

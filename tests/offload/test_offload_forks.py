@@ -57,6 +57,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
     assert "stays in memory" not in run(FORKS + program, tmp_path, first)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", ["ebb.stats()['offload']", "ebb._testing.drain_offload()"])
 def test_a_fork_while_something_is_written(tmp_path, first):
     """The child has it in memory; nobody ends the write for it."""
@@ -80,6 +81,7 @@ def test_a_fork_while_something_is_written(tmp_path, first):
     assert "on its way to or from disk when the process forked" in said
 
 
+@pytest.mark.sweep
 def test_a_forked_child_uses_no_room_of_its_parents(tmp_path):
     """Neither what was free nor what it drops itself."""
     program = (

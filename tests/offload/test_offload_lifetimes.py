@@ -141,6 +141,7 @@ def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
     assert_exact(y.sum(), x, 5)
 
 
+@pytest.mark.sweep
 def test_storages_that_python_has_seen_do_not_deadlock_threads():
     """Their last reference takes the GIL, and whoever holds that may wait for the engine."""
     program = (

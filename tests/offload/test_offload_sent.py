@@ -88,6 +88,7 @@ def test_memory_at_the_same_address_is_another_tensor(accelerator):
     assert torch.equal(gradients(loss, x)[0], expected)
 
 
+@pytest.mark.sweep
 def test_on_the_cpu_offload_means_save_and_says_so():
     program = (
         "import torch, ebb\n"

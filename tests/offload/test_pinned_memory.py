@@ -92,6 +92,7 @@ def test_pinned_memory_is_of_whole_pages_near_the_device(library):
     assert printed == [*first, *each, *second, "nodes [0, 0, -1]"], errors
 
 
+@pytest.mark.sweep
 def test_a_device_that_cannot_say_where_it_is_leaves_no_error_behind(library):
     printed, errors = run(library, 4096, "", FAKE_LOST="1")
 
@@ -111,6 +112,7 @@ for thread in threads:
 """
 
 
+@pytest.mark.sweep
 def test_one_thread_at_a_time_asks_where_devices_are(library):
     printed, errors = run(library, 4096, "FFFF:00:00.0", program=SEVERAL_THREADS)
 
@@ -134,6 +136,7 @@ def test_the_preferred_node_is_the_one_that_the_system_names(library, node, spel
     assert printed[-1] == f"nodes {nodes}", errors
 
 
+@pytest.mark.sweep
 def test_what_cuda_refuses_to_pin_leaves_no_error_behind(library):
     """torch would take the error that is left for that of its next kernel."""
     printed, errors = run(library, 4096, "FFFF:00:00.0", FAKE_FULL="1")
@@ -148,6 +151,7 @@ def cuda(tmp_path_factory):
     return fake_cuda.build(tmp_path_factory.mktemp("cuda"))
 
 
+@pytest.mark.sweep
 def test_it_is_registered_on_its_own_device_whichever_is_current(cuda):
     """Elsewhere the registration would make a context, in each rank the first of all on GPU 0."""
     printed = fake_cuda.run(cuda, "testing.pinned_memory(4096, 1)")

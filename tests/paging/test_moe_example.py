@@ -24,6 +24,7 @@ def run(tmp_path, *arguments, **variables):
     return json.loads(figures.read_text())
 
 
+@pytest.mark.sweep
 def test_as_it_is(tmp_path):
     found = run(tmp_path)
     assert all(row["identical"] for row in found["steps"])
@@ -41,6 +42,7 @@ def test_loads_from_none_to_all_with_overflow(tmp_path, skew):
     assert found["paging"]["overflows"] >= 1
 
 
+@pytest.mark.sweep
 def test_spill(tmp_path):
     found = run(
         tmp_path,

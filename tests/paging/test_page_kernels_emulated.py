@@ -24,6 +24,7 @@ def fuzz(kernels, schedules):
     return {name: int(count) for count, name in re.findall(r"(\d+) (.+)", ended.stdout)}
 
 
+@pytest.mark.sweep
 def test_the_kernels_do_what_the_cpu_does():
     counts = fuzz(KERNELS.read_text(), SCHEDULES)
 

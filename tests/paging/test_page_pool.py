@@ -151,6 +151,7 @@ ON_A_GPU = settings(max_examples=250, database=None)
 ORDERS = {"last first": lambda n: n - 1, "first first": lambda n: 0, "middle": lambda n: n // 2}
 
 
+@pytest.mark.sweep
 @DEVICES
 @pytest.mark.parametrize("order", ORDERS)
 def test_schedules(device, order):
@@ -163,6 +164,7 @@ def test_schedules(device, order):
     program()
 
 
+@pytest.mark.sweep
 @DEVICES
 def test_pipeline_schedules(device):
     @(EACH if device == "cpu" else ON_A_GPU)

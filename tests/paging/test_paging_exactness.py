@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from exactness import assert_tests_of_exactness_pass
 
 
+@pytest.mark.sweep
 def test_the_rules_hold_with_pages():
     """The tests of exactness again, with policies that page."""
     assert_tests_of_exactness_pass(EBB_TEST_PAGING="1")

@@ -382,6 +382,7 @@ print("done")
 """
 
 
+@pytest.mark.sweep
 def test_no_deadlock_between_the_lock_and_the_gil():
     done = fork_server.run(["-c", DEADLOCK], timeout=HANGS)
     assert done.stdout == "done\n", done.stderr

@@ -354,6 +354,7 @@ def configured(**variables):
     return done.stdout, done.stderr
 
 
+@pytest.mark.sweep
 def test_the_environment():
     variables = {"page_rows": "16", "headroom": "1.5", "host_headroom": "0.5"}
     variables |= {"device_limit": "2GiB", "overflow": "blocking", "dead_rows": "nan"}

@@ -232,6 +232,7 @@ def test_random_programs_give_what_eager_gives(share):
     assert_not_vacuous(*check_share(share))
 
 
+@pytest.mark.sweep
 def test_random_programs_in_several_regions():
     came_to, count = check_share(8, EBB_TEST_REGIONS="4")
 

@@ -39,6 +39,7 @@ def gradients(net, x, region):
     return torch.autograd.grad(loss, list(net.parameters()))
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("no_objects_left")
 def test_a_fault_at_every_op_of_a_region():
     x = torch.randn(4, 4)

@@ -196,6 +196,7 @@ def test_no_storage_dies_under_the_lock_of_the_offload_engines():
     assert_ends(DYING)
 
 
+@pytest.mark.sweep
 def test_the_lock_of_a_graph():
     assert_ends(REPLAYING)
 

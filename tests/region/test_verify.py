@@ -366,6 +366,7 @@ def test_environment_variable(value, output):
     assert (run.returncode == 0) == (value in ("0", "demote", "yes"))
 
 
+@pytest.mark.sweep
 @pytest.mark.on_cpu("takes a minute there: one of the slow tests of test_late_device.py")
 def test_the_rules_hold_in_verify_mode():
     assert_rules_hold_in_verify_mode()

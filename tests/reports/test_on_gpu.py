@@ -127,6 +127,7 @@ def test_items_run_by_turn_and_are_begun_only_where_their_limit_fits(run, tmp_pa
     assert "Not in these results: fails, comes after, needs a tool, is refused." in page
 
 
+@pytest.mark.sweep
 def test_the_next_command_goes_on_and_then_tries_again_what_failed(run, tmp_path, capsys):
     run(seconds=12)
     ran(capsys)

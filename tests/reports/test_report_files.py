@@ -81,6 +81,7 @@ def run_program(program=PROGRAM, **environment):
     return fork_server.run(["-c", program], env=os.environ | environment)
 
 
+@pytest.mark.sweep
 def test_environment(tmp_path):
     report, traces = tmp_path / "r.json", tmp_path / "traces"
     run = run_program(EBB_REPORT=str(report), EBB_TRACE=str(traces), TORCH_LOGS="+ebb")
@@ -97,6 +98,7 @@ def test_environment(tmp_path):
     assert all({"name", "ph", "ts", "pid"} <= event.keys() for event in trace["traceEvents"])
 
 
+@pytest.mark.sweep
 def test_each_rank_writes_its_own_file(tmp_path):
     run = run_program(EBB_REPORT=str(tmp_path / "r.txt"), RANK="3")
     assert run.stderr == ""
@@ -199,6 +201,7 @@ def test_out_of_memory_as_the_cause_of_another_exception(capsys):
     assert capsys.readouterr().err.count("ebb: out of memory") == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_out_of_memory_in_a_process_of_multiprocessing(tmp_path, method):
     path = tmp_path / "job.py"

@@ -272,6 +272,7 @@ def test_no_storage_outlives_its_step(policy):
     assert not inputs, f"{left} storages are alive"
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("no_objects_left")
 def test_threads_train_models_of_their_own_with_shared_parameters():
     shared = torch.randn(8, 8, requires_grad=True)

@@ -144,6 +144,7 @@ def test_every_sample_of_every_operator(op, dtype):
     assert not nothing_recomputed(op, dtype, tally) or name_of(op) in NOTHING_TO_RECOMPUTE, tally
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 def test_what_eager_refuses_is_refused_with_the_same_error():
     tally = Counter()
