@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "ahead/arrival.h"
@@ -14,7 +15,9 @@ namespace py = pybind11;
 
 void bindRegion(py::module_& module) {
   module.def("in_region", &inRegion);
-  module.def("split_region", torch::wrap_pybind_function([] { splitRegion(); }));
+  module.def("storage_emptied", torch::wrap_pybind_function([](const py::object& storage) {
+               storageEmptied(THPStorage_Unpack(storage.ptr()).unsafeGetStorageImpl());
+             }));
   py::class_<Graph, c10::intrusive_ptr<Graph>>(module, "Escapes")
       .def("refill", torch::wrap_pybind_function([](Graph& graph) {
              asksFor(graph);  // see Note [Replays ahead of backward]

@@ -369,6 +369,12 @@ void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
   }
 }
 
+bool Recorder::reads(c10::StorageImpl* storage) const {
+  const auto found = values_.all().find(storage);
+  return found != values_.all().end() && !found->second->facts.madeHere &&
+         found->second->uses.readers() > 0;
+}
+
 void Recorder::close() {
   const auto forget = c10::make_scope_exit([this] {
     values_.clear();

@@ -55,6 +55,9 @@ class Recorder final : public Interceptor {
   // Ends a write begun by opaqueWriteBegins().
   void opaqueWriteEnds(const at::Tensor& tensor);
 
+  // True if an op of the region has read `storage`, and none has computed its contents.
+  bool reads(c10::StorageImpl* storage) const;
+
   // A collective outside the dispatcher is about to write to `tensor`.
   void collectiveWrites(const at::Tensor& tensor);
 

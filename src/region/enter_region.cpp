@@ -86,6 +86,19 @@ class Abandoned {
 
 Recorder* threadsRecorderForPacking();
 
+// Note [Regions that are split]
+// Backward recomputes a region as a whole. FSDP frees the parameters of a unit after the unit's
+// forward, and gathers them again just before the unit's backward. If a region contained two such
+// units, backward would need the parameters of both at once. So if the program empties a storage
+// that ebb has read in the open region and has not computed there, ebb splits the region before
+// the next op or pack, and recomputes the two parts apart from each other. ebb waits for the next
+// op since a region that contains only one unit ends there; it stays whole, with its escapes.
+class Splitter final : public Interceptor {
+ public:
+  void call(Call& call) override;
+  void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
+};
+
 void collectiveWroteOutside(const at::Tensor& tensor) {
   moveVersionOfComputed(tensor, 0);
 }
@@ -145,10 +158,15 @@ class ThreadRegions {
     return id;
   }
 
-  void split() {
-    if (frames_.empty()) {
-      return;
+  void storageEmptied(c10::StorageImpl* storage) {
+    if (inRegion() && recorder_.reads(storage)) {
+      splits_ = true;
+      activate();
     }
+  }
+
+  // Returns the recorder of the new part. See Note [Regions that are split].
+  Recorder& split() {
     closeGraph();
     openGraph();
     for (size_t depth = 0; depth < frames_.size(); ++depth) {
@@ -156,6 +174,7 @@ class ThreadRegions {
     }
     activate();
     announceOpaqueWrites();
+    return recorder_;
   }
 
   void leave(uint64_t id) {
@@ -238,11 +257,18 @@ class ThreadRegions {
   // saved-tensor hooks pushed since entry. Null otherwise.
   Recorder* recorderForPacking() {
     const bool packs = !frames_.empty() && frames_.back().hooks == hookDepth() && !isTraced();
+    if (packs && splits_) {
+      split();  // an op's inputs are packed before the op is called
+    }
     return packs ? &recorder_ : nullptr;
   }
 
   bool inRegion() const {
     return !frames_.empty();
+  }
+
+  Recorder& recorder() {
+    return recorder_;
   }
 
  private:
@@ -261,6 +287,7 @@ class ThreadRegions {
 
   // Ends what openGraph() began.
   void closeGraph() {
+    splits_ = false;
     setCurrentInterceptor(nullptr);
     count(liveCounts().regions, -1);
     const auto graph = recorder_.graph();
@@ -308,13 +335,15 @@ class ThreadRegions {
     Frame& frame = frames_.back();
     const bool allRepeat = frame.repeats == Repeats::All;
     recorder_.enter(frame.decider.get(), regionOf_.back(), &frame.counters, allRepeat);
-    setCurrentInterceptor(&recorder_);
+    setCurrentInterceptor(splits_ ? static_cast<Interceptor*>(&splitter_) : &recorder_);
   }
 
   std::deque<Frame> frames_;        // innermost last; a deque keeps addresses valid
   std::vector<uint16_t> regionOf_;  // each frame's index in Graph::names
   Recorder recorder_;               // of the outermost region; has a graph while one is open
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
+  Splitter splitter_;               // the interceptor while `splits_` is true
+  bool splits_ = false;             // the next op begins another part of the region
 };
 
 // See Note [Static TLS]
@@ -326,6 +355,14 @@ ThreadRegions& threadRegions() {
 
 Recorder* threadsRecorderForPacking() {
   return threadRegions().recorderForPacking();
+}
+
+void Splitter::call(Call& call) {
+  threadRegions().split().call(call);
+}
+
+void Splitter::aliased(const at::Tensor& tensor, const at::Tensor& result) {
+  threadRegions().recorder().aliased(tensor, result);
 }
 
 }  // namespace
@@ -349,8 +386,8 @@ void leaveRegion(uint64_t id) {
   threadRegions().leave(id);
 }
 
-void splitRegion() {
-  threadRegions().split();
+void storageEmptied(c10::StorageImpl* storage) {
+  threadRegions().storageEmptied(storage);
 }
 
 c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -29,9 +30,8 @@ enterRegion(const PolicyPtr& policy, std::string name, Repeats repeats = Repeats
 // region works in both cases.
 EBB_API void leaveRegion(uint64_t id);
 
-// Ends the outermost region of this thread, if there is one, and begins another with the same inner
-// regions. Backward then recomputes the parts before and after this call apart from each other.
-EBB_API void splitRegion();
+// The program is about to empty `storage`: see Note [Regions that are split].
+EBB_API void storageEmptied(c10::StorageImpl* storage);
 
 // Leaves the region. An outermost region also frees the memory of referenced recomputable values:
 // see Note [Escapes]. Returns the graph if there was such a value, else null.

@@ -18,7 +18,7 @@ from ebb import _C
 from ebb import policies as _policies
 from ebb._policy.idle_rules import warn_of_modules, warn_of_no_root
 from ebb._policy.policy import Policy
-from ebb._region import fsdp_units, in_graph, offload_twice, tracing
+from ebb._region import in_graph, offload_twice, tracing
 from ebb._region.module_names import names_of
 from ebb._region.modules import modules_are_asked_for, number_modules_once
 from ebb._support.log import log
@@ -168,7 +168,6 @@ class region(_C.Region):
                     warn_of_modules(checked.rules, names_of(root))
         elif checked._compiled.asks_for_modules() and not _C.any_module_has_number():
             warn_of_no_root()
-        fsdp_units.watch()
         self._escapes = escapes
         self._results: list[torch.Tensor] | None = None
         self._policy = policy

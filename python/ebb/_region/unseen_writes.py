@@ -74,6 +74,16 @@ def _slice_announced(method: Callable[..., Any]) -> Callable[..., Any]:
     return announced
 
 
+def _emptying(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:
+        if size == 0 and _C.in_region():
+            _C.storage_emptied(self)
+        return method(self, size)
+
+    return resize_
+
+
 def _communicating(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def communicating(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,5 +106,6 @@ def install() -> None:
     # `_swap_data_ptr_` is new in torch 2.12.
     for name in {"_byteswap", "_set_from_file", "_swap_data_ptr_"} & set(dir(torch.UntypedStorage)):
         setattr(torch.UntypedStorage, name, _announced(getattr(torch.UntypedStorage, name)))
+    torch.UntypedStorage.resize_ = _emptying(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     whole = torch.UntypedStorage.__getitem__
     torch.UntypedStorage.__getitem__ = _slice_announced(whole)  # type: ignore[method-assign]

@@ -1,0 +1,118 @@
+"""Regions in which the program frees parameters after their use, as FSDP does.
+
+See Note [Regions that are split].
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from ahead_programs import replays_ahead
+from exactness import same_bits
+
+import ebb
+
+WIDTH = 8
+
+
+class Unit:
+    """A layer whose weight has memory only during its forward and its backward."""
+
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.contents = torch.randn(WIDTH, WIDTH, generator=generator)
+        self.weight = self.contents.clone().requires_grad_()
+        self.free()
+
+    def free(self, *_):
+        self.weight.untyped_storage().resize_(0)
+
+    def gather(self, *_):
+        storage = self.weight.untyped_storage()
+        storage.resize_(self.contents.untyped_storage().nbytes())
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self.weight):
+            self.weight.copy_(self.contents)
+
+    def __call__(self, x):
+        """FSDP's hooks, too, run before and after the backward of the unit alone."""
+        if x.requires_grad:
+            x.register_hook(self.free)
+        self.gather()
+        y = (x.sin() @ self.weight).tanh() * x
+        self.free()
+        y.register_hook(self.gather)
+        return y
+
+
+def gradients(enter, *, between=lambda h: h * 2, last=torch.square):
+    units = [Unit(seed) for seed in range(3)]
+    x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
+    with enter():
+        h = x * 3
+        for unit in units:
+            h = unit(between(h))
+        loss = last(h).sum()
+    loss.backward()
+    return [loss, x.grad, *(unit.weight.grad for unit in units)]
+
+
+def nested():
+    @contextlib.contextmanager
+    def both():
+        with ebb.region(name="outer"), ebb.region(ebb.policies.save_matmuls, name="inner"):
+            yield
+
+    return both()
+
+
+ENTER = {
+    "recompute_all": ebb.region,
+    "save_matmuls": lambda: ebb.region(ebb.policies.save_matmuls),
+    "each time": lambda: ebb.region(ebb.Policy({"aten::sin": ebb.RECOMPUTE_EACH_TIME})),
+    "placeholder": lambda: ebb.region(escapes="placeholder"),
+    "nested": nested,
+}
+BETWEEN = {
+    "an op": lambda h: h * 2,
+    "nothing": lambda h: h,
+    "a write": lambda h: h.mul_(2),
+    "a view": lambda h: h.view(2, 2, WIDTH).reshape(4, WIDTH),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("enter", ENTER)
+def test_a_region_is_split_where_parameters_are_freed(enter, between):
+    settings = {"between": BETWEEN[between]}
+    expected = gradients(contextlib.nullcontext, **settings)
+    for around in (contextlib.nullcontext, ebb.verify, lambda: replays_ahead(2)):
+        ebb.reset_stats()
+        with around():
+            actual = gradients(ENTER[enter], **settings)
+        assert all(map(same_bits, actual, expected))
+        assert ebb.stats()["total"]["ops_replayed"] > 0
+
+
+def test_all_units_keep_nothing_but_their_inputs():
+    """A split saves what one part hands to the next."""
+    ebb.reset_stats()
+    gradients(ebb.region, between=lambda h: h)
+
+    total = ebb.stats()["total"]
+    assert total["bytes_saved"] <= 4 * 4 * WIDTH * 4, total
+
+
+def test_emptying_what_the_region_has_computed_does_not_split_it():
+    x = torch.ones(4, requires_grad=True)
+    with ebb.region(escapes="placeholder"):
+        h = x.sin()
+        y = h.cos().exp()
+        scratch = torch.ones(4).mul(2)
+        scratch.untyped_storage().resize_(0)
+        y = y * 2
+    with pytest.raises(RuntimeError, match="was read before backward restored it"):
+        h.add(1)
+    y.sum().backward()
+    assert torch.equal(h, x.sin())
