@@ -40,6 +40,9 @@ class Marks:
     asked_by: int = 0  # how many calls of `number_modules` need the number
     is_root: bool = False  # True after `number_modules_once` for this module
 
+    def __copy__(self) -> Marks:
+        return replace(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Marks:
         return replace(self)
 
