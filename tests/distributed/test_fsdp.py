@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from comparing import assert_exact
+from launched import run_on_ranks
 from models import Block, Net, batch, step_in_a_region, train_steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -289,3 +292,15 @@ def test_fsdp2_recomputes_every_value_as_it_was():
             return train_steps(model)
 
     assert_exact(train, ["recompute_all"])
+
+
+def test_the_example():
+    program = Path(__file__).parents[2] / "examples" / "fsdp_gpt.py"
+    size = "--steps 2 --dim 32 --layers 2 --batch 2 --length 64"
+    for rank, (done, _) in enumerate(run_on_ranks(str(program), *size.split())):
+        assert done.returncode == 0, done.stderr
+        rows = re.findall(r"^ +(\d)  (.+?) +(\d+\.\d) +[\d.]+ +[\d.]+x  yes$", done.stdout, re.M)
+        assert {int(number) for number, *_ in rows} == {rank}
+        held = {name: float(size) for _, name, size in rows}
+        assert held["torch AC"] == held["ebb recompute_all"] < held["ebb save_matmuls"]
+        assert held["ebb save_matmuls"] < held["plain"]
