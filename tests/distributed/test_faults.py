@@ -11,7 +11,7 @@ import pytest
 from launched import run_on_ranks
 
 PROGRAM = Path(__file__).parent / "faulty.py"
-LATE = 5  # seconds; a rank that waits for the timeout of its process group ends a minute later
+LATE = 10  # seconds; a rank that waits for the timeout of its process group ends a minute later
 
 
 class Ended:
