@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from models import Net, batch
+from models import WIDTH, Net, batch
 from test_expert_parallel import Experts
 from test_fsdp import sharded
 from test_megatron_parallel import Stack
 from test_pipeline_parallel import loss_of, stage_modules
 from test_repeated_collectives import stack
-from test_tensor_parallel import mesh, split_products
+from test_tensor_parallel import mesh, split_sequence
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
@@ -50,9 +50,9 @@ def fully_sharded(inside):
 
 
 def tensor(inside):
-    model = Net(2)
+    model = Net(2, dropout=0.0, last=WIDTH)
     inside.apply(model, "layers.*")
-    split_products(model)
+    split_sequence(model)
     return model, step_of_the_same
 
 
