@@ -296,11 +296,11 @@ def test_fsdp2_recomputes_every_value_as_it_was():
 
 def test_the_example():
     program = Path(__file__).parents[2] / "examples" / "fsdp_gpt.py"
-    size = "--steps 2 --dim 32 --layers 2 --batch 2 --length 64"
+    size = "--steps 2 --dim 64 --layers 2"
     for rank, (done, _) in enumerate(run_on_ranks(str(program), *size.split())):
         assert done.returncode == 0, done.stderr
         rows = re.findall(r"^ +(\d)  (.+?) +(\d+\.\d) +[\d.]+ +[\d.]+x  yes$", done.stdout, re.M)
         assert {int(number) for number, *_ in rows} == {rank}
         held = {name: float(size) for _, name, size in rows}
-        assert held["torch AC"] == held["ebb recompute_all"] < held["ebb save_matmuls"]
-        assert held["ebb save_matmuls"] < held["plain"]
+        assert held["ebb recompute_all"] < held["ebb save_matmuls"] < held["plain"]
+        assert held["torch AC"] < held["ebb save_matmuls"]
