@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from collectives import rank
-from models import WIDTH, Block, Net, batch, train_steps
+from models import WIDTH, Block, Net, Training, batch, forward_and_backward, with_the_same_batch
 from strategies import sharded, strategy
 from test_differentiable_collectives import RingAttention
 from test_expert_parallel import WAYS, Experts
 from test_megatron_parallel import KINDS, AsyncLinear, Stack
+from test_repeated_collectives import stack
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -93,7 +94,7 @@ def tensor_parallel(way, split, dropout=0.0, **settings):
     way.before(model, renames=False)
     split(model, mesh())
     way.after(model)
-    return train_steps(model, steps=way.steps, same=True)
+    return Training(model, with_the_same_batch)
 
 
 @strategy("TP, loss_parallel")
@@ -112,7 +113,7 @@ def loss_in_parallel(way):
             loss.backward()
         return loss.full_tensor()
 
-    return train_steps(model, steps=way.steps, step_of=step_of)
+    return Training(model, step_of)
 
 
 @strategy("TP, then FSDP2", shape=(1, 2))
@@ -125,7 +126,7 @@ def tensor_parallel_in_fsdp(way, shape):
     split_products(model, both["tensor"])
     sharded(model, both["data"])
     way.after(model)
-    return train_steps(model, steps=way.steps, same=True)
+    return Training(model, with_the_same_batch)
 
 
 def as_in_megatron(way, kind):
@@ -133,11 +134,35 @@ def as_in_megatron(way, kind):
     model = Stack(kind)
     way.before(model)
     way.after(model)
-    return train_steps(model, steps=way.steps, same=not kind.startswith("sequence"))
+    same = not kind.startswith("sequence")
+    return Training(model, with_the_same_batch if same else forward_and_backward)
 
 
 for kind in KINDS:
     strategy(f"Megatron, {kind}", kind=kind)(as_in_megatron)
+
+
+class Mixed(nn.Module):
+    """A layer with a collective of its own, and another one in a second process group."""
+
+    def __init__(self, layer, group):
+        super().__init__()
+        self.layer, self.group = layer, group
+
+    def forward(self, x):
+        x = self.layer(x)
+        y = x.detach() * 2
+        dist.all_reduce(y, group=self.group)
+        return x * y.tanh()
+
+
+@strategy("two groups")
+def two_groups(way):
+    group = dist.new_group()
+    model = nn.Sequential(*(Mixed(layer, group) for layer in stack(6)))
+    way.before(model, "[0-9]")
+    way.after(model, "[0-9]")
+    return Training(model)
 
 
 # Pipelines
@@ -197,7 +222,7 @@ def pipeline(way, schedule, stage_ids=(0,), shapes=1, fsdp=False):
             run.step(*inputs)
         return torch.stack(losses or [torch.zeros(())])
 
-    return train_steps(nn.ModuleList(modules), steps=way.steps, step_of=step_of)
+    return Training(nn.ModuleList(modules), step_of)
 
 
 # Experts and sequences on both ranks
@@ -215,7 +240,7 @@ def trained_sequence(way, layers):
         loss.backward()
         return loss
 
-    return train_steps(model, steps=way.steps, step_of=step_of)
+    return Training(model, step_of)
 
 
 def experts(way, how):

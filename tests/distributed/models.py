@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -56,6 +59,28 @@ def step_in_a_region(inside):
     return step_of
 
 
+def forward_and_backward(model, step, same=False):
+    loss = model(batch(step, same=same)).square().mean()
+    loss.backward()
+    return loss
+
+
+def with_the_same_batch(model, step):
+    """On both ranks."""
+    return forward_and_backward(model, step, same=True)
+
+
+class Training(NamedTuple):
+    """What a strategy trains, and how: `step_of(model, step)` gives the loss of a step."""
+
+    model: nn.Module
+    step_of: Callable[[nn.Module, int], torch.Tensor] = forward_and_backward
+    optimizer: Any = None
+
+    def run(self, steps):
+        return train_steps(self.model, steps=steps, step_of=self.step_of, optimizer=self.optimizer)
+
+
 def train_steps(model, *, steps=STEPS, same=False, optimizer=None, step_of=None):
     """Losses, gradients, parameters and buffers of each step, by name."""
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -68,11 +93,7 @@ def train_steps(model, *, steps=STEPS, same=False, optimizer=None, step_of=None)
 
     for step in range(steps):
         optimizer.zero_grad()
-        if step_of is not None:
-            loss = step_of(model, step)
-        else:
-            loss = model(batch(step, same=same)).square().mean()
-            loss.backward()
+        loss = step_of(model, step) if step_of else forward_and_backward(model, step, same)
         results[f"{step} loss"] = plain(loss)
         gradients = ((name, parameter.grad) for name, parameter in model.named_parameters())
         add(step, "gradient of", gradients)

@@ -1,7 +1,7 @@
 """Parallel strategies, each as a training of a small model: STRATEGIES, by name.
 
-A training gets a :class:`entries.Way`, calls its `before` and `after` around what the strategy does
-to the model, and gives what it computed, by name.
+A strategy gets a :class:`entries.Way`, calls its `before` and `after` around what it does to the
+model, and returns a :class:`models.Training`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from collectives import rank
-from models import WIDTH, Block, Net, batch, train_steps
+from models import WIDTH, Block, Net, Training, batch, forward_and_backward, train_steps
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -32,7 +32,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-STRATEGIES: dict[str, Callable[[Any], dict[str, Any]]] = {}
+STRATEGIES: dict[str, Callable[[Any], Any]] = {}
 
 
 def strategy(name, **settings):
@@ -132,14 +132,14 @@ def approximated(model):
 @strategy("DDP, join", step_of=joined)
 @strategy("DDP, fp16 hook", hook=compressed)
 @strategy("DDP, PowerSGD", hook=approximated)
-def data_parallel(way, kind=Net, step_of=None, hook=None, **settings):
+def data_parallel(way, kind=Net, step_of=forward_and_backward, hook=None, **settings):
     model = kind()
     way.before(model)
     wrapped = DistributedDataParallel(model, **settings)
     if hook is not None:
         hook(wrapped)
     way.after(wrapped.module)
-    return train_steps(wrapped, steps=way.steps, step_of=step_of)
+    return Training(wrapped, step_of)
 
 
 # Sharded parameters
@@ -172,7 +172,7 @@ def summoned(model, step):
     mixed_precision=MixedPrecision(**HALF, buffer_dtype=torch.bfloat16),
     use_orig_params=False,
 )
-def fsdp1(way, use_orig_params=True, step_of=None, **settings):
+def fsdp1(way, use_orig_params=True, step_of=forward_and_backward, **settings):
     model = Net()
     way.before(model)
     wrapped = FullyShardedDataParallel(
@@ -183,7 +183,7 @@ def fsdp1(way, use_orig_params=True, step_of=None, **settings):
         **settings,
     )
     way.after(wrapped)
-    return train_steps(wrapped, steps=way.steps, step_of=step_of)
+    return Training(wrapped, step_of)
 
 
 def sharded(model: Any, mesh: DeviceMesh, **settings: Any) -> Any:
@@ -231,14 +231,14 @@ def clipped(model, step):
 @strategy("FSDP2, clip_grad_norm_", step_of=clipped)
 @strategy("HSDP", shape=(2, 1))
 @strategy("HSDP, one replica", shape=(1, 2))
-def fsdp2(way, shape=(2,), step_of=None, **settings):
+def fsdp2(way, shape=(2,), step_of=forward_and_backward, **settings):
     names = ("replicate", "shard")[-len(shape) :]
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
     model = Net()
     way.before(model)
     sharded(model, mesh, **settings)
     way.after(model)
-    return train_steps(model, steps=way.steps, step_of=step_of)
+    return Training(model, step_of)
 
 
 class NoOptimizer:
@@ -262,32 +262,35 @@ def optimizer_in_backward(way):
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(update)
-    return train_steps(model, steps=way.steps, optimizer=NoOptimizer())
+    return Training(model, optimizer=NoOptimizer())
 
 
-@strategy("FSDP2, saved and loaded")
-def saved_and_loaded(way):
+class SavedAndLoaded(NamedTuple):
     """A second model goes on from what torch.distributed.checkpoint saved of the first."""
-    results = {}
-    with shared_folder() as folder:
-        for part in ("first", "second"):
-            model = Net()
-            way.before(model)
-            sharded(model, init_device_mesh("cpu", (2,)))
-            way.after(model)
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-            if part == "second":
-                state = get_state_dict(model, optimizer)
-                dcp.load({"state": state}, checkpoint_id=folder)
-                set_state_dict(
-                    model, optimizer, model_state_dict=state[0], optim_state_dict=state[1]
-                )
-            found = train_steps(model, steps=way.steps, optimizer=optimizer)
-            results |= {f"{part}: {name}": value for name, value in found.items()}
-            if part == "first":
-                state = get_state_dict(model, optimizer)
-                dcp.save({"state": state}, checkpoint_id=folder)
-    return results
+
+    way: Any
+
+    def run(self, steps):
+        results = {}
+        with shared_folder() as folder:
+            for part in ("first", "second"):
+                model = fsdp2(self.way).model
+                optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+                if part == "second":
+                    state = get_state_dict(model, optimizer)
+                    dcp.load({"state": state}, checkpoint_id=folder)
+                    set_state_dict(
+                        model, optimizer, model_state_dict=state[0], optim_state_dict=state[1]
+                    )
+                found = train_steps(model, steps=steps, optimizer=optimizer)
+                results |= {f"{part}: {name}": value for name, value in found.items()}
+                if part == "first":
+                    state = get_state_dict(model, optimizer)
+                    dcp.save({"state": state}, checkpoint_id=folder)
+        return results
+
+
+strategy("FSDP2, saved and loaded")(SavedAndLoaded)
 
 
 @contextlib.contextmanager

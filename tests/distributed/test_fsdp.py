@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
+from pathlib import Path
 from unittest import mock
 
 import fork_server
@@ -11,6 +13,7 @@ import pytest
 import torch
 from ahead_programs import replays_ahead
 from comparing import assert_exact
+from launched import run_on_ranks
 from models import Block, Net, batch, step_in_a_region, train_steps
 from strategies import sharded
 from torch.distributed.device_mesh import init_device_mesh
@@ -194,3 +197,15 @@ def test_placeholders_come_back_after_parameters(how, order):
         return train_and_read(model, inside)
 
     assert_exact(train, ["recompute_all"])
+
+
+def test_the_example():
+    program = Path(__file__).parents[2] / "examples" / "fsdp_gpt.py"
+    size = "--steps 2 --dim 64 --layers 2"
+    for rank, (done, _) in enumerate(run_on_ranks(str(program), *size.split())):
+        assert done.returncode == 0, done.stderr
+        rows = re.findall(r"^ +(\d)  (.+?) +(\d+\.\d) +[\d.]+ +[\d.]+x  yes$", done.stdout, re.M)
+        assert {int(number) for number, *_ in rows} == {rank}
+        held = {name: float(size) for _, name, size in rows}
+        assert held["ebb recompute_all"] < held["ebb save_matmuls"] < held["plain"]
+        assert held["torch AC"] < held["ebb save_matmuls"]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+_GLOO: Any = getattr(dist, "ProcessGroupGloo", ())  # torch may be built without gloo
+_SECONDS_BETWEEN_SENDS = 0.5
+_TAG = 2**31 - 10  # of these sends; programs have other tags
 
 
 class _Group:
@@ -60,26 +67,56 @@ def compare(group_name: str, region: str, collectives: str, always: bool) -> str
 
 
 def _compare(group: Any, store: Any, prefix: str, key: str, collectives: str) -> str:
-    # A connection of its own: a waiting connection blocks other threads.
-    peers = dist.distributed_c10d.PrefixStore(prefix, store.clone())
-    peers.set_timeout(_timeout_of(group))
+    peers = dist.distributed_c10d.PrefixStore(prefix, store)
     peers.set(f"{key}/{dist.get_rank(group)}", collectives)
+    deadline = time.monotonic() + _timeout_of(group).total_seconds()
     for other in range(dist.get_world_size(group)):
         rank = dist.get_global_rank(group, other)
-        try:
-            found = peers.get(f"{key}/{other}").decode()
-        except RuntimeError:
+        if not _has(peers, f"{key}/{other}", deadline, group, other):
             return f"rank {rank} did not reach this point"
+        found = peers.get(f"{key}/{other}").decode()
         if found != collectives:
             return f"rank {rank} repeats other collectives ({found})"
     return ""
 
 
+# Note [Waiting for the lists of other ranks]
+# A rank polls the store. `Store.wait` would block other threads that use the connection, and a
+# connection of its own can only be made while the process that has the store is alive. The store
+# does not know that a rank has ended, but gloo does: a send to that rank raises the same error as a
+# collective, at once. No rank receives what is sent here, so each send leaves a few bytes in gloo.
+# NCCL's collectives wait for the timeout as well.
+def _has(peers: Any, key: str, deadline: float, group: Any, other: int) -> bool:
+    """True if the key is there in time.
+
+    Raises:
+        RuntimeError: the rank has ended.
+    """
+    pause, next_send = 1e-4, time.monotonic() + _SECONDS_BETWEEN_SENDS
+    while not peers.check([key]):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+        if time.monotonic() > next_send:
+            next_send += _SECONDS_BETWEEN_SENDS
+            for backend in _backends(group):
+                if isinstance(backend, _GLOO):
+                    backend.send([torch.zeros(1)], other, _TAG)
+    return True
+
+
+def _backends(group: Any) -> Iterator[Any]:
+    for device in group._device_types:
+        with suppress(RuntimeError):  # none for this device
+            yield group._get_backend(device)
+
+
 def _timeout_of(group: Any) -> timedelta:
     """How long a collective of the group waits for other ranks."""
-    for device in group._device_types:
-        with suppress(AttributeError, RuntimeError):  # another backend, or none for this device
-            timeout: timedelta = group._get_backend(device).options._timeout
+    for backend in _backends(group):
+        with suppress(AttributeError):  # another backend
+            timeout: timedelta = backend.options._timeout
             return timeout
     return dist.distributed_c10d.default_pg_timeout
 
