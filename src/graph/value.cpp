@@ -42,6 +42,13 @@ void Value::stamp(const at::Tensor& tensor) {
   versions.stamp(tensor);
 }
 
+void Value::releaseGone() {
+  if (home.storage().expired()) {
+    home.leave();
+    versions.releaseOwn();
+  }
+}
+
 void Value::supersede(const c10::Storage& now) {
   home.supersede();
   if (uses.packed() > 0) {

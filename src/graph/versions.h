@@ -87,6 +87,13 @@ class Versions {
     ++written_.version;
   }
 
+  // Releases a counter that has not moved, and that nothing else refers to, so it cannot move.
+  void releaseOwn() {
+    if (!others_ && written_.counter.unique() && written_.holds()) {
+      written_.counter = c10::VariableVersion();
+    }
+  }
+
   void forgetOthers() {
     others_.reset();
   }

@@ -386,6 +386,7 @@ void Recorder::close() {
   }
   for (const auto& entry : values_.all()) {
     closeOthers(entry.second);
+    entry.second->releaseGone();
   }
   // See Note [Replays ahead of backward]
   if (Lookahead* lookahead = context_.graph->lookahead.get();

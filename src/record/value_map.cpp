@@ -316,9 +316,15 @@ void ValueMap::sweep() {
   sender_.forgetBytes();
 }
 
-// Forgets unreachable values among the last `window`: nothing refers to the value, and the storage
-// is gone or held by ebb alone. Consumers go before their inputs. Returns how many of the values
-// are left.
+// True if the storage is gone, and the end of the region has nothing to do for the value.
+static bool isDone(const Value& value) {
+  return value.home.storage().expired() && !value.home.bytes() && !value.stash() && !value.entry &&
+         value.uses.handles() == 0;
+}
+
+// Forgets values among the last `window`: those that are done, and unreachable ones, to which
+// nothing refers and whose storage ebb alone holds. Consumers go before their inputs. Returns how
+// many of the values are left.
 [[gnu::cold]] size_t ValueMap::dropUnused(size_t window) {
   return made_.sweep(window, [&](const MadeValues::Entry& made) {
     const auto entry = values_.find(made.first);
@@ -330,8 +336,11 @@ void ValueMap::sweep() {
     if (isOwned) {
       dropRecipe(value);
     }
-    const bool isDead = entry->second.unique() && (isOwned || value.home.storage().expired());
+    const bool isDead =
+        isDone(value) ||
+        (entry->second.unique() && (isOwned || value.home.storage().expired()));
     if (isDead) {
+      value.releaseGone();
       values_.erase(entry);
     }
     return isDead;
