@@ -110,10 +110,10 @@ class Versions {
  private:
   bool othersHold() const;
 
-  VersionStamp written_;
   // Counters of other writers of this storage: aliases with their own counters, such as the results
   // of unsafe_chunk. Null for nearly every value.
   std::unique_ptr<CounterStamp> others_;
+  [[no_unique_address]] VersionStamp written_;
 };
 
 }  // namespace ebb

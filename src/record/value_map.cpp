@@ -77,7 +77,7 @@ void dropRecipe(Value& value) {
 c10::Storage escapedStorage(const Value& value) {
   if (!value.recipe() || value.decision.isKept() || value.facts.opaque > 0 ||
       value.home.storage().expired() || !value.versions.hold() ||
-      (value.rows && value.rows->lossy)) {
+      (value.rare->rows && value.rare->rows->lossy)) {
     return {};
   }
   c10::Storage living = value.home.living();
@@ -112,7 +112,7 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
   graph.streams.made(value, value.home.bytes());
   value.facts.tampered = hasChanged(value, value.home.bytes(), graph.verify);
   counters.bytesCopied += value.home.nbytes();
-  if (value.entry) {
+  if (value.rare->entry) {
     noteCopied(value);
   }
 }
@@ -179,7 +179,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   }
   if (slot) {
     slot->supersede(tensor.storage());
-    if (slot->witness) {
+    if (slot->rare->witness) {
       stateEnds(*slot, false);
     }
   }
@@ -216,7 +216,7 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
 // still need the bytes, ebb copies them first, so a replay sees the same contents as the forward. A
 // value with a recipe is recomputed instead.
 void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
-  if (value->witness) {
+  if (value->rare->witness) {
     stateEnds(*value, true);
   }
   value->home.supersede();
@@ -244,7 +244,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
 
 // Note [Silent writes]
 // Eager's saved tensors share the storage, so backward sees a write without a moved version. So
-// after such a write, handles of the old value show the written storage (`Uses::redefined()`).
+// after such a write, handles of the old value show the written storage (`RareParts::redefined`).
 ValueMap& ValueMap::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
@@ -261,7 +261,7 @@ ValueMap& ValueMap::settle() {
     }
     if (entry.before && (!counted || entry.before->facts.follows ||
                          !after.versions.isWriters(entry.before->versions.written().counter))) {
-      entry.before->uses.redefine(entry.storage);
+      entry.before->rare.set(&RareParts::redefined, entry.storage);
     }
   }
   unsettled_.clear();
@@ -270,7 +270,7 @@ ValueMap& ValueMap::settle() {
 
 [[gnu::cold]] void ValueMap::storageGrew(
     const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
-  if (value->witness) {
+  if (value->rare->witness) {
     stateEnds(*value, false);
   }
   value->supersede(storage);
@@ -318,7 +318,7 @@ void ValueMap::sweep() {
 
 // True if the storage is gone, and the end of the region has nothing to do for the value.
 static bool isDone(const Value& value) {
-  return value.home.storage().expired() && !value.home.bytes() && !value.stash() && !value.entry &&
+  return value.home.storage().expired() && !value.home.bytes() && !value.stash() && !value.rare->entry &&
          value.uses.handles() == 0;
 }
 
