@@ -134,14 +134,24 @@ at::Tensor viewOf(
   return tensor;
 }
 
+Geometry::Geometry(const Geometry& other) : flags_(other.flags_) {
+  shape_ = newShape();
+  std::copy_n(other.shape_.get(), flags_.shapeCount(), shape_.get());
+}
+
+Geometry::Shape Geometry::newShape() const {
+  const size_t nbytes = flags_.shapeCount() * sizeof(int64_t);
+  return Shape(nbytes == 0 ? nullptr : static_cast<int64_t*>(arenaAllocate(nbytes)));
+}
+
 void Geometry::take(const at::Tensor& tensor) {
   flags_ = geometryFlags(tensor);
-  shape_.resize_for_overwrite(flags_.shapeCount());
-  writeShape(tensor, flags_, shape_.data());
+  shape_ = newShape();
+  writeShape(tensor, flags_, shape_.get());
 }
 
 at::Tensor Geometry::viewOf(const c10::Storage& storage) const {
-  return ebb::viewOf(storage, flags_, shape_.data());
+  return ebb::viewOf(storage, flags_, shape_.get());
 }
 
 }  // namespace ebb

@@ -3,9 +3,11 @@
 
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Storage.h>
-#include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <memory>
+
+#include "memory/arena.h"
 
 namespace ebb {
 
@@ -62,12 +64,16 @@ at::Tensor viewOf(
 class Geometry {
  public:
   Geometry() = default;
+  Geometry(const Geometry& other);
+  Geometry(Geometry&&) noexcept = default;
+  Geometry& operator=(Geometry&&) noexcept = default;
+
   void take(const at::Tensor& tensor);
 
   at::Tensor viewOf(const c10::Storage& storage) const;
 
   c10::IntArrayRef sizes() const {
-    return {shape_.data(), flags_.dimensions};
+    return {shape_.get(), flags_.dimensions};
   }
   c10::ScalarType dtype() const {
     return flags_.dtype;
@@ -77,8 +83,16 @@ class Geometry {
   }
 
  private:
+  struct Free {
+    void operator()(int64_t* shape) const noexcept {
+      arenaFree(shape);
+    }
+  };
+  using Shape = std::unique_ptr<int64_t[], Free>;
+  Shape newShape() const;
+
+  Shape shape_;  // as written by writeShape; null if that is nothing
   GeometryFlags flags_;
-  c10::SmallVector<int64_t, 6> shape_;  // as written by writeShape
 };
 
 }  // namespace ebb

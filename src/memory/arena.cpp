@@ -35,6 +35,7 @@ void arenaFree(void* object) noexcept {
 
 namespace {
 
+constexpr size_t kAlignment = 8;  // what pointers and 64-bit numbers need
 constexpr size_t kChunkBytes = size_t{16} << 10;
 constexpr size_t kLargest = kChunkBytes / 8;  // larger objects get a chunk of their own
 constexpr size_t kSpareChunks = 64;
@@ -134,7 +135,7 @@ void* cut(Chunk& chunk, size_t bytes) {
 }  // namespace
 
 void* arenaAllocate(size_t bytes) {
-  bytes = (bytes + 15) & ~size_t{15};
+  bytes = (bytes + kAlignment - 1) & ~(kAlignment - 1);
   Chunk* chunk = tlsChunk;
   if (chunk == nullptr || chunk->used + bytes > kChunkBytes || bytes > kLargest) {
     return cutFromNewChunk(bytes);

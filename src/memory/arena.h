@@ -18,7 +18,7 @@ namespace ebb {
 EBB_API void* arenaAllocate(size_t bytes);
 EBB_API void arenaFree(void* object) noexcept;
 
-// Base of classes whose objects live in the arena.
+// Base of classes whose objects live in the arena, with an alignment of at most 8.
 struct InArena {
   static void* operator new(size_t bytes) {
     return arenaAllocate(bytes);

@@ -127,13 +127,13 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
 SavedTensor::SavedTensor(const SavedTensor& other)
     : graph_(other.graph_),
       packed_(other.packed_),
+      requiresGrad_(other.requiresGrad_),
+      region_(other.region_),
       storage_(other.storage_),
       kept_(other.kept_),
       parts_(other.parts_),
       geometry_(other.geometry_),
-      unpacked_(other.unpacked_),
-      requiresGrad_(other.requiresGrad_),
-      region_(other.region_) {
+      unpacked_(other.unpacked_) {
   if (packed_.value) {
     packed_.value->uses.gainHandle();
   }
