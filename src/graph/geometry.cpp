@@ -105,8 +105,7 @@ int64_t* writeShape(const at::Tensor& tensor, const GeometryFlags& flags, int64_
   return shape;
 }
 
-at::Tensor viewOf(
-    const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape) {
+at::Tensor viewOf(const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape) {
   const auto key = c10::computeDispatchKey(flags.dtype, c10::kStrided, storage.device());
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(flags.dtype));

@@ -57,8 +57,7 @@ int64_t* writeShape(const at::Tensor& tensor, const GeometryFlags& flags, int64_
 
 // A new tensor, unknown to autograd, that shows `storage` with this geometry. writeShape wrote
 // `shape`.
-at::Tensor viewOf(
-    const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape);
+at::Tensor viewOf(const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape);
 
 // A geometry that owns its shape; used by handles.
 class Geometry {

@@ -56,7 +56,9 @@ void Recipe::operator delete(void* block) {
 
 c10::intrusive_ptr<Recipe> Recipe::make(
     const OpTraits& op, uint32_t inputCount, uint32_t shapeCount) {
-  static_assert(alignof(c10::IValue) <= alignof(Recipe) && alignof(Input) <= alignof(Recipe));
+  static_assert(
+      alignof(Recipe) <= kArenaAlignment && alignof(c10::IValue) <= alignof(Recipe) &&
+      alignof(Input) <= alignof(Recipe));
   const size_t extra = op.arguments.others.size() * sizeof(c10::IValue) +
                        inputCount * sizeof(Input) + shapeCount * sizeof(int64_t);
   auto* recipe = new (extra, Extra{}) Recipe(op, inputCount);

@@ -52,6 +52,11 @@ struct Input {
     return isStandIn(use);
   }
 
+  // False if a replay passes a tensor of new memory, without an offset.
+  static bool showsStorage(const GeometryFlags& flags, ArgUse use) {
+    return use != ArgUse::Unread && !isNumber(flags, use);
+  }
+
   // How many numbers of Recipe::shapes belong to this input: the output of writeShape, then the
   // size of a stand-in in bytes, or the number.
   static uint32_t shapeCount(const GeometryFlags& flags, ArgUse use) {

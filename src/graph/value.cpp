@@ -20,6 +20,7 @@ void Rare::allocate() {
   parts_ = std::make_unique<RareParts>();
 }
 
+static_assert(alignof(Value) <= kArenaAlignment && alignof(RareParts) <= kArenaAlignment);
 Value::Value() = default;
 
 Value::~Value() {

@@ -35,7 +35,6 @@ void arenaFree(void* object) noexcept {
 
 namespace {
 
-constexpr size_t kAlignment = 8;  // what pointers and 64-bit numbers need
 constexpr size_t kChunkBytes = size_t{16} << 10;
 constexpr size_t kLargest = kChunkBytes / 8;  // larger objects get a chunk of their own
 constexpr size_t kSpareChunks = 64;
@@ -135,7 +134,7 @@ void* cut(Chunk& chunk, size_t bytes) {
 }  // namespace
 
 void* arenaAllocate(size_t bytes) {
-  bytes = (bytes + kAlignment - 1) & ~(kAlignment - 1);
+  bytes = (bytes + kArenaAlignment - 1) & ~(kArenaAlignment - 1);
   Chunk* chunk = tlsChunk;
   if (chunk == nullptr || chunk->used + bytes > kChunkBytes || bytes > kLargest) {
     return cutFromNewChunk(bytes);

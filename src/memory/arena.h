@@ -15,10 +15,11 @@ namespace ebb {
 // recording thread. A chunk counts its objects and is reused when the last object is freed, on any
 // thread. A long-lived object keeps its chunk of 16 KiB allocated. Other objects in the chunk are
 // still destroyed when they are freed, and release the tensors to which they referred.
+constexpr size_t kArenaAlignment = 8;  // enough for pointers and 64-bit numbers
 EBB_API void* arenaAllocate(size_t bytes);
 EBB_API void arenaFree(void* object) noexcept;
 
-// Base of classes whose objects live in the arena, with an alignment of at most 8.
+// Base of classes whose objects live in the arena.
 struct InArena {
   static void* operator new(size_t bytes) {
     return arenaAllocate(bytes);
@@ -37,6 +38,7 @@ struct ArenaAllocator {
   ArenaAllocator(const ArenaAllocator<Other>&) {
   }
   T* allocate(size_t count) {
+    static_assert(alignof(T) <= kArenaAlignment);
     return static_cast<T*>(arenaAllocate(count * sizeof(T)));
   }
   void deallocate(T* elements, size_t) noexcept {

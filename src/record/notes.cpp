@@ -168,7 +168,10 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
     if (value->rare->entry) {
       const bool droppable = static_cast<bool>(escapedStorage(*value));
       closing.push_back(
-          {value->rare->entry, c10::weak_intrusive_ptr<Value>(value), value->home.storage(), droppable});
+          {value->rare->entry,
+           c10::weak_intrusive_ptr<Value>(value),
+           value->home.storage(),
+           droppable});
     }
   }
   return closing;

@@ -16,11 +16,12 @@
 namespace ebb {
 namespace {
 
-// True if a collective made the value, and the operator only reads it. gloo's reduce-scatter writes
-// its result in the program's wait, which ebb sees as a write by copy_.
-bool isResultOfCollective(const Value& value, const Input& input, const OpTraits& op) {
-  return value.facts.underWay && value.recipe() && input.use == ArgUse::Read &&
-         !op.limits.communicates;
+// True if a collective made the value, no fingerprint is known, and the operator only reads it.
+// gloo's reduce-scatter writes its result in the program's wait, which ebb sees as a write by
+// copy_.
+bool isUnprintedCollective(const Value& value, const Input& input, const OpTraits& op) {
+  return value.facts.underWay && value.recipe() && value.rare->fingerprint == 0 &&
+         input.use == ArgUse::Read && !op.limits.communicates;
 }
 
 }  // namespace
@@ -125,8 +126,7 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
     }
   }
   // The program reads the result of a collective, so the communication is complete.
-  if (isResultOfCollective(*value, input, op_) && value->rare->fingerprint == 0)
-      [[unlikely]] {
+  if (isUnprintedCollective(*value, input, op_)) [[unlikely]] {
     value->rare.set(&RareParts::fingerprint, fingerprint(tensor.storage()));
   }
   input.value = value;

@@ -74,6 +74,25 @@ void dropRecipe(Value& value) {
   }
 }
 
+namespace {
+
+// True if the storage is gone, and the end of the region has nothing to do for the value.
+bool isDone(const c10::intrusive_ptr<Value>& value) {
+  return value->home.storage().expired() && !value->home.bytes() && !value->stash() &&
+         !value->rare->entry && value->uses.handles() == 0;
+}
+
+// True if the value is done, or nothing but the map refers to it and ebb alone holds its storage.
+bool isUnused(const c10::intrusive_ptr<Value>& value) {
+  const bool isOwned = ownsItsBytes(*value);
+  if (isOwned) {
+    dropRecipe(*value);
+  }
+  return isDone(value) || (value.unique() && (isOwned || value->home.storage().expired()));
+}
+
+}  // namespace
+
 c10::Storage escapedStorage(const Value& value) {
   if (!value.recipe() || value.decision.isKept() || value.facts.opaque > 0 ||
       value.home.storage().expired() || !value.versions.hold() ||
@@ -233,7 +252,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   const auto needed = [&] { return !value->recipe() && value->uses.readers() > indifferent; };
   if (needed()) {
-    dropUnused(made_.size());  // frees recipes that only the map keeps alive
+    forget(made_.size(), isUnused);  // frees recipes that only the map keeps alive
   }
   if (needed()) {
     makePrivate(*context_.graph, *value, *context_.counters);
@@ -307,43 +326,33 @@ ValueMap& ValueMap::settle() {
 
 // See Note [When dead values are looked for]
 bool ValueMap::needsSweep() const {
-  return made_.isFull() || sender_.keptBytes() >= kSweepBytes;
+  return made_.hasNew() || made_.isFull() || sender_.keptBytes() >= kSweepBytes;
 }
 
 void ValueMap::sweep() {
-  const size_t left = dropUnused(made_.nextWindow());
+  if (!made_.isFull() && sender_.keptBytes() < kSweepBytes) {
+    forget(made_.newWindow(), isDone);
+    return;
+  }
+  const size_t left = forget(made_.nextWindow(), isUnused);
   sender_.sendKept(neededToSend(left));
   sender_.forgetBytes();
 }
 
-// True if the storage is gone, and the end of the region has nothing to do for the value.
-static bool isDone(const Value& value) {
-  return value.home.storage().expired() && !value.home.bytes() && !value.stash() && !value.rare->entry &&
-         value.uses.handles() == 0;
-}
-
-// Forgets values among the last `window`: those that are done, and unreachable ones, to which
-// nothing refers and whose storage ebb alone holds. Consumers go before their inputs. Returns how
-// many of the values are left.
-[[gnu::cold]] size_t ValueMap::dropUnused(size_t window) {
+// Forgets values among the last `window`, latest first, so consumers go before their inputs.
+// Returns how many of the values are left.
+size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<Value>&)) {
   return made_.sweep(window, [&](const MadeValues::Entry& made) {
     const auto entry = values_.find(made.first);
     if (entry == values_.end() || entry->second.get() != made.second) {
       return true;  // the storage has another state now
     }
-    Value& value = *entry->second;
-    const bool isOwned = ownsItsBytes(value);
-    if (isOwned) {
-      dropRecipe(value);
+    if (!isDead(entry->second)) {
+      return false;
     }
-    const bool isDead =
-        isDone(value) ||
-        (entry->second.unique() && (isOwned || value.home.storage().expired()));
-    if (isDead) {
-      value.releaseGone();
-      values_.erase(entry);
-    }
-    return isDead;
+    entry->second->releaseGone();
+    values_.erase(entry);
+    return true;
   });
 }
 

@@ -8,6 +8,7 @@
 
 namespace ebb {
 
+static_assert(alignof(Handle) <= kArenaAlignment);
 Handle::Handle() {
   count(liveCounts().handles, 1);
 }

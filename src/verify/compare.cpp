@@ -170,8 +170,8 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
   }
   const auto below = belowEverything();
   const auto nbytes = static_cast<int64_t>(truth.nbytes());
-  const int64_t live =
-      value.rare->rows->live->count.item<int64_t>() * (nbytes / std::max<int64_t>(value.rare->rows->total, 1));
+  const int64_t live = value.rare->rows->live->count.item<int64_t>() *
+                       (nbytes / std::max<int64_t>(value.rare->rows->total, 1));
   const c10::Storage expected = copyOf(truth);
   if (live >= 0 && live < nbytes) {
     const int64_t dead = nbytes - live;
