@@ -8,8 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from torch import Tensor
-
 # From glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
@@ -58,16 +56,20 @@ def allocated() -> int | None:
     return int(info.uordblks + info.hblkhd)
 
 
-def bytes_held_by(make: Callable[[], Tensor]) -> int | None:
-    """Bytes of host memory that the result of `make` keeps alive, including CPU tensors."""
-    make()  # the first call may allocate memory that stays
+def bytes_held_by(make: Callable[[], object], count: int = 1) -> float | None:
+    """Bytes of host memory that a result of `make` keeps alive, including CPU tensors.
+
+    Measures `count` results while as many earlier ones are alive: else the results could use memory
+    that allocators keep for reuse, such as the 1 MiB of ebb's arena.
+    """
+    earlier = [make() for _ in range(count)]
     gc.collect()
     before = allocated()
-    result = make()
+    results = [make() for _ in range(count)]
     gc.collect()
     after = allocated()
-    del result
-    return None if before is None or after is None else after - before
+    del earlier, results
+    return None if before is None or after is None else (after - before) / count
 
 
 def most_allocated(step: Callable[[], None]) -> int:

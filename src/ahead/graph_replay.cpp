@@ -34,7 +34,7 @@ bool GraphReplay::makeNext() {
     return isPartLeft_ && leave(AheadEnd::Stopped);
   }
   const auto value = lookahead_.wanted[next_++].value.lock();
-  if (!value || value->uses.handles() == 0 || value->uses.redefined()) {
+  if (!value || value->uses.handles() == 0 || value->rare->redefined) {
     return true;
   }
   if (value->decision.isMadeEachTime()) {  // see Note [Made each time]

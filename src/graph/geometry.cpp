@@ -85,6 +85,7 @@ GeometryFlags geometryFlags(const at::Tensor& tensor) {
   flags.device = tensor.device();
   flags.dimensions = static_cast<uint8_t>(impl->dim());
   flags.contiguous = hasContiguousStrides(*impl);
+  flags.offset = impl->storage_offset() != 0;
   flags.conjugate = impl->is_conj();
   flags.negative = impl->is_neg();
   flags.wrappedNumber = impl->is_wrapped_number();
@@ -98,16 +99,19 @@ int64_t* writeShape(const at::Tensor& tensor, const GeometryFlags& flags, int64_
     const auto strides = tensor.strides();
     shape = std::copy(strides.begin(), strides.end(), shape);
   }
+  if (flags.offset) {
+    *shape++ = tensor.storage_offset();
+  }
   return shape;
 }
 
-at::Tensor viewOf(
-    const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape, int64_t offset) {
+at::Tensor viewOf(const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape) {
   const auto key = c10::computeDispatchKey(flags.dtype, c10::kStrided, storage.device());
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(flags.dtype));
   auto* impl = tensor.unsafeGetTensorImpl();
   const c10::IntArrayRef sizes(shape, flags.dimensions);
+  const int64_t offset = flags.offset ? shape[flags.shapeCount() - 1] : 0;
   if (flags.contiguous) {
     impl->set_sizes_contiguous(sizes);
     impl->set_storage_offset(offset);
@@ -129,15 +133,24 @@ at::Tensor viewOf(
   return tensor;
 }
 
+Geometry::Geometry(const Geometry& other) : flags_(other.flags_) {
+  shape_ = newShape();
+  std::copy_n(other.shape_.get(), flags_.shapeCount(), shape_.get());
+}
+
+Geometry::Shape Geometry::newShape() const {
+  const size_t nbytes = flags_.shapeCount() * sizeof(int64_t);
+  return Shape(nbytes == 0 ? nullptr : static_cast<int64_t*>(arenaAllocate(nbytes)));
+}
+
 void Geometry::take(const at::Tensor& tensor) {
   flags_ = geometryFlags(tensor);
-  offset_ = tensor.storage_offset();
-  shape_.resize_for_overwrite(flags_.shapeCount());
-  writeShape(tensor, flags_, shape_.data());
+  shape_ = newShape();
+  writeShape(tensor, flags_, shape_.get());
 }
 
 at::Tensor Geometry::viewOf(const c10::Storage& storage) const {
-  return ebb::viewOf(storage, flags_, shape_.data(), offset_);
+  return ebb::viewOf(storage, flags_, shape_.get());
 }
 
 }  // namespace ebb

@@ -3,9 +3,11 @@
 
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Storage.h>
-#include <c10/util/SmallVector.h>
 
 #include <cstdint>
+#include <memory>
+
+#include "memory/arena.h"
 
 namespace ebb {
 
@@ -35,15 +37,16 @@ struct GeometryFlags {
   c10::Device device = c10::kCPU;                  // where the storage lives
   uint8_t dimensions = 0;          // tensors with more dimensions are not recordable
   bool contiguous : 1 = false;     // the strides follow from the sizes
+  bool offset : 1 = false;         // the first element is not the storage's first
   bool conjugate : 1 = false;      // lazily conjugated
   bool negative : 1 = false;       // lazily negated
   bool wrappedNumber : 1 = false;  // created from a Python number: ranks lower in type promotion
   bool requiresGrad : 1 = false;   // kept only for ops that read the flag
 
   // How many numbers describe the shape: the sizes, then the strides unless they follow from the
-  // sizes.
+  // sizes, then the offset in elements unless it is 0.
   uint32_t shapeCount() const {
-    return contiguous ? dimensions : 2 * dimensions;
+    return (contiguous ? dimensions : 2 * dimensions) + offset;
   }
 };
 
@@ -54,19 +57,22 @@ int64_t* writeShape(const at::Tensor& tensor, const GeometryFlags& flags, int64_
 
 // A new tensor, unknown to autograd, that shows `storage` with this geometry. writeShape wrote
 // `shape`.
-at::Tensor viewOf(
-    const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape, int64_t offset);
+at::Tensor viewOf(const c10::Storage& storage, const GeometryFlags& flags, const int64_t* shape);
 
-// A geometry that owns its sizes and strides; used by handles.
+// A geometry that owns its shape; used by handles.
 class Geometry {
  public:
   Geometry() = default;
+  Geometry(const Geometry& other);
+  Geometry(Geometry&&) noexcept = default;
+  Geometry& operator=(Geometry&&) noexcept = default;
+
   void take(const at::Tensor& tensor);
 
   at::Tensor viewOf(const c10::Storage& storage) const;
 
   c10::IntArrayRef sizes() const {
-    return {shape_.data(), flags_.dimensions};
+    return {shape_.get(), flags_.dimensions};
   }
   c10::ScalarType dtype() const {
     return flags_.dtype;
@@ -76,9 +82,16 @@ class Geometry {
   }
 
  private:
+  struct Free {
+    void operator()(int64_t* shape) const noexcept {
+      arenaFree(shape);
+    }
+  };
+  using Shape = std::unique_ptr<int64_t[], Free>;
+  Shape newShape() const;
+
+  Shape shape_;  // as written by writeShape; null if that is nothing
   GeometryFlags flags_;
-  int64_t offset_ = 0;                  // in elements
-  c10::SmallVector<int64_t, 6> shape_;  // as written by writeShape
 };
 
 }  // namespace ebb

@@ -56,7 +56,9 @@ void Recipe::operator delete(void* block) {
 
 c10::intrusive_ptr<Recipe> Recipe::make(
     const OpTraits& op, uint32_t inputCount, uint32_t shapeCount) {
-  static_assert(alignof(c10::IValue) <= alignof(Recipe) && alignof(Input) <= alignof(Recipe));
+  static_assert(
+      alignof(Recipe) <= kArenaAlignment && alignof(c10::IValue) <= alignof(Recipe) &&
+      alignof(Input) <= alignof(Recipe));
   const size_t extra = op.arguments.others.size() * sizeof(c10::IValue) +
                        inputCount * sizeof(Input) + shapeCount * sizeof(int64_t);
   auto* recipe = new (extra, Extra{}) Recipe(op, inputCount);
@@ -66,11 +68,8 @@ c10::intrusive_ptr<Recipe> Recipe::make(
 }
 
 Recipe::Recipe(const OpTraits& traits, uint32_t inputCount) : op(traits), inputCount_(inputCount) {
-  others = reinterpret_cast<c10::IValue*>(this + 1);
-  inputs_ = reinterpret_cast<Input*>(others + op.arguments.others.size());
-  shapes = reinterpret_cast<int64_t*>(inputs_ + inputCount);
-  std::uninitialized_default_construct_n(others, op.arguments.others.size());
-  std::uninitialized_default_construct_n(inputs_, inputCount);
+  std::uninitialized_default_construct_n(inputs().data(), inputCount);
+  std::uninitialized_default_construct_n(others(), op.arguments.others.size());
   count(liveCounts().recipes, 1);
 }
 
@@ -79,8 +78,8 @@ Recipe::~Recipe() {
   for (Input& input : inputs()) {
     drop(std::move(input.value));
   }
-  std::destroy_n(inputs_, inputCount_);
-  std::destroy_n(others, op.arguments.others.size());
+  std::destroy_n(others(), op.arguments.others.size());
+  std::destroy_n(inputs().data(), inputCount_);
 }
 
 std::string where(const Graph& graph, const Recipe& recipe) {

@@ -35,7 +35,6 @@ struct Input {
   uint16_t argument = 0;            // index on the stack
   int32_t element = -1;             // index in a list argument; -1: not a list
   int32_t sameAs = -1;  // an earlier input with the same tensor object: kernels check identity
-  int64_t offset = 0;   // storage offset, in elements
 
   // See Note [Numbers]
   static bool isNumber(const GeometryFlags& flags, ArgUse use) {
@@ -53,6 +52,11 @@ struct Input {
     return isStandIn(use);
   }
 
+  // False if a replay passes a tensor of new memory, without an offset.
+  static bool showsStorage(const GeometryFlags& flags, ArgUse use) {
+    return use != ArgUse::Unread && !isNumber(flags, use);
+  }
+
   // How many numbers of Recipe::shapes belong to this input: the output of writeShape, then the
   // size of a stand-in in bytes, or the number.
   static uint32_t shapeCount(const GeometryFlags& flags, ArgUse use) {
@@ -68,8 +72,6 @@ struct Output {
   bool written = false;  // the op wrote an argument; else a result
   uint16_t slot = 0;     // index of the argument or of the result
   int32_t element = -1;  // index in a list; -1: not a list
-  // Fingerprint of the output in the forward, for a custom operator on the CPU; 0: unknown.
-  uint64_t fingerprint = 0;
 };
 
 // The inputs that the op's kernel had besides its arguments: see docs/design/kernel.md.
@@ -85,24 +87,29 @@ struct KernelInputs {
 // How to recompute the results of one call of an op.
 struct Recipe final : c10::intrusive_ptr_target {
   // Note [A recipe is one block]
-  // A recipe, its non-tensor arguments, its inputs and their shapes share one allocation. The
-  // shapes of the inputs follow each other: see Input::shapeCount.
+  // A recipe, its inputs, its other arguments and the shapes of its inputs follow each other in one
+  // allocation. See Input::shapeCount.
   static c10::intrusive_ptr<Recipe> make(
       const OpTraits& op, uint32_t inputCount, uint32_t shapeCount);
   ~Recipe() override;
 
   std::span<Input> inputs() const {
-    return {inputs_, inputCount_};
+    return {reinterpret_cast<Input*>(const_cast<Recipe*>(this) + 1), inputCount_};
+  }
+  // See ArgumentTraits::others. Lists of tensors are stored empty.
+  c10::IValue* others() const {
+    return reinterpret_cast<c10::IValue*>(inputs().data() + inputCount_);
+  }
+  int64_t* shapes() const {
+    return reinterpret_cast<int64_t*>(others() + op.arguments.others.size());
   }
 
   const OpTraits& op;
   uint64_t sequence = 0;  // order of recording; replays run in this order
-  uint32_t visit = 0;     // RecipeNumbers::visit of the last search that visited this recipe
-  uint16_t region = 0;    // index in Graph::names
-  KernelInputs kernel;
-  c10::IValue* others;  // see ArgumentTraits::others; lists of tensors are stored empty
-  int64_t* shapes;
   c10::SmallVector<Output, 1> outputs;
+  [[no_unique_address]] KernelInputs kernel;
+  uint16_t region = 0;  // index in Graph::names
+  uint32_t visit = 0;   // RecipeNumbers::visit of the last search that visited this recipe
 
   void operator delete(void* block);
 
@@ -112,8 +119,7 @@ struct Recipe final : c10::intrusive_ptr_target {
   static void operator delete(void* block, size_t extra, Extra);
   Recipe(const OpTraits& traits, uint32_t inputCount);
 
-  Input* inputs_;
-  uint32_t inputCount_;
+  const uint32_t inputCount_;
 };
 
 // "aten::mm.default in region 'block'", for messages.

@@ -61,10 +61,10 @@ std::vector<c10::intrusive_ptr<Recipe>> RepeatedCollectives::take() {
 std::map<std::string, std::string> RepeatedCollectives::ofGroups() const {
   std::map<std::string, std::string> lists;
   for (const auto& recipe : list_) {
-    lists[processGroupOf(recipe->op, recipe->others)];
+    lists[processGroupOf(recipe->op, recipe->others())];
   }
   for (const auto& recipe : list_) {
-    const std::string group = processGroupOf(recipe->op, recipe->others);
+    const std::string group = processGroupOf(recipe->op, recipe->others());
     for (auto& [name, list] : lists) {
       list +=
           (list.empty() ? "" : ", ") + recipe->op.name + (name == group ? "" : " of another group");

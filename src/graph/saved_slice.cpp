@@ -43,7 +43,9 @@ at::Tensor show(
   flags.dimensions = static_cast<uint8_t>(sizes.size());
   c10::SmallVector<int64_t, 10> shape(sizes.begin(), sizes.end());
   shape.append(strides.begin(), strides.end());
-  return viewOf(storage, flags, shape.data(), offset);
+  flags.offset = true;
+  shape.push_back(offset);
+  return viewOf(storage, flags, shape.data());
 }
 
 }  // namespace

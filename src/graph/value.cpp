@@ -11,6 +11,16 @@
 
 namespace ebb {
 
+RareParts::RareParts() = default;
+RareParts::~RareParts() = default;
+
+const RareParts Rare::kNone;
+
+void Rare::allocate() {
+  parts_ = std::make_unique<RareParts>();
+}
+
+static_assert(alignof(Value) <= kArenaAlignment && alignof(RareParts) <= kArenaAlignment);
 Value::Value() = default;
 
 Value::~Value() {
@@ -22,18 +32,18 @@ void Value::setRecipe(c10::intrusive_ptr<Recipe> recipe) {
 }
 
 void Value::dropStash() {
-  stash_.reset();
+  rare.set(&RareParts::stash, nullptr);
 }
 
 void Value::send(c10::intrusive_ptr<Stash> away) {
-  stash_ = std::move(away);
+  rare.set(&RareParts::stash, std::move(away));
   home.take();
   recipe_.reset();
 }
 
 void Value::materialise(c10::Storage made, bool onlyOurs) {
   home.hold(std::move(made), onlyOurs);
-  stash_.reset();
+  dropStash();
   recipe_.reset();
 }
 
@@ -42,10 +52,17 @@ void Value::stamp(const at::Tensor& tensor) {
   versions.stamp(tensor);
 }
 
+void Value::releaseGone() {
+  if (home.storage().expired()) {
+    home.leave();
+    versions.releaseOwn();
+  }
+}
+
 void Value::supersede(const c10::Storage& now) {
   home.supersede();
   if (uses.packed() > 0) {
-    uses.redefine(now);
+    rare.set(&RareParts::redefined, now);
   }
 }
 
@@ -55,7 +72,7 @@ c10::Storage Value::available() const {
                 (versions.hold() && !home.isSuperseded() && bytes.nbytes() == home.nbytes()))) {
     return bytes;
   }
-  return !versions.hold() || (witness && recipe_) ? c10::Storage() : home.living();
+  return !versions.hold() || (rare->witness && recipe_) ? c10::Storage() : home.living();
 }
 
 void Value::release_resources() {
@@ -63,13 +80,8 @@ void Value::release_resources() {
   recipe_.reset();
   home.take();
   home.leave();
-  uses.redefine({});
-  stash_.reset();
-  slice_.reset();
-  rows.reset();
   versions = Versions();
-  witness.reset();
-  entry.reset();
+  rare.clear();
 }
 
 // See Note [What only ebb holds]. Home::address() is not that of ebb's own copies.
@@ -79,7 +91,7 @@ void Value::noteEnd() {
     return;
   }
   facts.wasLast = true;
-  noteLast(entry);
+  noteLast(rare->entry);
 }
 
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "ebb/policy.h"
@@ -23,6 +24,47 @@ struct Recipe;
 struct Witness;
 class Stash;
 struct Rows;
+
+// The parts that few values have.
+struct RareParts : InArena {
+  std::unique_ptr<Rows> rows;         // see Note [Rows]; null: valid rows are unknown
+  std::unique_ptr<Witness> witness;   // null outside verify mode
+  EntryPtr entry;                     // null unless reports are recorded; see Note [The journal]
+  c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]
+  std::unique_ptr<SavedSlice> slice;  // the part that is or will be in the stash; null: all
+  c10::Storage redefined;             // handles show this storage; see Note [Silent writes]
+  // Fingerprint of the value as a result of a custom operator on the CPU; 0: unknown.
+  uint64_t fingerprint = 0;
+
+  RareParts();
+  ~RareParts();
+};
+
+// The rare parts of a value, in a block of memory that exists once one of them has been set.
+class Rare {
+ public:
+  const RareParts* operator->() const {
+    return parts_ ? parts_.get() : &kNone;
+  }
+  template <class Part>
+  void set(Part RareParts::* part, std::type_identity_t<Part> to) {
+    if (!parts_ && to) {
+      allocate();
+    }
+    if (parts_) {
+      (*parts_).*part = std::move(to);
+    }
+  }
+  void clear() {
+    parts_.reset();
+  }
+
+ private:
+  void allocate();
+
+  static const RareParts kNone;
+  std::unique_ptr<RareParts> parts_;
+};
 
 // The state of a value follows from what the value owns.
 enum class ValueState : uint8_t {
@@ -77,15 +119,6 @@ class Uses {
     relyOnBytes_ |= rely;
   }
 
-  // The argument of redefine(), else null. See Note [Silent writes].
-  const c10::Storage& redefined() const {
-    return redefined_;
-  }
-  // Handles show `storage` from now on.
-  void redefine(c10::Storage storage) {
-    redefined_ = std::move(storage);
-  }
-
   // True if the graph's Lookahead holds the storage too.
   bool isHeldAhead() const {
     return isHeldAhead_;
@@ -95,7 +128,6 @@ class Uses {
   }
 
  private:
-  c10::Storage redefined_;
   std::atomic<uint32_t> handles_{0};
   std::atomic<uint32_t> unread_{0};  // recipe inputs destroyed
   uint32_t read_ = 0;                // recipe inputs created
@@ -202,23 +234,22 @@ struct StreamsOfBytes {
 // Note [Made each time] has the exceptions.
 //
 // The parts of a value are members, so that each storage that an op produced needs one block of
-// memory. Rare members are behind a pointer.
+// memory. Rare parts are in another block.
 struct Value final : c10::intrusive_ptr_target, InArena {
   Value();
   ~Value() override;
 
-  Home home;
-  std::unique_ptr<Rows> rows;        // see Note [Rows]; null: valid rows are unknown
-  std::unique_ptr<Witness> witness;  // null outside verify mode
-  EntryPtr entry;                    // null unless reports are recorded; see Note [The journal]
-  Versions versions;
-  Uses uses;
+  // The order fills the padding of the larger members.
+  [[no_unique_address]] Home home;
   ValueDecision decision;
-  StateFacts facts;
   StreamsOfBytes streams;
+  Rare rare;
+  [[no_unique_address]] Versions versions;
+  StateFacts facts;
+  Uses uses;
 
   ValueState state() const {
-    return stash_                    ? ValueState::Away
+    return rare->stash               ? ValueState::Away
            : home.bytes() && recipe_ ? ValueState::Kept
            : home.bytes()            ? ValueState::Held
            : recipe_                 ? ValueState::Recomputable
@@ -233,14 +264,14 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
   // The stash, or null. See Note [Offloaded values].
   const c10::intrusive_ptr<Stash>& stash() const {
-    return stash_;
+    return rare->stash;
   }
   // The part that is or will be in the stash; null: all.
   const SavedSlice* slice() const {
-    return slice_.get();
+    return rare->slice.get();
   }
   void setSlice(std::unique_ptr<SavedSlice> slice) {
-    slice_ = std::move(slice);
+    rare.set(&RareParts::slice, std::move(slice));
   }
 
   // From now on `away` stands for the bytes.
@@ -253,6 +284,10 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 
   // Records the storage and version of `tensor` as this state's.
   void stamp(const at::Tensor& tensor);
+
+  // The region has ended. If the storage is gone, releases what torch keeps allocated for the weak
+  // reference and for the version counter.
+  void releaseGone();
 
   // The storage has another state from now on. Handles show `now`, as eager's saved tensors do.
   void supersede(const c10::Storage& now);
@@ -268,8 +303,6 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void noteEnd();
 
   c10::intrusive_ptr<Recipe> recipe_;
-  c10::intrusive_ptr<Stash> stash_;
-  std::unique_ptr<SavedSlice> slice_;
 };
 
 // True if only handles refer to `value`: no recipe, and no open region.

@@ -89,6 +89,13 @@ class Versions {
     ++written_.version;
   }
 
+  // Releases a counter that has not moved, and that nothing else refers to, so it cannot move.
+  void releaseOwn() {
+    if (!others_ && written_.counter.unique() && written_.holds()) {
+      written_.counter = c10::VariableVersion();
+    }
+  }
+
   void forgetOthers() {
     others_.reset();
   }
@@ -105,10 +112,10 @@ class Versions {
  private:
   bool othersHold() const;
 
-  VersionStamp written_;
   // Counters of other writers of this storage: aliases with their own counters, such as the results
   // of unsafe_chunk. Null for nearly every value.
   std::unique_ptr<CounterStamp> others_;
+  [[no_unique_address]] VersionStamp written_;
 };
 
 }  // namespace ebb

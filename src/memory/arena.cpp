@@ -134,7 +134,7 @@ void* cut(Chunk& chunk, size_t bytes) {
 }  // namespace
 
 void* arenaAllocate(size_t bytes) {
-  bytes = (bytes + 15) & ~size_t{15};
+  bytes = (bytes + kArenaAlignment - 1) & ~(kArenaAlignment - 1);
   Chunk* chunk = tlsChunk;
   if (chunk == nullptr || chunk->used + bytes > kChunkBytes || bytes > kLargest) {
     return cutFromNewChunk(bytes);

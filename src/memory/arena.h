@@ -15,6 +15,7 @@ namespace ebb {
 // last object is freed, on any thread. A long-lived object keeps its chunk of 16 KiB allocated.
 // Other objects in the chunk are still destroyed when they are freed, and release the tensors to
 // which they referred.
+constexpr size_t kArenaAlignment = 8;  // enough for pointers and 64-bit numbers
 EBB_API void* arenaAllocate(size_t bytes);
 EBB_API void arenaFree(void* object) noexcept;
 
@@ -37,6 +38,7 @@ struct ArenaAllocator {
   ArenaAllocator(const ArenaAllocator<Other>&) {
   }
   T* allocate(size_t count) {
+    static_assert(alignof(T) <= kArenaAlignment);
     return static_cast<T*>(arenaAllocate(count * sizeof(T)));
   }
   void deallocate(T* elements, size_t) noexcept {

@@ -86,6 +86,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
   GeometryFlags flags = geometryFlags(tensor);
   flags.requiresGrad =
       (op_.kernel.readsRequiresGrad || op_.limits.untrusted) && tensor.requires_grad();
+  flags.offset &= Input::showsStorage(flags, use);
   shapeCount_ += Input::shapeCount(flags, use);
   tensors_.push_back({&tensor, flags, use, index, element});
   if (device_.is_cpu()) {

@@ -26,6 +26,10 @@ size_t valuesLookedAt() {
 // its consumers live. So it is enough to examine the latest values, latest first. The cost per op
 // is a few examined values, and grows with the logarithm of the map's size. If a value dies after k
 // later values were made, a sweep finds it after at most k/2 more.
+//
+// After every eight values, a small sweep looks at the latest sixteen only for values whose storage
+// is gone, and which no handle needs. torch keeps such a storage's object for the map's weak
+// reference. Freed early, the memory is reused by the next op, so recording touches less memory.
 size_t MadeValues::nextWindow() {
   if (isFull()) {
     return size();
@@ -61,7 +65,7 @@ void MadeValues::clear() {
   }
   entries_.clear();
   fullAt_ = kFewest;
-  forgotten_ = sweeps_ = 0;
+  forgotten_ = newFrom_ = sweeps_ = 0;
   madeAt_.fill(0);
 }
 

@@ -34,6 +34,16 @@ class MadeValues {
     return entries_.size() >= fullAt_;
   }
 
+  // True if it is time to examine the newest values.
+  bool hasNew() const {
+    return forgotten_ + size() - newFrom_ >= kNew;
+  }
+  // How many newest values to examine now.
+  size_t newWindow() {
+    newFrom_ = forgotten_ + size();
+    return std::min(size(), 2 * kNew);
+  }
+
   // How many recent values the next sweep examines.
   size_t nextWindow();
 
@@ -59,9 +69,11 @@ class MadeValues {
   size_t forgetMarked(size_t window);
 
   static constexpr size_t kFewest = 512;
+  static constexpr size_t kNew = 8;
   std::vector<Entry> entries_;  // some entries are dead
   size_t fullAt_ = kFewest;     // size at which all entries are examined
   size_t forgotten_ = 0;        // number of entries forgotten
+  size_t newFrom_ = 0;          // entries ever added, as of the last newWindow()
   size_t sweeps_ = 0;           // number of partial sweeps
   // by depth of sweep: entries ever added, as of the last sweep of this depth
   std::array<size_t, 24> madeAt_{};

@@ -22,7 +22,7 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   }
   auto* storage = value->home.bytes().unsafeGetStorageImpl();
   const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
-  return {storage, holders - std::min<size_t>(holders, value->entry->line()->use.storages)};
+  return {storage, holders - std::min<size_t>(holders, value->rare->entry->line()->use.storages)};
 }
 
 }  // namespace
@@ -53,28 +53,28 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   line.memory.nbytes = value.home.nbytes();
   line.memory.address = value.home.address();
   line.stack = journal.isProfile() ? nullptr : pythonStack();
-  value.entry = journal.add(std::move(line));
+  value.rare.set(&RareParts::entry, journal.add(std::move(line)));
   noteRows(value);
   if (!value.facts.madeHere) {
     const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
-    journal.watch(*value.entry, [weak] { return held(weak); });
+    journal.watch(*value.rare->entry, [weak] { return held(weak); });
   }
 }
 
 [[gnu::cold]] void noteRule(const Context& context, const Value& value) {
   const std::string* rule = context.graph->journal->names().ruleThatDecided(
       context.decider->ruleInWords(value.facts.rule));
-  Entry::update(value.entry, [&](Line& line) { line.rule = rule; });
+  Entry::update(value.rare->entry, [&](Line& line) { line.rule = rule; });
 }
 
 [[gnu::cold]] void noteRows(Value& value) {
-  if (!value.entry || !value.rows || !value.entry->journal().isProfile() ||
-      isCapturing(value.rows->live->kept.device())) {
+  if (!value.rare->entry || !value.rare->rows || !value.rare->entry->journal().isProfile() ||
+      isCapturing(value.rare->rows->live->kept.device())) {
     return;
   }
-  const int64_t live = value.rows->live->keptNow();
-  Entry::update(value.entry, [&](Line& line) {
-    line.rows.total = value.rows->total;
+  const int64_t live = value.rare->rows->live->keptNow();
+  Entry::update(value.rare->entry, [&](Line& line) {
+    line.rows.total = value.rare->rows->total;
     line.rows.live = live;
   });
 }
@@ -99,8 +99,8 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
     const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
     const bool reads = argument.tensor->defined() && !whole && !Input::isStandIn(argument.use);
     const auto* known = reads ? values.find(*argument.tensor) : nullptr;
-    if (known != nullptr && (*known)->entry) {
-      note->inputs.push_back((*known)->entry->line());
+    if (known != nullptr && (*known)->rare->entry) {
+      note->inputs.push_back((*known)->rare->entry->line());
     }
   }
   for (const Argument& argument : arguments.tensors()) {
@@ -126,7 +126,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
 }
 
 [[gnu::cold]] void notePacked(Value& value, const at::Tensor& tensor, bool kept) {
-  Entry::update(value.entry, [&](Line& line) {
+  Entry::update(value.rare->entry, [&](Line& line) {
     line.use.packed = true;
     line.use.storages += tensor.grad_fn() != nullptr;
     if (line.fate == Fate::Offloaded || line.fate == Fate::Paged) {
@@ -142,11 +142,11 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
 
 [[gnu::cold]] void noteSent(
     Value& value, Fate fate, const char* kind, std::string_view of, size_t nbytes) {
-  if (!value.entry) {
+  if (!value.rare->entry) {
     return;
   }
-  Journal& journal = value.entry->journal();
-  Entry::update(value.entry, [&](Line& line) {
+  Journal& journal = value.rare->entry->journal();
+  Entry::update(value.rare->entry, [&](Line& line) {
     line.fate = fate;
     line.times.sent = journal.now();
   });
@@ -155,20 +155,23 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
 
 [[gnu::cold]] void noteCopied(Value& value) {
   Line line;
-  Entry::update(value.entry, [&](const Line& of) { line = of; });
+  Entry::update(value.rare->entry, [&](const Line& of) { line = of; });
   line.fate = Fate::Copied;
   line.reason = "copied before an in-place write, because a replay needs the old contents";
   line.use.packed = false;
-  value.entry = value.entry->journal().add(std::move(line));
+  value.rare.set(&RareParts::entry, value.rare->entry->journal().add(std::move(line)));
 }
 
 [[gnu::cold]] std::vector<Closing> noteClosing(const ValueMap& values) {
   std::vector<Closing> closing;
   for (const auto& [storage, value] : values.all()) {
-    if (value->entry) {
+    if (value->rare->entry) {
       const bool droppable = static_cast<bool>(escapedStorage(*value));
       closing.push_back(
-          {value->entry, c10::weak_intrusive_ptr<Value>(value), value->home.storage(), droppable});
+          {value->rare->entry,
+           c10::weak_intrusive_ptr<Value>(value),
+           value->home.storage(),
+           droppable});
     }
   }
   return closing;

@@ -353,17 +353,16 @@ void OpRecording::runKernel() {
 void OpRecording::giveRecipe(
     const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict) {
   const Value& before = *write.before;
-  const bool wasLossy = !write.whole && before.rows && before.rows->lossy;
-  const bool exact = after->rows || !(readsLossy() || wasLossy);
+  const bool wasLossy = !write.whole && before.rare->rows && before.rare->rows->lossy;
+  const bool exact = after->rare->rows || !(readsLossy() || wasLossy);
   if (replay_.recipe && exact && isTrusted(context_, op_, verdict) && canBeRepeated(write)) {
-    const uint64_t print = replay_.isPrinted ? fingerprint(write.tensor.storage()) : 0;
+    after->rare.set(
+        &RareParts::fingerprint, replay_.isPrinted ? fingerprint(write.tensor.storage()) : 0);
     addOutput(
-        after,
-        write.tensor,
-        {.written = true, .slot = write.argument, .element = write.element, .fingerprint = print});
+        after, write.tensor, {.written = true, .slot = write.argument, .element = write.element});
   }
-  if (after->rows) {
-    after->rows->lossy |= after->decision.isPaged() || wasLossy;
+  if (after->rare->rows) {
+    after->rare->rows->lossy |= after->decision.isPaged() || wasLossy;
   }
   pinIfFromElsewhere(after, verdict);
   if (!after->recipe()) {
@@ -413,11 +412,11 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const bool isRepeated = replay_.recipe && op_.limits.communicates;
   value->facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
-  value->rows = flow_ ? flow_->of(tensor) : nullptr;
+  value->rare.set(&RareParts::rows, flow_ ? flow_->of(tensor) : nullptr);
   value->facts.underWay = op_.limits.communicates;
   decideOnResult(value, tensor, verdict, static_cast<uint16_t>(slot), element);
-  if (value->rows) {
-    value->rows->lossy |= value->decision.isPaged();
+  if (value->rare->rows) {
+    value->rare->rows->lossy |= value->decision.isPaged();
   }
   pinIfFromElsewhere(value, verdict);
   if (op_.limits.uninitialised && context_.allRepeat && tensor.is_cpu()) {
@@ -445,14 +444,14 @@ void OpRecording::decideOnResult(
     value->decision.decide(Decision::Page, false);
   }
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
-  const bool exact = value->rows || !readsLossy();
+  const bool exact = value->rare->rows || !readsLossy();
   if (replay_.recipe && value->facts.madeHere && !fromDevice && isTrusted(context_, op_, verdict) &&
       exact) {
     value->facts.rule = verdict.rule;
     const bool stays = verdict.decision == Decision::Page && !pages;
     value->decision.decide(stays ? Decision::Save : verdict.decision);
-    const uint64_t print = replay_.isPrinted ? fingerprintOfShown(tensor) : 0;
-    addOutput(value, tensor, {.slot = slot, .element = element, .fingerprint = print});
+    value->rare.set(&RareParts::fingerprint, replay_.isPrinted ? fingerprintOfShown(tensor) : 0);
+    addOutput(value, tensor, {.slot = slot, .element = element});
   }
 }
 
@@ -468,7 +467,7 @@ void OpRecording::decideOnResult(
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;
   ebb::noteMade(context_, value, tensor, op_.name, why);
   if (note_) {
-    note_->outputs.push_back(value.entry->line());
+    note_->outputs.push_back(value.rare->entry->line());
   }
 }
 
@@ -484,7 +483,7 @@ void OpRecording::decideOnResult(
   if (!value.facts.madeHere) {
     return "its memory is shared with another tensor";
   }
-  if (readsLossy() && !value.rows) {
+  if (readsLossy() && !value.rare->rows) {
     return "its operator reads paged rows, and may mix valid rows with padding";
   }
   if (op_.limits.constantFill) {

@@ -16,21 +16,12 @@
 namespace ebb {
 namespace {
 
-// True if a collective made the value, and the operator only reads it. gloo's reduce-scatter writes
-// its result in the program's wait, which ebb sees as a write by copy_.
-bool isResultOfCollective(const Value& value, const Input& input, const OpTraits& op) {
-  return value.facts.underWay && value.recipe() && input.use == ArgUse::Read &&
-         !op.limits.communicates;
-}
-
-// Takes the fingerprint of a collective's result on the CPU, if there is none. The program reads
-// the result with `tensor`, so the communication is complete.
-[[gnu::cold]] void printCollective(const Value& value, const at::Tensor& tensor) {
-  for (Output& output : value.recipe()->outputs) {
-    if (output.fingerprint == 0 && output.value._unsafe_get_target() == &value) {
-      output.fingerprint = fingerprint(tensor.storage());
-    }
-  }
+// True if a collective made the value, no fingerprint is known, and the operator only reads it.
+// gloo's reduce-scatter writes its result in the program's wait, which ebb sees as a write by
+// copy_.
+bool isUnprintedCollective(const Value& value, const Input& input, const OpTraits& op) {
+  return value.facts.underWay && value.recipe() && value.rare->fingerprint == 0 &&
+         input.use == ArgUse::Read && !op.limits.communicates;
 }
 
 }  // namespace
@@ -53,7 +44,7 @@ c10::intrusive_ptr<Recipe> RecipeWriter::write() {
 }
 
 void RecipeWriter::addOthers() {
-  c10::IValue* other = recipe_->others;
+  c10::IValue* other = recipe_->others();
   for (const uint16_t i : op_.arguments.others) {
     const c10::IValue& argument = call_.arguments[i];
     if (op_.arguments.types[i] == ArgType::TensorList && argument.isList()) {
@@ -70,7 +61,7 @@ void RecipeWriter::addOthers() {
 }
 
 void RecipeWriter::addInputs() {
-  int64_t* shape = recipe_->shapes;
+  int64_t* shape = recipe_->shapes();
   for (size_t i = 0; i < arguments_.tensors().size(); ++i) {
     const Argument& argument = arguments_.tensors()[i];
     const at::Tensor& tensor = *argument.tensor;
@@ -82,16 +73,13 @@ void RecipeWriter::addInputs() {
     if (!tensor.defined()) {
       continue;
     }
-    input.offset = tensor.unsafeGetTensorImpl()->storage_offset();
     shape = writeShape(tensor, argument.flags, shape);
     if (input.isStandIn()) {
       *shape++ = bytesOfStandIn(argument);
-      input.offset = argument.use == ArgUse::Unread ? 0 : input.offset;
       continue;  // no later argument can be the same tensor
     }
     if (input.isNumber()) {
       std::memcpy(shape, tensor.const_data_ptr(), tensor.itemsize());
-      input.offset = 0;
       shape += Input::kNumberWords;
     } else {
       addValue(input, tensor);
@@ -137,8 +125,9 @@ void RecipeWriter::addValue(Input& input, const at::Tensor& tensor) {
       sender_.needAll(*value, tensor);
     }
   }
-  if (isResultOfCollective(*value, input, op_)) {
-    printCollective(*value, tensor);
+  // The program reads the result of a collective, so the communication is complete.
+  if (isUnprintedCollective(*value, input, op_)) [[unlikely]] {
+    value->rare.set(&RareParts::fingerprint, fingerprint(tensor.storage()));
   }
   input.value = value;
   value->uses.gainReader();

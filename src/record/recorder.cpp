@@ -64,8 +64,8 @@ void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
     value.decision.mustBeKept();
   }
   counters.bytesNotPaged += tooLate ? value.home.nbytes() : 0;
-  if (value.rows) {
-    value.rows->lossy |= value.decision.isPaged();
+  if (value.rare->rows) {
+    value.rare->rows->lossy |= value.decision.isPaged();
   }
   value.setSlice(nullptr);
 }
@@ -265,7 +265,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     return;
   }
   value->facts.rule = verdict->rule;
-  if (value->entry) {
+  if (value->rare->entry) {
     noteRule(context_, *value);
   }
   const bool wasKept = value->decision.isKept();
@@ -336,11 +336,11 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   countPacked(*context_.counters, *value, retention);
   value->uses.letRelyOnBytes(retention == Retention::Away);
   packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->facts.madeHere;
-  if (value->entry) {
+  if (value->rare->entry) {
     const bool stays =
         value->decision.isPaged() && value->stash() && context_.graph->pages->resident;
     notePacked(*value, tensor, isResident(retention) || stays);
-    packed.entry = value->entry;
+    packed.entry = value->rare->entry;
   }
   if (context_.graph->collectives && retention == Retention::Recomputed) [[unlikely]] {
     context_.graph->collectives->needs(value);
@@ -357,7 +357,7 @@ void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
   if (value.slice() && !value.slice()->isOf(tensor)) {
     sender_.needAll(value, tensor);
   }
-  if (value.rows) {
+  if (value.rare->rows) {
     rows_.packed(tensor);
   }
   if (value.decision.isDue() && Sender::canLeave(value, tensor)) {
@@ -392,6 +392,7 @@ void Recorder::close() {
   }
   for (const auto& entry : values_.all()) {
     closeOthers(entry.second);
+    entry.second->releaseGone();
   }
   // See Note [Replays ahead of backward]
   if (Lookahead* lookahead = context_.graph->lookahead.get();

@@ -38,11 +38,11 @@ int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
 }
 
 void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value) {
-  if (value == nullptr || value->rows == nullptr) {
+  if (value == nullptr || value->rare->rows == nullptr) {
     extents_.push_back({tensor.dim(), tensor.dim() > 0 ? tensor.size(0) : 1, argument});
     return;
   }
-  const Rows& rows = *value->rows;
+  const Rows& rows = *value->rare->rows;
   lossy_ |= rows.lossy;
   const int64_t shown = rowsShown(tensor, rows, value->home.nbytes());
   const bool first = live_ == nullptr;
@@ -101,10 +101,10 @@ std::unique_ptr<Rows> RowFlow::of(const at::Tensor& result) const {
 }
 
 std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value& before) const {
-  if (!before.rows) {
+  if (!before.rare->rows) {
     return of(argument);
   }
-  const Rows& rows = *before.rows;
+  const Rows& rows = *before.rare->rows;
   const bool same = live_ == rows.live && total_ == rows.total && keepsApart() &&
                     rowsShown(argument, rows, before.home.nbytes()) == leading_;
   return live_ && same ? std::make_unique<Rows>(Rows{live_, total_, rows.dtype, lossy_}) : nullptr;

@@ -32,17 +32,19 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
 
 void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count) {
   const bool wasRead = value.uses.readers() > 0;
-  const bool same = value.rows && value.rows->live == count;
+  const bool same = value.rare->rows && value.rare->rows->live == count;
   TORCH_CHECK_VALUE(
-      !value.rows || same || !wasRead,
+      !value.rare->rows || same || !wasRead,
       "ebb: mark_rows: this tensor was already marked with another row count, and operators have "
       "read it since. Mark it once, before it is used.");
-  if (value.decision.isPaged() && !value.rows && wasRead) {
+  if (value.decision.isPaged() && !value.rare->rows && wasRead) {
     value.decision.undo(/*hasRecipe=*/false);  // earlier readers may have mixed its rows
     context_.counters->bytesNotPaged += value.home.nbytes();
   }
-  const bool lossy = value.decision.isPaged() || (value.rows && value.rows->lossy);
-  value.rows = std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy});
+  const bool lossy = value.decision.isPaged() || (value.rare->rows && value.rare->rows->lossy);
+  value.rare.set(
+      &RareParts::rows,
+      std::make_unique<Rows>(Rows{count, tensor.size(0), tensor.scalar_type(), lossy}));
   if (value.decision.isPaged() && value.uses.packed() == 0 && !value.stash()) {
     value.decision.setDue(true);
   }
@@ -52,13 +54,13 @@ void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr
 void RowMarks::needDeadRows(const at::Tensor& tensor) {
   const auto packed = std::find(packedSince_.begin(), packedSince_.end(), storageOf(tensor));
   const auto* known = values_.find(tensor);
-  if (packed == packedSince_.end() || known == nullptr || !(*known)->rows) {
+  if (packed == packedSince_.end() || known == nullptr || !(*known)->rare->rows) {
     return;
   }
   Value& value = **known;
-  Entry::update(value.entry, [](Line& line) { line.rows.mixed = true; });
+  Entry::update(value.rare->entry, [](Line& line) { line.rows.mixed = true; });
   const bool whole = value.home.bytes() && (value.home.isPrivate() || !value.recipe());
-  if (!value.rows->lossy || whole) {
+  if (!value.rare->rows->lossy || whole) {
     return;
   }
   context_.counters->bytesPaged -= value.stash() ? value.home.nbytes() : 0;
@@ -66,10 +68,10 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
   value.dropStash();
   value.setRecipe({});
   value.decision.decide(Decision::Save, false);
-  value.rows->lossy = false;
+  value.rare->rows->lossy = false;
   value.uses.letRelyOnBytes();
   sender_.keep(value, tensor);
-  Entry::update(value.entry, [](Line& line) {
+  Entry::update(value.rare->entry, [](Line& line) {
     line.fate = Fate::Kept;
     line.reason = "an operator that may mix its rows has saved it";
   });

@@ -38,7 +38,7 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   }
   value.setSlice(nullptr);
   context_.counters->bytesFellBack += value.home.nbytes();
-  Entry::update(value.entry, [](Line& line) {
+  Entry::update(value.rare->entry, [](Line& line) {
     line.reason = "no pinned host memory was left for OFFLOAD (pinned_limit)";
   });
   // Only this rank may lack memory, and all ranks must repeat the same collectives.
@@ -74,7 +74,7 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
   if (!context_.graph->pages) {
     context_.graph->pages = std::make_shared<PageGroup>(context_.graph->names.front());
   }
-  const Rows& rows = *value.rows;
+  const Rows& rows = *value.rare->rows;
   const char* op = value.recipe() ? value.recipe()->op.name.c_str() : "an input";
   const bool verify = context_.graph->verify == VerifyMode::Raise;
   value.send(
@@ -83,7 +83,7 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
   if (context_.graph->pages->resident) {
     context_.counters->bytesSaved += value.home.nbytes();
     context_.counters->bytesPacked += value.home.nbytes();
-    Entry::update(value.entry, [](Line& line) { line.fate = Fate::Saved; });
+    Entry::update(value.rare->entry, [](Line& line) { line.fate = Fate::Saved; });
     return true;
   }
   context_.counters->bytesPaged += value.home.nbytes();
@@ -92,7 +92,7 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
 }
 
 bool Sender::canLeave(const Value& value, const at::Tensor& tensor) {
-  return value.decision.isPaged() ? value.rows != nullptr && Paging::takes(tensor.device())
+  return value.decision.isPaged() ? value.rare->rows != nullptr && Paging::takes(tensor.device())
                                   : offloadEngine().takes(tensor);
 }
 
@@ -142,7 +142,7 @@ void Sender::sendKept(std::vector<c10::intrusive_ptr<Value>> values) {
   }
   for (c10::intrusive_ptr<Value>& value : values) {
     const bool needed = value->uses.handles() > 0 || value->uses.readers() > 0;
-    const bool known = !value->decision.isPaged() || value->rows;
+    const bool known = !value->decision.isPaged() || value->rare->rows;
     if (needed && known && value->decision.isDue() && value->home.bytes() &&
         (value->home.isPrivate() || value->versions.hold())) {
       const c10::Storage storage = value->home.bytes();

@@ -74,10 +74,29 @@ void dropRecipe(Value& value) {
   }
 }
 
+namespace {
+
+// True if the storage is gone, and the end of the region has nothing to do for the value.
+bool isDone(const c10::intrusive_ptr<Value>& value) {
+  return value->home.storage().expired() && !value->home.bytes() && !value->stash() &&
+         !value->rare->entry && value->uses.handles() == 0;
+}
+
+// True if the value is done, or nothing but the map refers to it and ebb alone holds its storage.
+bool isUnused(const c10::intrusive_ptr<Value>& value) {
+  const bool isOwned = ownsItsBytes(*value);
+  if (isOwned) {
+    dropRecipe(*value);
+  }
+  return isDone(value) || (value.unique() && (isOwned || value->home.storage().expired()));
+}
+
+}  // namespace
+
 c10::Storage escapedStorage(const Value& value) {
   if (!value.recipe() || value.decision.isKept() || value.facts.opaque > 0 ||
       value.home.storage().expired() || !value.versions.hold() ||
-      (value.rows && value.rows->lossy)) {
+      (value.rare->rows && value.rare->rows->lossy)) {
     return {};
   }
   c10::Storage living = value.home.living();
@@ -112,7 +131,7 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
   graph.streams.made(value, value.home.bytes());
   value.facts.tampered = hasChanged(value, value.home.bytes(), graph.verify);
   counters.bytesCopied += value.home.nbytes();
-  if (value.entry) {
+  if (value.rare->entry) {
     noteCopied(value);
   }
 }
@@ -179,7 +198,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   }
   if (slot) {
     slot->supersede(tensor.storage());
-    if (slot->witness) {
+    if (slot->rare->witness) {
       stateEnds(*slot, false);
     }
   }
@@ -216,7 +235,7 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
 // still need the bytes, ebb copies them first, so a replay sees the same contents as the forward. A
 // value with a recipe is recomputed instead.
 void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
-  if (value->witness) {
+  if (value->rare->witness) {
     stateEnds(*value, true);
   }
   value->home.supersede();
@@ -233,7 +252,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   const auto needed = [&] { return !value->recipe() && value->uses.readers() > indifferent; };
   if (needed()) {
-    dropUnused(made_.size());  // frees recipes that only the map keeps alive
+    forget(made_.size(), isUnused);  // frees recipes that only the map keeps alive
   }
   if (needed()) {
     makePrivate(*context_.graph, *value, *context_.counters);
@@ -244,7 +263,7 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
 
 // Note [Silent writes]
 // Eager's saved tensors share the storage, so backward sees a write without a moved version. So
-// after such a write, handles of the old value show the written storage (`Uses::redefined()`).
+// after such a write, handles of the old value show the written storage (`RareParts::redefined`).
 ValueMap& ValueMap::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
@@ -261,7 +280,7 @@ ValueMap& ValueMap::settle() {
     }
     if (entry.before && (!counted || entry.before->facts.follows ||
                          !after.versions.isWriters(entry.before->versions.written().counter))) {
-      entry.before->uses.redefine(entry.storage);
+      entry.before->rare.set(&RareParts::redefined, entry.storage);
     }
   }
   unsettled_.clear();
@@ -270,7 +289,7 @@ ValueMap& ValueMap::settle() {
 
 [[gnu::cold]] void ValueMap::storageGrew(
     const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
-  if (value->witness) {
+  if (value->rare->witness) {
     stateEnds(*value, false);
   }
   value->supersede(storage);
@@ -307,34 +326,33 @@ ValueMap& ValueMap::settle() {
 
 // See Note [When dead values are looked for]
 bool ValueMap::needsSweep() const {
-  return made_.isFull() || sender_.keptBytes() >= kSweepBytes;
+  return made_.hasNew() || made_.isFull() || sender_.keptBytes() >= kSweepBytes;
 }
 
 void ValueMap::sweep() {
-  const size_t left = dropUnused(made_.nextWindow());
+  if (!made_.isFull() && sender_.keptBytes() < kSweepBytes) {
+    forget(made_.newWindow(), isDone);
+    return;
+  }
+  const size_t left = forget(made_.nextWindow(), isUnused);
   sender_.sendKept(neededToSend(left));
   sender_.forgetBytes();
 }
 
-// Forgets unreachable values among the last `window`: nothing refers to the value, and the storage
-// is gone or held by ebb alone. Consumers go before their inputs. Returns how many of the values
-// are left.
-[[gnu::cold]] size_t ValueMap::dropUnused(size_t window) {
+// Forgets values among the last `window`, latest first, so consumers go before their inputs.
+// Returns how many of the values are left.
+size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<Value>&)) {
   return made_.sweep(window, [&](const MadeValues::Entry& made) {
     const auto entry = values_.find(made.first);
     if (entry == values_.end() || entry->second.get() != made.second) {
       return true;  // the storage has another state now
     }
-    Value& value = *entry->second;
-    const bool isOwned = ownsItsBytes(value);
-    if (isOwned) {
-      dropRecipe(value);
+    if (!isDead(entry->second)) {
+      return false;
     }
-    const bool isDead = entry->second.unique() && (isOwned || value.home.storage().expired());
-    if (isDead) {
-      values_.erase(entry);
-    }
-    return isDead;
+    entry->second->releaseGone();
+    values_.erase(entry);
+    return true;
   });
 }
 

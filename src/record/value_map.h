@@ -84,8 +84,8 @@ class ValueMap {
 
   // True if it is time to sweep: see Note [When dead values are looked for].
   bool needsSweep() const;
-  // Forgets dead values, and sends values to be offloaded or paged. The caller must hold no recipe,
-  // because sweep() counts references to find dead values.
+  // Forgets dead values and, if the map is full, sends values to be offloaded or paged. The caller
+  // must hold no recipe, because sweep() counts references to find dead values.
   void sweep();
 
   // Unsent values to be offloaded, latest first.
@@ -101,7 +101,7 @@ class ValueMap {
   // A new leaf in the storage of `tensor`. `before`: its known state, no longer valid, or null.
   c10::intrusive_ptr<Value> leafOf(
       const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before);
-  size_t dropUnused(size_t window);
+  size_t forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<Value>&));
   std::vector<c10::intrusive_ptr<Value>> neededToSend(size_t window) const;
 
   const Context& context_;

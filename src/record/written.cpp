@@ -53,7 +53,7 @@ c10::intrusive_ptr<Value> stateAfter(
   after->facts.writtenHere = !before.facts.madeHere;
   after->facts.isResult = before.facts.isResult;
   after->facts.opaque = before.facts.opaque;
-  after->rows = std::move(rows);
+  after->rare.set(&RareParts::rows, std::move(rows));
   after->facts.rule = verdict.rule;
   after->facts.underWay = op.limits.communicates;
   if (!write.sideEffect && before.facts.madeHere && decides) {

@@ -21,9 +21,9 @@ namespace ebb {
 namespace {
 
 [[gnu::cold]] void noteReloaded(Value& value, JournalTime start) {
-  Journal& journal = value.entry->journal();
+  Journal& journal = value.rare->entry->journal();
   std::string op;
-  Entry::update(value.entry, [&](Line& line) {
+  Entry::update(value.rare->entry, [&](Line& line) {
     line.times.back = journal.now();
     line.memory.backAt = value.home.bytes().data();
     op = *line.origin.op;
@@ -39,7 +39,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
   if (!living && !value.home.isPrivate() && !value.versions.hold()) {
     return {};
   }
-  const JournalTime start = value.entry ? value.entry->journal().now() : 0;
+  const JournalTime start = value.rare->entry ? value.rare->entry->journal().now() : 0;
   c10::Storage bytes = living;
   if (!value.slice() || !living) {
     bytes = watch ? watch->fetch(value, living) : value.stash()->fetch(living);
@@ -56,7 +56,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
     graph.streams.made(value, value.home.bytes());
   }
   value.setSlice(nullptr);
-  if (value.entry) {
+  if (value.rare->entry) {
     noteReloaded(value, start);
   }
   return value.home.bytes();
@@ -143,7 +143,7 @@ class Slice {
 
   void pin(const Value& value, c10::Storage storage) {
     const bool fromOutside = !value.facts.madeHere && storage.data() == value.home.address();
-    pinned_.push_back({std::move(storage), fromOutside, value.entry});
+    pinned_.push_back({std::move(storage), fromOutside, value.rare->entry});
   }
 
   // See Note [What only ebb holds]

@@ -45,14 +45,14 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
   call.duration = waited;
   call.timer = std::move(timer);
   for (const Input& input : recipe.inputs()) {
-    if (input.value && input.value->entry) {
-      call.inputs.push_back(input.value->entry->line());
+    if (input.value && input.value->rare->entry) {
+      call.inputs.push_back(input.value->rare->entry->line());
     }
   }
   for (const Output& output : recipe.outputs) {
     const auto value = output.value.lock();
-    if (value && value->entry) {
-      call.outputs.push_back(value->entry->line());
+    if (value && value->rare->entry) {
+      call.outputs.push_back(value->rare->entry->line());
     }
   }
   journal.add(std::move(call));
@@ -60,8 +60,8 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
 
 // The time of the run counts for its first result.
 [[gnu::cold]] void note(Value& value, JournalTime start, bool ahead) {
-  Entry::update(value.entry, [&](Line& line) {
-    const JournalTime now = value.entry->journal().now();
+  Entry::update(value.rare->entry, [&](Line& line) {
+    const JournalTime now = value.rare->entry->journal().now();
     if (!value.recipe()) {  // else the bytes are soon freed
       line.times.back = now;
       line.memory.backAt = value.home.bytes().data();
@@ -133,7 +133,7 @@ class Rerun {
   void pushArguments() {
     stack_.resize(recipe_.op.arguments.types.size());
     pushOthers();
-    const int64_t* shape = recipe_.shapes;
+    const int64_t* shape = recipe_.shapes();
     c10::SmallVector<at::Tensor, 8> tensors;
     for (const Input& input : recipe_.inputs()) {
       at::Tensor tensor = input.sameAs >= 0 ? tensors[input.sameAs] : tensorFor(input, shape);
@@ -152,7 +152,7 @@ class Rerun {
   }
 
   void pushOthers() {
-    const c10::IValue* other = recipe_.others;
+    const c10::IValue* other = recipe_.others();
     for (const uint16_t i : recipe_.op.arguments.others) {
       // Lists of tensors are stored empty; each run fills new lists.
       if (other->isTensorList()) {
@@ -200,7 +200,7 @@ class Rerun {
   }
 
   at::Tensor show(const c10::Storage& storage, const Input& input, const int64_t* shape) const {
-    return viewOf(storage, input.flags, shape, input.offset);
+    return viewOf(storage, input.flags, shape);
   }
 
   void runKernel() {
@@ -333,14 +333,14 @@ class Rerun {
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was "
           "changed by code that bypasses torch. Give this operator the decision SAVE.");
-      checkRepeats(output, storage);
+      checkRepeats(output, value->rare->fingerprint, storage);
       if (!passing_.staysUnmade(*value)) {
         value->materialise(std::move(storage), true);
       } else if (!passing_.made(*value, std::move(storage))) {
         continue;
       }
       graph_.streams.made(*value, value->home.bytes());
-      if (value->entry) {
+      if (value->rare->entry) {
         note(*value, std::exchange(start, kNever), asker_ == Asker::Nobody);
       }
       if (graph_.verify != VerifyMode::Off) {
@@ -350,14 +350,14 @@ class Rerun {
   }
 
   // See Note [Operators from elsewhere]. Verify mode compares all bits and gives a better message.
-  void checkRepeats(const Output& output, const c10::Storage& storage) const {
-    if (output.fingerprint == 0 || graph_.verify != VerifyMode::Off) {
+  void checkRepeats(const Output& output, uint64_t expected, const c10::Storage& storage) const {
+    if (expected == 0 || graph_.verify != VerifyMode::Off) {
       return;
     }
     const bool isWhole = output.written || recipe_.op.limits.communicates;
     const uint64_t now = isWhole ? fingerprint(storage) : fingerprintOfShown(resultOf(output));
     TORCH_CHECK(
-        now == output.fingerprint,
+        now == expected,
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": with the same arguments the operator gave other bits than in the forward, in ",
@@ -375,9 +375,9 @@ class Rerun {
 
   // See Note [Verify mode]
   void verify(Value& value) const {
-    if (value.witness) {
+    if (value.rare->witness) {
       compareReplay(graph_, recipe_, value);
-      poisonWhenFreed(value.home.bytes(), value.witness->dtype, {});
+      poisonWhenFreed(value.home.bytes(), value.rare->witness->dtype, {});
     }
   }
 

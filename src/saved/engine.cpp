@@ -61,8 +61,8 @@ class ForwardingEngine final : public autograd::Engine {
   }
 
   std::unique_ptr<autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (Recorder* recorder = recorderForPacking_()) {
-      return std::make_unique<Handle>(*recorder);
+    if (recorderForPacking_() != nullptr) {
+      return std::make_unique<Handle>();
     }
     return next().get_default_saved_variable_hooks();
   }

@@ -8,13 +8,13 @@
 
 namespace ebb {
 
-Handle::Handle(Recorder& recorder) : recorder_(&recorder) {
+static_assert(alignof(Handle) <= kArenaAlignment);
+Handle::Handle() {
   count(liveCounts().handles, 1);
 }
 
 Handle::Handle(const Handle& other)
     : SavedVariableHooks(),
-      recorder_(nullptr),
       saved_(other.saved_),
       counter_(other.counter_),
       version_(other.version_) {
@@ -28,8 +28,7 @@ Handle::~Handle() {
 void Handle::call_pack_hook(const at::Tensor& tensor) {
   counter_ = tensor.unsafeGetTensorImpl()->version_counter();
   version_ = counter_.enabled() ? counter_.current_version() : 0;
-  saved_.pack(*recorder_, tensor);
-  recorder_ = nullptr;
+  saved_.pack(*openRecorder(), tensor);
 }
 
 at::Tensor Handle::call_unpack_hook() {

@@ -10,11 +10,12 @@ namespace ebb {
 
 class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public InArena {
  public:
-  explicit Handle(Recorder& recorder);
+  Handle();
   // Another handle on the same saved tensor; unpacks to the same tensor.
   Handle(const Handle& other);
   ~Handle() override;
 
+  // Called once, on the thread and in the region that made the handle.
   void call_pack_hook(const at::Tensor& tensor) override;
   at::Tensor call_unpack_hook() override;
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()
@@ -27,7 +28,6 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public 
   void checkVersion() const;
   void checkTracer() const;
 
-  Recorder* recorder_;            // only valid until packed
   SavedTensor saved_;             // the tensor, or how to recompute it
   c10::VariableVersion counter_;  // outlives the tensor; see Note [Version checks]
   uint32_t version_ = 0;          // of counter_ when packed

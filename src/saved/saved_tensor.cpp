@@ -127,13 +127,13 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
 SavedTensor::SavedTensor(const SavedTensor& other)
     : graph_(other.graph_),
       packed_(other.packed_),
+      requiresGrad_(other.requiresGrad_),
+      region_(other.region_),
       storage_(other.storage_),
       kept_(other.kept_),
       parts_(other.parts_),
       geometry_(other.geometry_),
-      unpacked_(other.unpacked_),
-      requiresGrad_(other.requiresGrad_),
-      region_(other.region_) {
+      unpacked_(other.unpacked_) {
   if (packed_.value) {
     packed_.value->uses.gainHandle();
   }
@@ -265,7 +265,7 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 // returns. Until then a second unpack, such as a hook's, still finds the tensor; later ones raise.
 void SavedTensor::giveUp() {
   const bool only = packed_.recompute && packed_.value->home.isPrivate() &&
-                    packed_.value->home.bytes() && !packed_.value->uses.redefined() &&
+                    packed_.value->home.bytes() && !packed_.value->rare->redefined &&
                     packed_.value->uses.handles() == 1 && onlyHandlesOwn(packed_.value) &&
                     graph_->verify == VerifyMode::Off;
   if (!only || !isLastUnpack()) {
@@ -298,15 +298,15 @@ at::Tensor SavedTensor::rebuild() {
 // own storage, if that still exists. If recipes still read the value, the recipes get a copy from
 // then on.
 c10::Storage SavedTensor::materialised() const {
-  if (packed_.value->uses.redefined()) {
-    graph_->streams.use(*packed_.value, packed_.value->uses.redefined());
-    return packed_.value->uses.redefined();  // see also Note [Silent writes]
+  if (packed_.value->rare->redefined) {
+    graph_->streams.use(*packed_.value, packed_.value->rare->redefined);
+    return packed_.value->rare->redefined;  // see also Note [Silent writes]
   }
   c10::Storage storage = packed_.recompute ? packed_.value->home.living() : storage_;
   if (storage && packed_.value->stash()) {
     materialise(*graph_, *packed_.value);  // the storage lives: nothing is copied back
   }
-  if (packed_.recompute && packed_.value->witness) {
+  if (packed_.recompute && packed_.value->rare->witness) {
     const c10::Storage right =
         verified(*graph_, *packed_.value, geometry_, materialise(*graph_, *packed_.value));
     storage = storage ? storage : right;
@@ -321,7 +321,7 @@ c10::Storage SavedTensor::materialised() const {
     // ordered after the work that made `storage`
     graph_->streams.made(*packed_.value, packed_.value->home.bytes());
     if (packed_.recompute) {
-      packed_.value->uses.redefine(storage);
+      packed_.value->rare.set(&RareParts::redefined, storage);
     }
   }
   return storage;

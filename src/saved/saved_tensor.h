@@ -63,15 +63,15 @@ class SavedTensor {
   void giveUp();
 
   c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
-  Packed packed_;
+  [[no_unique_address]] Packed packed_;
+  bool requiresGrad_ = false;     // of the packed tensor
+  bool givenUp_ = false;          // see Note [Given up when unpacked]
+  uint16_t region_ = 0;           // index in Graph::names
   c10::Storage storage_;          // kept bytes of a computed tensor
   at::Tensor kept_;               // a whole tensor: a leaf, or an unrecordable tensor
   std::shared_ptr<Parts> parts_;  // inner tensors of a wrapper; else null
-  Geometry geometry_;          // of packed_.value and storage_; of the wrapper, if there are parts
-  at::Tensor unpacked_;        // result of unpack, if the tensor needs no grad
-  bool requiresGrad_ = false;  // of the packed tensor
-  bool givenUp_ = false;       // see Note [Given up when unpacked]
-  uint16_t region_ = 0;        // index in Graph::names
+  Geometry geometry_;    // of packed_.value and storage_; of the wrapper, if there are parts
+  at::Tensor unpacked_;  // result of unpack, if the tensor needs no grad
 };
 
 }  // namespace ebb

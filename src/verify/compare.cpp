@@ -39,7 +39,7 @@ at::Tensor elementsOf(const c10::Storage& storage, c10::ScalarType dtype) {
   flags.device = storage.device();
   flags.dimensions = 1;
   const int64_t shape[2] = {static_cast<int64_t>(storage.nbytes() / c10::elementSize(dtype)), 1};
-  return viewOf(storage, flags, shape, 0).cpu();
+  return viewOf(storage, flags, shape).cpu();
 }
 
 at::Tensor asDoubles(const at::Tensor& elements) {
@@ -96,8 +96,8 @@ std::string changedInputsOf(const Recipe& recipe) {
 
 [[gnu::cold]] void witness(const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
   const auto value = output.value.lock();
-  value->witness = std::make_unique<Witness>();
-  Witness& record = *value->witness;
+  value->rare.set(&RareParts::witness, std::make_unique<Witness>());
+  Witness& record = *value->rare->witness;
   record.op = &recipe.op;
   record.region = recipe.region;
   record.output.written = output.written;
@@ -117,7 +117,7 @@ std::string changedInputsOf(const Recipe& recipe) {
   }
   const c10::Storage storage{living};
   forgetOwner(storage);
-  Witness& record = *value.witness;
+  Witness& record = *value.rare->witness;
   std::lock_guard<std::mutex> lock(record.mutex);
   if (!seen || record.lost) {
     record.lost = true;
@@ -133,17 +133,17 @@ std::string changedInputsOf(const Recipe& recipe) {
     return;
   }
   for (const Input& input : recipe.inputs()) {
-    if (input.value && input.value->witness && input.value->witness->mismatch) {
-      value.witness->mismatch = input.value->witness->mismatch;
+    if (input.value && input.value->rare->witness && input.value->rare->witness->mismatch) {
+      value.rare->witness->mismatch = input.value->rare->witness->mismatch;
       return;
     }
   }
-  value.witness->changedInputs = changedInputsOf(recipe);
+  value.rare->witness->changedInputs = changedInputsOf(recipe);
   mismatchOf(graph, value, truth);
 }
 
 const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage& truth) {
-  Witness& record = *value.witness;
+  Witness& record = *value.rare->witness;
   if (!record.mismatch) {
     auto mismatch = std::make_shared<Mismatch>();
     mismatch->region = graph.names[record.region];
@@ -165,13 +165,13 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
 // Padding rows may differ after a replay: see Note [Rows].
 [[gnu::cold]] c10::Storage trueBytes(Value& value, const c10::Storage& replayed) {
   const c10::Storage truth = trueBytes(value);
-  if (!truth || !value.rows || replayed.nbytes() != truth.nbytes()) {
+  if (!truth || !value.rare->rows || replayed.nbytes() != truth.nbytes()) {
     return truth;
   }
   const auto below = belowEverything();
   const auto nbytes = static_cast<int64_t>(truth.nbytes());
-  const int64_t live =
-      value.rows->live->count.item<int64_t>() * (nbytes / std::max<int64_t>(value.rows->total, 1));
+  const int64_t live = value.rare->rows->live->count.item<int64_t>() *
+                       (nbytes / std::max<int64_t>(value.rare->rows->total, 1));
   const c10::Storage expected = copyOf(truth);
   if (live >= 0 && live < nbytes) {
     const int64_t dead = nbytes - live;
@@ -181,7 +181,7 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
 }
 
 [[gnu::cold]] c10::Storage trueBytes(Value& value) {
-  Witness& record = *value.witness;
+  Witness& record = *value.rare->witness;
   {
     std::lock_guard<std::mutex> lock(record.mutex);
     if (record.lost) {

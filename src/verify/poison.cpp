@@ -23,19 +23,19 @@ struct Wrapper {
 // just lost its last reference.
 void tellOwner(const Wrapper& wrapper) {
   const auto owner = wrapper.owner.lock();
-  if (!owner || !owner->witness || owner->home.isSuperseded() || !owner->versions.hold()) {
+  if (!owner || !owner->rare->witness || owner->home.isSuperseded() || !owner->versions.hold()) {
     return;
   }
-  std::lock_guard<std::mutex> lock(owner->witness->mutex);
-  if (!owner->witness->bytes && !owner->witness->lost) {
+  std::lock_guard<std::mutex> lock(owner->rare->witness->mutex);
+  if (!owner->rare->witness->bytes && !owner->rare->witness->lost) {
     try {
       auto* allocator = c10::GetDefaultCPUAllocator();
       c10::Storage copy(
           c10::Storage::use_byte_size_t(), static_cast<int64_t>(wrapper.nbytes), allocator, true);
       std::memcpy(copy.mutable_data(), wrapper.memory.get(), wrapper.nbytes);
-      owner->witness->bytes = std::move(copy);
+      owner->rare->witness->bytes = std::move(copy);
     } catch (const c10::Error&) {
-      owner->witness->lost = true;  // no memory: a deleter must not raise
+      owner->rare->witness->lost = true;  // no memory: a deleter must not raise
     }
   }
 }

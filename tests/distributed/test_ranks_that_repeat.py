@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 from repeating import REPEATED, Exchange, after, inputs
 from two_ranks import on_two_ranks
@@ -62,6 +64,36 @@ def test_a_read_outside_of_backward():
         _ = loss.grad_fn._saved_result
     loss.sum().backward()
     assert x.grad is not None
+
+
+@on_two_ranks
+def test_a_rank_that_comes_late():
+    """The other rank meanwhile asks gloo whether this one is alive."""
+    group = dist.new_group()
+
+    def losses():
+        x = inputs()
+        with ebb.region(REPEATED, name="layer"):
+            y = x.sin().detach()
+            dist.all_reduce(y, group=group)
+            loss = (x * y.cos()).exp().sum()
+        if is_late and dist.get_rank() == 1:
+            time.sleep(1.8)
+        loss.backward()
+        return [loss, x.grad]
+
+    is_late = True
+    late = losses()
+    is_late = False
+    for _ in range(20):
+        assert all(map(torch.equal, losses(), late))
+    sent = torch.full((3,), float(dist.get_rank()))
+    received = torch.empty(3)
+    works = [dist.isend(sent, 1 - dist.get_rank(), group=group)]
+    dist.recv(received, 1 - dist.get_rank(), group=group)
+    works[0].wait()
+    assert torch.equal(received, 1 - sent)
+    dist.destroy_process_group(group)
 
 
 def test_collectives_that_cannot_be_repeated():

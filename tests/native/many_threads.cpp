@@ -62,7 +62,7 @@ bool arenaObjectsAreApart(size_t threads, size_t rounds) {
     for (size_t i = 0; i < kObjects; ++i) {
       const size_t bytes = 1 + i * 17 % 1001;
       objects.push_back(static_cast<char*>(arenaAllocate(bytes)));
-      right &= reinterpret_cast<uintptr_t>(objects.back()) % alignof(std::max_align_t) == 0;
+      right &= reinterpret_cast<uintptr_t>(objects.back()) % kArenaAlignment == 0;
       std::memset(objects.back(), mark, bytes);
     }
     for (size_t i = 0; i < kObjects; ++i) {

@@ -55,9 +55,9 @@ PLACES: Places = {
         (
             (ORDER + "::test_what_no_handle_needs_is_not_made",),
             "ahead-redefined-is-not-made",
-            "value->uses.redefined()",
+            "value->rare->redefined",
             "false",
-            "|| value->uses.redefined()",
+            "|| value->rare->redefined",
         ),
         (
             (COMMOTIONS + "::test_nothing_runs_ahead_in_a_commotion",),

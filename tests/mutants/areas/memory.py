@@ -64,7 +64,7 @@ PLACES: Places = {
         (
             (THREAD_LOCALS + "::test_many_threads_make_and_drop_what_regions_consist_of",),
             "arena-alignment",
-            "bytes = (bytes + 15) & ~size_t{15};",
+            "bytes = (bytes + kArenaAlignment - 1) & ~(kArenaAlignment - 1);",
         ),
         (
             (THREAD_LOCALS + "::test_regions_one_after_the_other_leave_no_memory_behind",),

@@ -139,7 +139,7 @@ MUTANTS = (
     ),
     saved_tensor(
         "redefined-is-used",
-        text="graph_->streams.use(*packed_.value, packed_.value->uses.redefined());",
+        text="graph_->streams.use(*packed_.value, packed_.value->rare->redefined);",
         tests=(STREAMS,),
     ),
     saved_tensor(
