@@ -80,11 +80,8 @@ class Recorder final : public Interceptor {
   // backward would refill the escapes: there is no handle, and `hasBackward` is false.
   void emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
 
-  const c10::intrusive_ptr<Graph>& graph() const {
-    return context_.graph;
-  }
-  uint16_t region() const {
-    return context_.region;
+  const Context& context() const {
+    return context_;
   }
 
  private:

@@ -95,8 +95,15 @@ Recorder* threadsRecorderForPacking();
 // op since a region that contains only one unit ends there; it stays whole, with its escapes.
 class Splitter final : public Interceptor {
  public:
+  explicit Splitter(Recorder& recorder) : recorder_(recorder) {
+  }
   void call(Call& call) override;
-  void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
+  void aliased(const at::Tensor& tensor, const at::Tensor& result) override {
+    recorder_.aliased(tensor, result);
+  }
+
+ private:
+  Recorder& recorder_;  // of the part that ends
 };
 
 void collectiveWroteOutside(const at::Tensor& tensor) {
@@ -137,8 +144,8 @@ class ThreadRegions {
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
-    const uint16_t region = nameIndex(*recorder_.graph(), name);
-    const JournalPtr& journal = recorder_.graph()->journal;
+    const uint16_t region = nameIndex(*recorder_.context().graph, name);
+    const JournalPtr& journal = recorder_.context().graph->journal;
     const JournalTime now = journal ? journal->now() : 0;
     if (journal && journal->names().isNewPolicy(policy)) {
       for (size_t rule = 0; rule < policy->rules().size(); ++rule) {
@@ -170,7 +177,7 @@ class ThreadRegions {
     closeGraph();
     openGraph();
     for (size_t depth = 0; depth < frames_.size(); ++depth) {
-      regionOf_[depth] = nameIndex(*recorder_.graph(), frames_[depth].name);
+      regionOf_[depth] = nameIndex(*recorder_.context().graph, frames_[depth].name);
     }
     activate();
     announceOpaqueWrites();
@@ -204,11 +211,12 @@ class ThreadRegions {
       uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
     // After a backward inside the region, other code may hold gradients.
     const bool outermost = frames_.size() == 1 && frames_.front().id == id;
-    if (!outermost || !opaque_.empty() || recorder_.graph()->escapes.hadBackward) {
+    if (!outermost || !opaque_.empty() || recorder_.context().graph->escapes.hadBackward) {
       return {};
     }
     recorder_.emptyEscapes(results, onlyResults, hasBackward);
-    return recorder_.graph()->escapes.any ? recorder_.graph() : c10::intrusive_ptr<Graph>();
+    return recorder_.context().graph->escapes.any ? recorder_.context().graph
+                                                  : c10::intrusive_ptr<Graph>();
   }
 
   void opaqueWriteBegins(const at::Tensor& tensor) {
@@ -267,10 +275,6 @@ class ThreadRegions {
     return !frames_.empty();
   }
 
-  Recorder& recorder() {
-    return recorder_;
-  }
-
  private:
   // Index of `name` in the graph's names. Regions with the same name share an index.
   static uint16_t nameIndex(Graph& graph, const std::string& name) {
@@ -290,7 +294,7 @@ class ThreadRegions {
     splits_ = false;
     setCurrentInterceptor(nullptr);
     count(liveCounts().regions, -1);
-    const auto graph = recorder_.graph();
+    const auto graph = recorder_.context().graph;
     recorder_.close();
     closed(graph);
     recorder_.tellUnrepeatable(frames_.front().name);
@@ -311,7 +315,8 @@ class ThreadRegions {
   }
 
   void closeDownTo(size_t depth) {
-    const JournalPtr journal = frames_.size() > depth ? recorder_.graph()->journal : nullptr;
+    const JournalPtr journal =
+        frames_.size() > depth ? recorder_.context().graph->journal : nullptr;
     while (frames_.size() > depth) {
       const auto pop = c10::make_scope_exit([&] {
         statisticsAdd(frames_.back().name, frames_.back().counters);
@@ -342,7 +347,7 @@ class ThreadRegions {
   std::vector<uint16_t> regionOf_;  // each frame's index in Graph::names
   Recorder recorder_;               // of the outermost region; has a graph while one is open
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
-  Splitter splitter_;               // the interceptor while `splits_` is true
+  Splitter splitter_{recorder_};    // the interceptor while `splits_` is true
   bool splits_ = false;             // the next op begins another part of the region
 };
 
@@ -359,10 +364,6 @@ Recorder* threadsRecorderForPacking() {
 
 void Splitter::call(Call& call) {
   threadRegions().split().call(call);
-}
-
-void Splitter::aliased(const at::Tensor& tensor, const at::Tensor& result) {
-  threadRegions().recorder().aliased(tensor, result);
 }
 
 }  // namespace

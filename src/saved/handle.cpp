@@ -38,7 +38,7 @@ at::Tensor Handle::call_unpack_hook() {
 at::Tensor Handle::unpack() {
   statisticsBackwardSeen();
   if (const Recorder* recorder = openRecorder()) {
-    recorder->graph()->escapes.hadBackward = true;
+    recorder->context().graph->escapes.hadBackward = true;
   }
   checkVersion();
   checkTracer();

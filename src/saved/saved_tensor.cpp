@@ -107,9 +107,9 @@ struct SavedTensor::Parts {
 //   5. Any other tensor (sparse tensors, other subclasses): an alias without the grad_fn.
 // In cases 3 to 5 the handle shares the bytes with the living tensor exactly as in eager.
 void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) {
-  graph_ = recorder.graph();
+  graph_ = recorder.context().graph;
   requiresGrad_ = tensor.requires_grad();
-  region_ = recorder.region();
+  region_ = recorder.context().region;
   packed_ = recorder.pack(tensor, part);
   const bool wrapper = tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
   if (packed_.recompute || (wrapper && packParts(recorder, tensor))) {
@@ -207,7 +207,7 @@ bool SavedTensor::isRecomputed() const {
 
 bool SavedTensor::isOfOpenRegion() const {
   const Recorder* recorder = openRecorder();
-  return recorder != nullptr && recorder->graph() == graph_;
+  return recorder != nullptr && recorder->context().graph == graph_;
 }
 
 bool SavedTensor::isOffloaded() const {

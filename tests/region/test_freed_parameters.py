@@ -87,7 +87,8 @@ BETWEEN = {
 def test_a_region_is_split_where_parameters_are_freed(enter, between):
     settings = {"between": BETWEEN[between]}
     expected = gradients(contextlib.nullcontext, **settings)
-    for around in (contextlib.nullcontext, ebb.verify, lambda: replays_ahead(2)):
+    ways = contextlib.nullcontext, ebb.verify, ebb.record_reports, lambda: replays_ahead(2)
+    for around in ways:
         ebb.reset_stats()
         with around():
             actual = gradients(ENTER[enter], **settings)
