@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -147,11 +146,6 @@ def model(strategy: str, call: Callable[..., Tensor]) -> nn.Module:
             fully_shard(layer, mesh=mesh)
         fully_shard(made, mesh=mesh)
     return made
-
-
-def ahead(regions: int) -> AbstractContextManager[None]:
-    ebb.ahead.configure(regions=regions, limit="1GiB")
-    return contextlib.nullcontext()
 
 
 def step(trained: nn.Module, x: Tensor, regions: int) -> float:
