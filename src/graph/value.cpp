@@ -52,11 +52,13 @@ void Value::stamp(const at::Tensor& tensor) {
   versions.stamp(tensor);
 }
 
-void Value::releaseGone() {
-  if (home.storage().expired()) {
+bool Value::releaseGone() {
+  const bool isGone = home.storage().expired();
+  if (isGone) {
     home.leave();
     versions.releaseOwn();
   }
+  return isGone;
 }
 
 void Value::supersede(const c10::Storage& now) {

@@ -285,9 +285,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // Records the storage and version of `tensor` as this state's.
   void stamp(const at::Tensor& tensor);
 
-  // The region has ended. If the storage is gone, releases what torch keeps allocated for the weak
+  // If the storage is gone, returns true, and releases what torch keeps allocated for the weak
   // reference and for the version counter.
-  void releaseGone();
+  bool releaseGone();
 
   // The storage has another state from now on. Handles show `now`, as eager's saved tensors do.
   void supersede(const c10::Storage& now);

@@ -392,7 +392,6 @@ void Recorder::close() {
   }
   for (const auto& entry : values_.all()) {
     closeOthers(entry.second);
-    entry.second->releaseGone();
   }
   // See Note [Replays ahead of backward]
   if (Lookahead* lookahead = context_.graph->lookahead.get();
@@ -441,6 +440,9 @@ void Recorder::emptyEscapes(
 
 void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
+  if (value.releaseGone() && !value.home.bytes()) {
+    return;  // nothing can be written or read
+  }
   guardAgainstWrites(context_, sender_, value);
   if (value.home.bytes() && !value.facts.madeHere) {
     context_.graph->fromOutside.emplace_back(entry);
