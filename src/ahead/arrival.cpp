@@ -24,7 +24,7 @@
 namespace ebb {
 namespace {
 
-// The settings, and the workers of all devices.
+// Holds the settings of replays ahead, and one worker for each device.
 class Ahead {
  public:
   static Ahead& get() {
@@ -62,7 +62,7 @@ class Ahead {
   }
 
   void end() {
-    forks_.fetch_add(1);  // never undone: no worker starts again
+    forks_.fetch_add(1);  // never decremented, so no worker starts again
     stop();
   }
 
@@ -103,11 +103,11 @@ class Ahead {
     return found;
   }
 
-  // Workers hold locks, and a child process would find them locked for ever. A worker starts again
-  // when it is needed.
+  // Ends all workers before a fork. A lock that a worker holds at the fork would stay locked in the
+  // child for ever. A worker starts again when it is needed.
   static void beforeFork() {
     get().forks_.fetch_add(1);
-    if (get().running() != 0) {  // else keep the GIL: see ahead.py
+    if (get().running() != 0) {  // stop() would release the GIL in any case: see ahead.py
       get().stop();
     }
   }
@@ -116,8 +116,8 @@ class Ahead {
     get().forks_.fetch_sub(1);
   }
 
-  // Only the thread that forked exists in the child. Another thread may have held a lock of the
-  // parent's object, so the child gets a new object.
+  // Gives the child a new Ahead. Another thread may have held a lock of the old Ahead at the fork,
+  // and that thread does not exist in the child.
   static void inChild() {
     const Ahead& before = *current.load();
     auto* after = new Ahead;
@@ -273,8 +273,9 @@ void closed(const c10::intrusive_ptr<Graph>& graph) {
 
 namespace {
 
-// Called under the graph's lock. Returns the graphs that backward may reach next; none if the
-// caller only looks at a saved tensor, or backward has arrived before.
+// Returns the graphs that backward may reach next; none if the caller only looks at a saved tensor,
+// or backward has arrived before. Sets `expected` if a replay of `graph` has begun ahead. Called
+// under the graph's lock.
 std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   Lookahead& lookahead = *graph.lookahead;
   if (lookahead.hasArrived()) {

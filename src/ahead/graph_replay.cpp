@@ -24,7 +24,8 @@ AheadEnd GraphReplay::run() {
   return why_;
 }
 
-// The lock is taken anew for each value, so backward waits for one value at most.
+// Materialises the next value. Returns false at the end of the replay. The graph's lock is held for
+// one value only, so backward waits for one value at most.
 bool GraphReplay::makeNext() {
   if (lookahead_.asked.load() || ends_.load()) {
     return leave(AheadEnd::Asked);
@@ -41,7 +42,7 @@ bool GraphReplay::makeNext() {
     isPartLeft_ |= !value->available();
     return true;
   }
-  still_.emplace();  // also held while inputs are looked for and fetched
+  still_.emplace();  // before the first recipe, since materialiseAhead() also fetches inputs
   const auto afterwards = c10::make_scope_exit([&] { end(); });
   const bool isThere = still_->holds() && materialiseAhead(graph_, *value, *this);
   return isThere || leave(why_ == AheadEnd::Done ? AheadEnd::Stopped : why_);
@@ -124,12 +125,13 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 // 2. Random operators without a Generator argument: a replay has to set the device's own generator,
 //    and the program may draw from it at any time.
 // 3. Recipes that need other settings of the process than the current ones.
-// 4. Recipes that read a storage whose memory has been replaced, or one with a hand on it: see Note
-//    [Hands on a storage].
+// 4. Recipes that read a storage whose memory has been replaced, or a storage on which the program
+//    has a hand: see Note [Hands on a storage].
 // 5. Recipes that need pages of a pool that had an error or belongs to a CUDA graph: see Note
 //    [Pages that come back ahead].
-// 6. Recipes that read a recomputable value that the program holds too: if the program writes to
-//    the storage, backward recomputes the value. See also Note [Writes under a replay ahead].
+// 6. Recipes that read a recomputable value from a storage that the program still holds: if the
+//    program writes to the storage, backward recomputes the value. See also Note [Writes under a
+//    replay ahead].
 // 7. RECOMPUTE_EACH_TIME values, except as inputs of other values; see Note [Made each time].
 // When a replay ahead meets 1 to 6, backward does the rest of the graph, since most later recipes
 // depend on the missing value.

@@ -67,7 +67,7 @@ double quotaIn(const std::filesystem::path& group) {
   double quota = 0;
   double period = 0;
   if (std::ifstream(group / "cpu.max") >> quota >> period && period > 0) {
-    return quota / period;  // cgroup version 2; "max" is no number
+    return quota / period;  // cgroup version 2; "max" (no quota) is not read as a number
   }
   if (std::ifstream(group / "cpu.cfs_quota_us") >> quota && quota > 0 &&
       std::ifstream(group / "cpu.cfs_period_us") >> period && period > 0) {
@@ -103,7 +103,7 @@ double quotaOfCgroups(const std::string& file, const std::string& root) {
     if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) {
       continue;
     }
-    // A container may see its own group as the root.
+    // In a container, `root` may be the container's own group, so its quota is read too.
     const auto mount = std::filesystem::path(root) / (controllers.empty() ? "" : "cpu");
     std::filesystem::path group =
         mount / std::filesystem::path(line.substr(second + 1)).relative_path();
@@ -115,8 +115,9 @@ double quotaOfCgroups(const std::string& file, const std::string& root) {
   return least;
 }
 
-// The smaller of this process's own cores and its share of the job's cores. The job may use the
-// cores of its launcher, within the CPU quota; this process may be pinned to some of them.
+// Returns the smaller of two numbers: the cores of this process, and this rank's share of the job's
+// cores. The job may use the cores of its launcher (the parent process), within the CPU quota. This
+// process may be pinned to some of the job's cores.
 double countCores() {
   const cpu_set_t set = coresOfProcess();
   const cpu_set_t launcher = coresOf(::getppid());
@@ -132,13 +133,13 @@ namespace {
 constexpr int kMeasuredEach = 64;
 // The least time that gives a usable measurement.
 constexpr double kLeastSeconds = 0.002;
-// A replay needs most of a core.
+// The least part of a core that must be idle for a replay to run beside backward.
 constexpr double kIdle = 0.75;
 
-// For the whole process. One backward at a time is measured.
+// Measures the cores that backward uses: see Note [Idle cores]. The process has one object.
 class IdleCores {
  public:
-  // Backward has reached a region: see haveIdleCore().
+  // Called when backward reaches a region. Returns true if replays may run beside backward.
   bool arrived() {
     std::lock_guard<std::mutex> lock(mutex_);
     return 2 * at::get_num_threads() <= usableCores() || leavesOneIdle();
@@ -185,8 +186,8 @@ class IdleCores {
   double cores_ = 0;  // usable by this process; 0: not counted yet
   Clock::time_point counted_;
   uint64_t closings_ = 0;  // Lookahead::closings() when backward last reached a region
-  double ran_ = 0;         // timeRun() then
-  double now_ = 0;         // timeNow() then
+  double ran_ = 0;         // timeRun() at that time
+  double now_ = 0;         // timeNow() at that time
   double sumRan_ = 0;      // CPU time in the current measurement
   double sumPassed_ = 0;
   double busy_ = 0;  // cores in use, by the last measurement

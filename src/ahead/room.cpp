@@ -25,7 +25,7 @@ void Room::opened(const c10::intrusive_ptr<Graph>& graph) {
 void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
   const Lookahead& lookahead = *graph->lookahead;
   const size_t kept = lookahead.hasRoom ? lookahead.keptBytes() : 0;
-  std::vector<c10::intrusive_ptr<Graph>> passed;  // may be freed here, without a lock
+  std::vector<c10::intrusive_ptr<Graph>> passed;  // dropped after the lock is released
   const auto keepsNothing = [&](const WeakGraph& weak) {
     passed.push_back(weak.lock());
     return !passed.back() || !passed.back()->lookahead->holds.load();
@@ -36,7 +36,8 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
   while (!graphs_.empty() && keepsNothing(graphs_.front())) {
     graphs_.pop_front();
   }
-  if (graphs_.size() > mostGraphs_) {  // the first graph may wait long for its backward
+  // If the first graph waits long for its backward, the loop above removes nothing.
+  if (graphs_.size() > mostGraphs_) {
     std::erase_if(graphs_, keepsNothing);
     mostGraphs_ = 64 + 2 * graphs_.size();
   }
@@ -104,8 +105,8 @@ void Room::make(c10::Device device, size_t needed) {
 
 namespace {
 
-// Returns the freed bytes. Only tries the graph's lock: the calling thread may hold another graph's
-// lock.
+// Frees the kept values of `graph`. Returns the number of freed bytes; 0 if another thread holds
+// the graph's lock. Does not wait for the lock: the calling thread may hold another graph's lock.
 size_t giveUp(Graph& graph, Shortage shortage) {
   if (!graph.lookahead->holds.load()) {
     return 0;
@@ -170,8 +171,9 @@ void Room::count(size_t given) {
   stats_.bytesGivenUp += given;
 }
 
-// Skips and removes graphs that backward has reached, since they keep nothing. Such graphs may be
-// freed here, without a lock.
+// Removes the returned graph from the list, and all earlier graphs that keep nothing. Skips graphs
+// on other devices. `passed` drops its references after the lock is released, since a graph may die
+// with its last reference.
 c10::intrusive_ptr<Graph> Room::takeFirst(c10::Device device) {
   std::vector<c10::intrusive_ptr<Graph>> passed;
   std::lock_guard<std::mutex> lock(mutex_);

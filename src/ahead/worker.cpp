@@ -16,14 +16,15 @@
 namespace ebb {
 namespace {
 
-// The forward has already given these warnings.
+// Suppresses the warnings of replays, since the forward has already given the same warnings.
 class Silent final : public c10::WarningHandler {
  public:
   void process(const c10::Warning&) override {
   }
 };
 
-// Waking a thread takes longer than a small region's backward.
+// The time for which the worker spins before it sleeps. Waking a thread takes longer than a small
+// region's backward.
 constexpr auto kSpin = std::chrono::microseconds(200);
 
 void relax() {
@@ -154,7 +155,7 @@ void Worker::stop() {
 }
 
 void Worker::loop() {
-  at::globalContext().setFlushDenormal(false);  // the default of a new thread
+  at::globalContext().setFlushDenormal(false);  // a new thread inherits its creator's setting
   useAllCores();
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
@@ -164,7 +165,7 @@ void Worker::loop() {
     if (const auto graph = next()) {
       last = replay(*graph);
       if (last == AheadEnd::Threads) {
-        return;  // a new thread gets the number that the program has set since
+        return;  // a new thread starts with the program's number of intra-op threads
       }
     } else if (!bell_.wait(last == AheadEnd::Stopped)) {
       return;
@@ -206,7 +207,8 @@ AheadEnd Worker::replay(Graph& graph) {
   return end;
 }
 
-// After a complete replay, the graphs before this graph are candidates too.
+// Sets the state of a graph whose replay ahead has ended. After a complete replay, the graphs that
+// backward may reach after `done` become candidates.
 void Worker::leave(Graph& done, AheadState now) {
   auto begun = AheadState::Begun;
   done.lookahead->state.compare_exchange_strong(begun, now);
@@ -227,7 +229,8 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
   std::optional<c10::StreamGuard> guard;
   {
     std::lock_guard<PythonMutex> lock(graph.mutex);
-    const Stillness still;  // a replay of backward may wait for this, with the graph's lock
+    // Taken after the lock: a replay of backward holds the lock while its Commotion waits.
+    const Stillness still;
     if (!still.holds() || graph.streams.count() > 1) {
       return AheadEnd::Stopped;
     }

@@ -29,7 +29,7 @@ bool isTrue(PyObject* object, PyObject* attribute) {
   return truth != 0;
 }
 
-// The attributes by which users of other libraries keep tensors on the device.
+// True if `tensor` has an attribute by which users of other libraries keep tensors on the device.
 bool optedOut(const at::Tensor& tensor) {
   if (tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() == nullptr) {
     return false;  // never seen by Python

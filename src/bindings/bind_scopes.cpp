@@ -38,8 +38,9 @@ bool hasModes() {
 
 class RegionScope {
  public:
-  // The six settings: the policy (None where a compiler traces), the name, and four flags: the
-  // policy offloads, escapes are emptied, leaving is logged, all operators repeat.
+  // Takes six settings: the policy (None while a compiler traces), the name, and four flags. The
+  // flags say if the policy may offload, if the region empties escapes, if ebb logs the end of the
+  // region, and if ebb may replay all custom operators.
   void configure(PyObject* const* arguments, Py_ssize_t count) {
     TORCH_CHECK_TYPE(count == 6, "ebb: a region takes 6 settings");
     policy_ =
@@ -102,7 +103,7 @@ class RegionScope {
     try {
       leaveRegion(std::exchange(id_, 0));
     } catch (const std::exception&) {
-      // Raised on another thread than the entry's. The entering thread drops the region by itself.
+      // leaveRegion() raises if another thread entered the region. That thread drops the region.
     }
   }
 
@@ -113,9 +114,9 @@ class RegionScope {
         drop();
       }
     });
-    // The results of the region, a flag whether the program named them, and the results that have a
-    // backward. C++ switches grad mode off: Python's no_grad would stay on if a signal handler
-    // raised in the call.
+    // _take_results() returns the region's results, a flag (true if the program named the results),
+    // and the results that have a backward. C++ switches grad mode off for the call: Python's
+    // no_grad would stay on if a signal handler raised in the call.
     std::optional<c10::AutoGradMode> noGrad(std::in_place, false);
     const auto results = callMethod(self, "_take_results")
                              .cast<std::tuple<std::vector<at::Tensor>, bool, py::list>>();
@@ -142,7 +143,7 @@ class RegionScope {
 // While a module runs, rules see the module's name.
 class ModuleScopeInPython {
  public:
-  // The setting: the module's number.
+  // Takes one setting: the module's number.
   void configure(PyObject* const* arguments, Py_ssize_t count) {
     TORCH_CHECK_TYPE(count == 1, "ebb: a module that runs is one number");
     number_ = py::handle(arguments[0]).cast<uint32_t>();
@@ -173,10 +174,10 @@ class ModuleScopeInPython {
   bool isOpen_ = false;
 };
 
-// While open, code unseen by torch writes to tensors; see Note [Opaque writes].
+// While the scope is open, code unseen by torch writes to tensors; see Note [Opaque writes].
 class OpaqueScope {
  public:
-  // The settings: the tensors.
+  // Takes the tensors that the code writes.
   void configure(PyObject* const* arguments, Py_ssize_t count) {
     tensors_.clear();
     for (Py_ssize_t i = 0; i < count; ++i) {

@@ -34,8 +34,9 @@ py::object helper(const char* module, const char* function) {
   return py::module_::import(module).attr(function);
 }
 
-// Compiled autograd wants a Python callable and an argument, and releases the graph's own handles
-// before the call. So the argument owns another handle on the same saved tensor.
+// Returns a Python callable and its argument, by which compiled autograd unpacks the saved tensor.
+// Compiled autograd releases the handles in autograd's graph before the call. So the argument owns
+// another handle of the same saved tensor.
 std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const Handle& handle) {
   py::gil_scoped_acquire gil;
   auto argument = py::capsule(new Handle(handle), "ebb.Handle", [](PyObject* capsule) {
@@ -71,6 +72,7 @@ std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<a
   return c10::SafePyObject(py::object(pair[1]).release().ptr(), getPyInterpreter());
 }
 
+// Logs that ebb keeps results of the custom operator `op`, although the policy says RECOMPUTE.
 // Called when a region ends. An error in logging must not break the region.
 void tellUnrepeatable(const std::string& op, const std::string& region, size_t bytes) {
   if (!Py_IsInitialized()) {

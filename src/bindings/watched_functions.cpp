@@ -1,4 +1,4 @@
-// Functions of torch's C extension that do more when Python calls them.
+// Lets ebb run code when Python calls certain functions of torch's C extension.
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -21,11 +21,12 @@ namespace py = pybind11;
 namespace {
 
 // Note [Watched functions]
-// ebb must know of some calls of torch that reach no operator: `p.data`, a setter, `resize_`. ebb
-// replaces the pointer to the C definition inside the function's Python object. The new definition
-// is a copy whose entry does ebb's part and then calls torch's function. The Python object stays
-// the same, so torch.overrides, __torch_function__ tables, pickle and modules that have imported
-// the function still recognise it. A watched function stays watched.
+// ebb must know of some calls that reach no operator, such as `p.data`, the setters of torch's
+// settings, and `resize_` of a storage. ebb replaces the pointer to the C definition inside the
+// function's Python object. The new definition is a copy whose C function does ebb's part and then
+// calls torch's function. The Python object stays the same, so torch.overrides, __torch_function__
+// tables, pickle and modules that have imported the function still recognise the function. ebb
+// never undoes the replacement.
 
 enum class Watch : uint8_t {
   Waits,    // waits for the recipe that runs ahead: see Note [Nothing moves under a replay ahead]
@@ -90,7 +91,7 @@ struct Watched {
 };
 
 constexpr size_t kMost = 80;
-std::array<Watched, kMost> all;  // under the GIL
+std::array<Watched, kMost> all;  // guarded by the GIL
 size_t known = 0;
 
 template <class Function, class... Arguments>
@@ -105,7 +106,8 @@ CallArguments inTuple(PyObject* self, PyObject* tuple, PyObject* named = nullptr
   return {self, &PyTuple_GET_ITEM(tuple, 0), PyTuple_GET_SIZE(tuple), named};
 }
 
-// The entries of the watched function with index `I`, one for each calling convention.
+// The C functions that replace torch's function for the watched function with index `I`, one for
+// each calling convention.
 template <size_t I>
 struct Entry {
   static PyObject* one(PyObject* self, PyObject* argument) {  // null: no argument
@@ -148,7 +150,8 @@ constexpr auto entriesFor(std::index_sequence<I...>) {
       &Entry<I>::get}...};
 }
 
-// Null for a calling convention that torch does not use.
+// Returns the entry for the calling convention in `flags`; null for a convention that torch does
+// not use.
 void* entryFor(int flags, const Entries& entries) {
   switch (flags & (METH_VARARGS | METH_KEYWORDS | METH_NOARGS | METH_O | METH_FASTCALL)) {
     case METH_NOARGS:
@@ -178,7 +181,8 @@ PyMethodDef** definitionIn(PyObject* function) {
   return nullptr;
 }
 
-// False if `function` is no C function, method or attribute.
+// Makes `function` a watched function. Returns false if `function` is no C function, method or
+// attribute, or if entryFor() does not know its calling convention.
 bool watch(const py::object& function, Watch what) {
   static const auto entries = entriesFor(std::make_index_sequence<kMost>());
   const auto isOurs = [&](const void* definition) {

@@ -62,7 +62,7 @@ uint32_t versionOf(const at::Tensor& tensor) {
 bool coversStorage(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   const size_t nbytes = tensor.storage().nbytes();
-  // A tensor of no elements is the start of an `out=` that the kernel resizes.
+  // A storage of 0 bytes counts as covered: a kernel resizes an empty tensor passed as `out=`.
   return nbytes == static_cast<size_t>(impl->numel()) * impl->itemsize() &&
          (nbytes == 0 || impl->is_non_overlapping_and_dense());
 }

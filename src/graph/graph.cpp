@@ -10,7 +10,8 @@ Graph::~Graph() {
   countFromOutside();
 }
 
-// The graph has no strong reference left, but other graphs may refer to it weakly.
+// Frees the graph's members when the last strong reference is gone, since weak references of other
+// graphs may keep the object itself.
 void Graph::release_resources() {
   countFromOutside();
   lookahead.reset();
@@ -21,7 +22,8 @@ void Graph::release_resources() {
   names.clear();
 }
 
-// The graph's values have ended before: all owners of values refer to the graph.
+// Counts the bytes of inputs whose last owner was a value: see Note [What only ebb holds]. All
+// values of the graph are dead by now, since all owners of values refer to the graph.
 void Graph::countFromOutside() {
   size_t nbytes = 0;
   for (const auto& value : fromOutside) {

@@ -10,7 +10,7 @@ void Home::stamp(c10::StorageImpl* storage) {
 
 c10::Storage Home::living() const {
   auto storage = isSuperseded_ ? nullptr : storage_.lock();
-  const bool whole = storage && hasMemoryOf(*storage);  // else the recipe has to run
+  const bool whole = storage && hasMemoryOf(*storage);  // other code may change the memory
   return whole ? c10::Storage(std::move(storage)) : c10::Storage();
 }
 

@@ -21,7 +21,7 @@ void drop(c10::intrusive_ptr<Value>&& value) {
   if (!value) {
     return;
   }
-  if (value.use_count() > 1) {  // else the value dies and no reader count is needed
+  if (value.use_count() > 1) {  // else the value dies, and its count of readers with it
     value->uses.loseReader();
     value.reset();
     return;
@@ -62,8 +62,8 @@ c10::intrusive_ptr<Recipe> Recipe::make(
   const size_t extra = op.arguments.others.size() * sizeof(c10::IValue) +
                        inputCount * sizeof(Input) + shapeCount * sizeof(int64_t);
   auto* recipe = new (extra, Extra{}) Recipe(op, inputCount);
-  // intrusive_ptr counts objects from one made by make_intrusive; unsafe_steal_from_new does the
-  // same.
+  // The new object's reference count is 0. unsafe_steal_from_new sets the count to 1, as
+  // make_intrusive does.
   return c10::intrusive_ptr<Recipe>::unsafe_steal_from_new(recipe);
 }
 

@@ -46,7 +46,7 @@ bool RepeatedCollectives::collect(Graph& graph) {
   std::sort(list_.begin(), list_.end(), [](const auto& a, const auto& b) {
     return a->sequence < b->sequence;
   });
-  // After a comparison that has failed, the list may have them already.
+  // After a failed comparison the list still has its recipes, so a recipe may be in it twice.
   list_.erase(std::unique(list_.begin(), list_.end()), list_.end());
   needed_.clear();
   return !list_.empty();
@@ -57,7 +57,7 @@ std::vector<c10::intrusive_ptr<Recipe>> RepeatedCollectives::take() {
   return std::exchange(list_, {});
 }
 
-// Groups may have other names on other ranks, so a list has the names of operators only.
+// A list contains no names of groups, since a group may have another name on another rank.
 std::map<std::string, std::string> RepeatedCollectives::ofGroups() const {
   std::map<std::string, std::string> lists;
   for (const auto& recipe : list_) {

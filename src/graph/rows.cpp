@@ -47,7 +47,8 @@ void checkCount(const at::Tensor& tensor, const at::Tensor& rows) {
       rows.device());
 }
 
-// A sum must hide neither a negative count nor a count so large that the sum overflows.
+// Adds up the counts in `rows`. Raises if one count is negative or so large that the sum could
+// overflow, since the sum alone may look valid.
 int64_t liveRows(const at::Tensor& tensor, const at::Tensor& rows) {
   const auto below = belowEverything();
   const at::Tensor counts = rows.to(at::kLong).contiguous();
@@ -74,9 +75,9 @@ RowCount::RowCount(int64_t live) : dtype_(at::kLong) {
   *kept.mutable_data_ptr<int64_t>() = std::max<int64_t>(live, 1);
 }
 
-// Uses few kernels: a model may call this for each of its layers. A single number is not checked
-// here: the code that uses it checks it. In a list, an invalid number makes the total -1, since a
-// sum could hide it.
+// Runs few kernels, because a model may make a RowCount for each of its layers. The constructor
+// does not check a single number: the code that uses the number checks it. An invalid number in a
+// list makes the total -1, since the sum alone may look valid.
 RowCount::RowCount(const at::Tensor& rows)
     : given_(rows.storage().getWeakStorageImpl()),
       version_(rows.is_inference() ? 0 : rows._version()),
@@ -89,7 +90,7 @@ RowCount::RowCount(const at::Tensor& rows)
   if (single) {
     count = counts.reshape({1});
   } else {
-    // true for a negative count too
+    // also true for a negative count, whose sign bit is set
     const at::Tensor bad = at::any(at::bitwise_and(counts, ~(kMostRows - 1)));
     count = counts.sum().masked_fill_(bad, -1).reshape({1});
   }

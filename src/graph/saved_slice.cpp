@@ -71,7 +71,8 @@ std::unique_ptr<SavedSlice> SavedSlice::ofSmall(const at::Tensor& tensor) {
   return small && slice->hasDistinctElements() ? std::move(slice) : nullptr;
 }
 
-// Sufficient condition: each stride exceeds the range that smaller strides reach.
+// True if each stride exceeds the range that all smaller strides reach together. Then no two
+// elements share memory. False for some slices with distinct elements.
 bool SavedSlice::hasDistinctElements() const {
   c10::SmallVector<size_t, 5> smallestFirst(sizes_.size());
   std::iota(smallestFirst.begin(), smallestFirst.end(), 0);

@@ -24,7 +24,7 @@ uint8_t bitOf(size_t place) {
 
 }  // namespace
 
-// The index of the current stream; all_.size() if the device has no streams.
+// Returns the index in all_ of the current stream; all_.size() if the device has no streams.
 size_t GraphStreams::currentOf(c10::Device device) {
   if (!c10::impl::hasDeviceGuardImpl(device.type())) {
     return all_.size();
@@ -51,7 +51,7 @@ size_t GraphStreams::currentOf(c10::Device device) {
 void GraphStreams::madeOffCpu(Value& value, c10::Device device) {
   const size_t current = currentOf(device);
   value.streams.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));
-  // the bytes may have been on other streams: the first use tells the allocator
+  // no stream is ordered after the new bytes yet
   value.streams.orderedOn = 0;
 }
 
@@ -64,12 +64,12 @@ void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
     waitForMaker(value, current);
     value.streams.orderedOn |= bitOf(current);
   }
-  noteUse(storage, all_[current]);  // a value may have several storages
+  noteUse(storage, all_[current]);  // at each use: `storage` may differ from the last use
 }
 
 void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   const size_t maker = value.streams.madeOn;
-  if (maker == kLastMaker) {  // or a later stream
+  if (maker == kLastMaker) {  // the maker is stream kLastMaker or a later stream
     for (size_t i = kLastMaker - 1; i < all_.size(); ++i) {
       orderAfter(all_[asker], all_[i]);
     }

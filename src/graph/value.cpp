@@ -86,7 +86,8 @@ void Value::release_resources() {
   rare.clear();
 }
 
-// See Note [What only ebb holds]. Home::address() is not that of ebb's own copies.
+// Notes if the value has the last reference to bytes from outside of the region: see Note [What
+// only ebb holds]. The comparison with Home::address() excludes ebb's own copies.
 void Value::noteEnd() {
   const c10::Storage& bytes = home.bytes();
   if (facts.madeHere || !bytes || bytes.use_count() > 1 || bytes.data() != home.address()) {

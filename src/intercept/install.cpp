@@ -127,7 +127,7 @@ bool hasDeviceKernel(const c10::OperatorHandle& op) {
 
 // Note [Operators with a kernel of their own for our key]
 // 1. c10 counts CustomRNGKeyId as a backend, so a CompositeExplicitAutograd kernel outranks the
-//    fallback. Those operators get the boxed function registered directly.
+//    fallback. Operators with such a kernel get the boxed function registered directly.
 // 2. Views, and ops that neither return nor write tensors, need no recipe. They fall through, so
 //    they cost the same as outside a region.
 // 3. CompositeImplicitAutograd operators get no kernel: they decompose above ebb's key, and a
@@ -294,8 +294,8 @@ class Installation final {
   Ignored ignored_;
   std::mutex installMutex_;                // one installer at a time
   std::mutex pendingMutex_;                // guards pending_; taken under the dispatcher's own lock
-  std::atomic<bool> knowsBackend_{false};  // an out-of-tree backend is registered, and was covered
-  std::vector<Change> pending_;            // added by the listener, handled at the next entry or op
+  std::atomic<bool> knowsBackend_{false};  // coverKernelsOfBackend() has run
+  std::vector<Change> pending_;            // added by the listener, handled by the next update()
   std::optional<c10::RegistrationHandleRAII> fallback_;  // ebb's fallback for the key
   std::optional<c10::RegistrationHandleRAII> listener_;  // keeps the listener registered
   const std::vector<c10::DispatchKey> keysAbove_ = keysOfKernelsAbove(allBackends());

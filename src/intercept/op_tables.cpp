@@ -51,7 +51,7 @@ constexpr std::array<std::string_view, 10> kConstant{
 
 // Note [Never replayed]
 // A replay of a collective waits for replays of all other ranks, see Note [Repeated collectives].
-// _pin_memory and _cudnn_init_dropout_state move data or state, and a second run would do so again.
+// A second run of _pin_memory or _cudnn_init_dropout_state would move data or state again.
 // torch.linalg.lstsq reads uninitialised memory: LAPACK's gelsy, the CPU's default driver, takes
 // initial pivots from there, and other pivots change the last bits of the solution. The results of
 // all these operators are kept whatever the policy says, unless a rule with force names the

@@ -168,7 +168,7 @@ Registry& registry() {
 // Each thread has a copy of the table, so that no op takes a lock.
 struct Known {
   ska::flat_hash_map<size_t, const OpTraits*> byAddress;
-  uint64_t epoch = 0;  // Registry::epoch when the first entry was looked up
+  uint64_t epoch = 0;  // Registry::epoch when `byAddress` was last cleared
 };
 
 // See Note [Static TLS]

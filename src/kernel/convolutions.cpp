@@ -56,7 +56,8 @@ bool WorkspaceWatch::sawFailure() const {
   return true;
 }
 
-// A user's allocator may have no statistics; getDeviceStats() then raises.
+// Returns the number of failed allocations on the device so far; 0 if the number is unknown.
+// getDeviceStats() raises if a user's allocator has no statistics.
 int64_t WorkspaceWatch::count() const {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device_.type()));
   if (allocator == nullptr || !allocator->initialized()) {

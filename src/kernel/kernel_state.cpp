@@ -114,7 +114,8 @@ const KernelState& KernelStates::current() {
 
 namespace {
 
-// The other settings of matrix products on a GPU that trade precision for time, in eight bits.
+// Returns, in eight bits, the settings besides float32Precision() by which matrix products on a GPU
+// trade precision for time.
 uint32_t halfPrecision() {
   auto& context = at::globalContext();
   const auto number = [](auto setting) { return static_cast<uint32_t>(setting); };

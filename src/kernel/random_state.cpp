@@ -71,7 +71,7 @@ at::Generator cpuGenerator() {
   return at::globalContext().defaultGenerator(c10::kCPU);
 }
 
-// Undefined if the device is unknown or has no generator.
+// Returns the device's default generator; undefined if the device is unknown or has none.
 at::Generator defaultGenerator(std::optional<c10::Device> device) {
   if (!device) {
     return {};
@@ -88,10 +88,10 @@ bool sameState(const at::Tensor& a, const at::Tensor& b) {
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
 }
 
-// A generator's state as 64-bit words. The CPU's state is a Mersenne Twister whose 624 32-bit
-// numbers take a word each. So a word with an empty upper half is stored as one number, which
-// halves the memory. Layout: count of words, size in bytes, a bit for each word (1: both halves
-// follow), then the halves.
+// Compresses a generator's state, which consists of 64-bit words. The state on the CPU is a
+// Mersenne Twister: 624 numbers of 32 bits that take one word each. So packState() stores a word
+// whose upper half is 0 as one number of 32 bits, which halves the memory. Layout: count of words,
+// size in bytes, a bit for each word (1: both halves follow), then the halves.
 std::vector<uint32_t> packState(const at::Tensor& state) {
   const auto words = static_cast<uint32_t>((state.nbytes() + 7) / 8);
   std::vector<uint64_t> full(words, 0);
@@ -169,8 +169,9 @@ RandomScope::RandomScope(
   if (!recorded) {
     return;
   }
-  // A custom operator may draw without a tag, and its kernel may be Python. So states before and
-  // after are compared, and no lock is held.
+  // A custom operator may draw although it has no tag, so finish() compares the generator's states
+  // before and after the op. RandomScope takes no lock for such an operator, whose kernel may be
+  // Python.
   confirm_ = !op.random.draws;
   state_ = std::make_unique<RandomState>();
   state_->generator = given ? arguments[op.random.generatorArgument].toGenerator()
@@ -203,8 +204,8 @@ void RandomScope::putCloneBack() {
   at::Generator& original = state_->generator;
   std::lock_guard<std::mutex> lock(original.mutex());
   const auto engine = cpu(original).engine().data();
-  // If another thread drew meanwhile, it drew the same numbers, and the generator has already
-  // advanced.
+  // If another thread has drawn meanwhile, the generator has already advanced, so its state stays.
+  // That thread drew the same numbers as this op.
   if (engine.left_ == engineBefore_->left_ && engine.next_ == engineBefore_->next_ &&
       engine.state_ == engineBefore_->state_) {
     cpu(original).set_engine(cpu(clone_).engine());
@@ -310,7 +311,9 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
   }
 }
 
-// True only for CUDA outside of captures: other generators cannot exchange their state as a whole.
+// Exchanges the state object of the generator for an object with the forward's state. Returns
+// false, and does nothing, in a capture and for other generators than CUDA's, which do not support
+// the exchange.
 bool RandomReplay::lend() {
   if (!generator_.device().is_cuda() || state_->capture != 0) {
     return false;
@@ -338,8 +341,8 @@ void RandomReplay::putBack() {
   }
 }
 
-// Without putBack(), another exception is propagating. A failed device may refuse the restoration
-// too; the first exception must reach the program.
+// Restores the generator if putBack() was not called, because the op has thrown. If the restoration
+// fails too, the destructor drops the second exception: the first one must reach the program.
 RandomReplay::~RandomReplay() {
   if (generator_.defined()) {
     try {

@@ -14,7 +14,7 @@ namespace ebb {
 
 #if defined(__SANITIZE_ADDRESS__)
 #define EBB_WITH_ADDRESS_SANITIZER
-#elif defined(__has_feature)  // the test for clang
+#elif defined(__has_feature)  // clang does not define __SANITIZE_ADDRESS__
 #if __has_feature(address_sanitizer)
 #define EBB_WITH_ADDRESS_SANITIZER
 #endif
@@ -41,9 +41,9 @@ constexpr size_t kSpareChunks = 64;
 
 // Aligned to the chunk size, so that an object's address gives the chunk.
 struct alignas(64) Chunk {
-  // The number of objects that are not freed. While a thread cuts from the chunk, the count is
-  // kCutting higher, and objects are not counted when they are cut. So cutting needs no atomic
-  // operation.
+  // While a thread allocates ("cuts") objects from the chunk: kCutting minus the number of freed
+  // objects, so that cutting needs no atomic operation. Afterwards: the number of objects that are
+  // not freed.
   std::atomic<int64_t> live;
   // Used by the cutting thread only:
   int64_t cut;  // objects made so far
@@ -91,7 +91,8 @@ void release(Chunk* chunk) noexcept {
   std::free(chunk);
 }
 
-// The chunk's thread cuts no more objects from `chunk`.
+// Called when the thread will cut no more objects from `chunk`. Makes `live` the number of objects
+// that are not freed, and releases the chunk if there are none.
 void retire(Chunk* chunk) noexcept {
   const int64_t uncounted = kCutting - chunk->cut;
   if (chunk->live.fetch_sub(uncounted, std::memory_order_acq_rel) == uncounted) {

@@ -16,7 +16,8 @@ bool isRuntime(std::string_view path) {
   return path.substr(path.rfind('/') + 1).starts_with("libcudart");
 }
 
-// The runtime among the loaded libraries: symbols of torch's dependencies are usually not global.
+// Returns a handle of CUDA's runtime if the library is loaded; else null. Searches the loaded
+// libraries by name, since symbols of torch's dependencies are usually not global.
 void* loadedRuntime() {
   std::string name;
   dl_iterate_phdr(

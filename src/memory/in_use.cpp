@@ -31,7 +31,8 @@ size_t residentBytes() {
   return resident * static_cast<size_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// Null if there is no such allocator, or the program has not used it yet.
+// Returns the caching allocator of a type of device; null if there is none, or if the program has
+// not used the allocator yet.
 c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
   return allocator != nullptr && allocator->initialized() ? allocator : nullptr;

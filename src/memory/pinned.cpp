@@ -29,14 +29,15 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kPartOfThread = size_t{32} << 20;  // a thread for less would start too late
+constexpr size_t kPartOfThread = size_t{32} << 20;  // bytes; a thread for fewer does not pay
 constexpr size_t kMostThreads = 8;
 
 // Note [Memory near the device]
 // On a machine with several memory nodes (NUMA), copies between a device and another node's memory
 // are slower, on some machines a third as fast. A process that is not bound to its device's node
 // gets memory on the node where it happens to run. So pinned memory is placed on the node of its
-// device, while that node has room. A binding of the process that leaves no choice stays in force.
+// device, while that node has room. If the process may not use that node (cpuset), the placement
+// does not change.
 
 // A set of nodes, in the kernel's format.
 constexpr int kNodes = 1024;
@@ -79,14 +80,14 @@ int nodeOf(c10::Device device) {
   return place->second;
 }
 
-// Newly mapped pages, so none of them is on another node yet.
+// Owns newly mapped pages. The pages have no memory yet, so none is on another node.
 struct Pages {
   explicit Pages(size_t nbytes)
       : memory(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
         nbytes(nbytes),
         process(::getpid()) {
   }
-  // A child of fork() has no registration, and must not call CUDA's runtime.
+  // In a child of fork() the pages are not registered, and the child must not call CUDA's runtime.
   ~Pages() {
     if (isRegistered && process == ::getpid()) {
       cudaRuntime().drop(memory);
@@ -117,8 +118,9 @@ void touch(char* from, const char* to) {
   }
 }
 
-// Gives the pages memory, with several threads: the registration would do one page after the other.
-// If no thread can be started, the registration does the work.
+// Touches the pages, so that the kernel gives them memory. Uses several threads, since the
+// registration would touch one page after the other. If no thread can be started, the registration
+// does the work.
 void touchAll(const Pages& pages) {
   const size_t count = std::min(
       {pages.nbytes / kPartOfThread, kMostThreads, size_t{std::thread::hardware_concurrency()}});
@@ -149,8 +151,9 @@ void prepare(const Pages& pages, c10::Device device) {
   touchAll(pages);
 }
 
-// Runs on `device`: a call of CUDA's runtime creates a context on the thread's current device. That
-// would be device 0 for every thread that never chose a device.
+// Registers the pages with CUDA's runtime. Returns false if the runtime refuses. Makes `device` the
+// current device, since the call creates a CUDA context on the thread's current device: device 0
+// for every thread that never chose a device.
 bool registerPages(const Pages& pages, c10::Device device) {
   constexpr unsigned kPortable = 1;  // cudaHostRegisterPortable: pinned for all devices
   std::optional<c10::DeviceGuard> guard;

@@ -12,8 +12,8 @@
 namespace ebb {
 
 #if EBB_TORCH_VERSION < 21200
-// torch 2.11 has no function to remove the error. The arguments of an explicit instantiation may
-// name private members, so a template gives access.
+// torch 2.11 has no function to remove the error message that emptyStorage() sets. The arguments of
+// an explicit instantiation may name private members, so a template gives access.
 template <bool c10::StorageImpl::* flag, void (c10::StorageImpl::*refresh)()>
 struct AccessError {
   friend void clearAccessError(c10::StorageImpl& storage) {

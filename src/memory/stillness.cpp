@@ -48,7 +48,8 @@ void leaveStillness() {
   }
 }
 
-// Storages with a hand on them, and storages that recipes are reading.
+// Lists the storages on which the program has a hand, and those that recipes read ahead: see Note
+// [Hands on a storage].
 struct Hands {
   struct Hand {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused

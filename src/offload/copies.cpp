@@ -34,7 +34,8 @@ void Copies::noticeCapture() {
   }
 }
 
-// Host memory of copies still in progress belongs to the captured graph, if the capture succeeded.
+// Handles the end of a capture. Copies still in progress are part of the captured graph, so their
+// host memory belongs to the graph.
 void Copies::endCapture() {
   context_.host.captureIsOver();
   const uint64_t over = captures_.end();
@@ -45,7 +46,8 @@ void Copies::endCapture() {
   now_ = std::exchange(outside_, {});
 }
 
-// Null for a stash of a capture that is over.
+// Returns the list of copies to which the stash belongs: the list of the current capture, or the
+// list outside of all captures. Null for a stash of a capture that is over.
 Copies::UnderWay* Copies::placeOf(const HostStash& stash) {
   return stash.sent.capture == capture() ? &now_ : stash.sent.capture == 0 ? &outside_ : nullptr;
 }
@@ -125,8 +127,8 @@ void Copies::waitForFirst() {
   }
 }
 
-// Handles the first copy to the host, which is done, or which later work on the compute stream
-// waits for.
+// Handles the end of the first copy to the host. Called when the copy is done or, in static mode,
+// when later work on the compute stream waits for the copy.
 void Copies::firstHasLeft() {
   Leaving first = std::move(now_.leaving.front());
   now_.leaving.pop_front();
@@ -218,7 +220,7 @@ void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
   }
   via_.wait(compute, stash.back.end);
   stash.checkCameBack(*stash.back.end);
-  // A stash that is not in the list was known to be done.
+  // If the stash is not in the list, reap() has given back the host memory before.
   if (!takeOut(now_.returning, stash)) {
     return;
   }
@@ -243,7 +245,7 @@ void Copies::giveDeviceMemory(HostStash& stash) {
     place->held.hold(
         stash.back.end, *stash.back.stream, {std::move(stash.onDevice), std::move(stash.onHost)});
   }
-  context_.drop(stash.onDevice);  // the copy is done
+  context_.drop(stash.onDevice);  // null if the memory is held above; otherwise the copy is done
 }
 
 bool Copies::isKnownDone(const TransferEvent& event) {
@@ -254,8 +256,8 @@ bool Copies::isKnownDone(const TransferEvent& event) {
   }
 }
 
-// A copy to the host memory may still be in progress, if a write to the storage made the stash Away
-// early.
+// Gives the host memory back once no copy uses it. A copy to the host may still be in progress,
+// because a write to the storage makes the stash Away before its copy is done.
 void Copies::giveHostMemory(HostStash& stash) {
   UnderWay* place = placeOf(stash);
   if (place != nullptr && stash.left && !isKnownDone(*stash.left)) {
@@ -349,7 +351,7 @@ void Copies::joinAll() {
     if (held.memory.onHost) {
       via_.wait(via_.outStream(held.stream.device()), held.until);
     }
-    return true;  // for all later work on these streams
+    return true;  // later work on these streams may use the memory
   });
 }
 

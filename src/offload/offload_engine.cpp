@@ -26,7 +26,8 @@ Engines& engines() {
   return *instance;
 }
 
-// Makes room after a failed allocation. The engine between memory and disk frees host memory.
+// Releases memory of values that are leaving, after an allocation has failed. Only the engine
+// between memory and disk can release host memory. Returns false if there is nothing to release.
 bool giveBackLeaving(Shortage shortage) {
   Offload& engine = offloadEngine();
   return (shortage == Shortage::Device || engine.transfer().isDevice(c10::kCPU)) &&
@@ -60,7 +61,7 @@ bool Offload::takes(const at::Tensor& tensor) {
         "(ebb.offload.configure(disk=...)). Shown once.");
     return false;
   }
-  // See Note [Alignment]: fetched bytes are aligned.
+  // Fetched bytes are aligned, so an unaligned tensor is not offloaded: see Note [Alignment].
   constexpr size_t kAlignment = 64;
   const bool aligned =
       !tensor.is_cpu() || reinterpret_cast<uintptr_t>(tensor.storage().data()) % kAlignment == 0;
@@ -116,13 +117,14 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   c10::Storage bytes = stash.onDevice;
   fetchAhead(stash);
   if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
-    copies_.reapUnused();  // one wait for all that is leaving; otherwise each stash's death waits
+    copies_.reapUnused();  // one wait for all copies, instead of one in each call of forget()
   }
   return bytes;
 }
 
-// A captured copy to the host runs only when the CUDA graph is launched; any other copy has run
-// before the launch.
+// Raises unless the stash was sent in the current capture or, without a capture, outside of all
+// captures. A captured copy to the host runs only when the CUDA graph is launched; any other copy
+// has run before the launch.
 void Offload::checkPlace(const HostStash& stash) const {
   TORCH_CHECK(
       copies_.isHere(stash),
@@ -183,10 +185,11 @@ void Offload::beforeWrite(HostStash& stash) {
   }
 }
 
-// Backward needs values in reverse: after `stash`, the value sent before it from the same stream
-// comes next. The prefetch is for the current stream, which need not be backward's. Without device
-// memory, the value is fetched when needed, and prefetching stops until the next forward, since
-// each failed allocation empties the allocator's cache.
+// Starts copies back of values that backward needs after `stash`. Backward needs values in reverse
+// order, so the next value is the one sent before `stash` from the same stream. The copies are made
+// for the current stream, which need not be backward's stream. If device memory is short, values
+// are fetched when needed, and prefetching stops until the next forward, since each failed
+// allocation empties the allocator's cache.
 void Offload::fetchAhead(const HostStash& stash) {
   uint64_t sequence = stash.sent.sequence;
   HostStash* next = nullptr;
@@ -246,7 +249,8 @@ void Offload::forget(HostStash& stash) {
     return;
   }
   try {
-    // Either the step is over, or work may rejoin the compute stream.
+    // In static mode, the compute stream waits for the copies of dead stashes. Otherwise the step
+    // is over, since no sent stash remains to be fetched.
     if (context_.settings.isStatic) {
       copies_.reapUnused();
     } else if (copies_.capture() == 0) {
@@ -256,7 +260,8 @@ void Offload::forget(HostStash& stash) {
   }
 }
 
-// Called when a value is sent or fetched.
+// Called before a value is sent or fetched. Notices a capture, checks that OFFLOAD works in it, and
+// handles copies that are done.
 void Offload::enter(c10::Device device) {
   copies_.noticeCapture(device);
   TORCH_CHECK(

@@ -19,7 +19,7 @@ c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device) {
   if (copies_.capture() != 0) {
     return hostMemoryOfCapture(nbytes, device);
   }
-  // The disk file limits its own room.
+  // Without an accelerator the "host memory" is room in the disk file, which has its own limit.
   const OffloadSettings& settings = context_.settings;
   const size_t limit = context_.via.isDisk() ? SIZE_MAX : settings.pinnedLimit;
   context_.host.setLimit(limit, settings.isStatic);

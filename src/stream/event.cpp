@@ -14,7 +14,7 @@ namespace {
 
 using OwnedEvent = std::unique_ptr<c10::Event>;
 
-// Events of one flag without an owner.
+// Keeps unused events with the same flag, for later calls of recordEvent().
 class FreeEvents {
  public:
   static FreeEvents& of(c10::EventFlag flag) {

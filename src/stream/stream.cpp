@@ -39,7 +39,8 @@ void noteUse(const c10::Storage& storage) {
   }
 }
 
-// A captured stream waits for nothing outside of the capture: see Note [Pages in a CUDA graph].
+// A captured stream does not wait for `maker`, since it may not wait for an event from outside of
+// the capture: see Note [Pages in a CUDA graph].
 void useOnCurrent(const c10::Storage& storage, c10::Stream maker) {
   const c10::Stream user = currentStream(maker.device());
   if (!isCapturing(user)) {

@@ -23,7 +23,8 @@ size_t roundUp(size_t nbytes) {
   return (nbytes + DiskFile::kBlock - 1) / DiskFile::kBlock * DiskFile::kBlock;
 }
 
-// Opens a file without a name. Returns -1 and sets errno on failure.
+// Opens a file without a name in `directory`, and returns its descriptor. Returns -1 and sets errno
+// on failure.
 int openIn(const std::string& directory, int flags) {
   const int unnamed = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
   if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
@@ -37,8 +38,8 @@ int openIn(const std::string& directory, int flags) {
   return named;
 }
 
-// Copies with process_vm_readv: memory that the program frees during a write must give an error,
-// not a crash.
+// Copies the bytes. Returns false if the program has freed memory at `from`. Uses process_vm_readv,
+// which gives an error for freed memory, where memcpy would crash.
 bool copyIfThere(char* to, const char* from, size_t nbytes) {
   for (size_t done = 0; done < nbytes;) {
     const iovec local{to + done, nbytes - done};
@@ -62,7 +63,7 @@ struct Room {
   std::shared_ptr<DiskFile> file;
   size_t offset;
   size_t length;
-  int process;  // that allocated the range
+  int process;  // id of the process that allocated the range
 };
 
 void giveRoom(void* context) {
@@ -136,7 +137,8 @@ void DiskFile::give(size_t offset, size_t nbytes) {
   }
 }
 
-// Afterwards the last free range has room for `nbytes`.
+// Grows the file until the last free range has room for `nbytes`. Returns false if the limit or the
+// disk does not allow this.
 bool DiskFile::grow(size_t nbytes) {
   const bool endIsFree = !free_.empty() && free_.rbegin()->first + free_.rbegin()->second == size_;
   const size_t start = endIsFree ? free_.rbegin()->first : size_;

@@ -72,7 +72,7 @@ c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
 
 void HostPool::give(c10::Storage memory) {
   used_ -= memory.nbytes();
-  if (via_.isDisk()) {  // keeps no room: the file may change
+  if (via_.isDisk()) {  // not kept for reuse: configure() may open another file
     held_ -= memory.nbytes();
     return;
   }

@@ -351,7 +351,7 @@ PLACES: Places = {
             "ahead-workers-end-before-a-fork",
             "get().stop();",
             "",
-            "else keep the GIL: see ahead.py\n      get().stop();",
+            "stop() would release the GIL in any case: see ahead.py\n      get().stop();",
         ),
         (
             (PROCESSES + "::test_children_of_fork_have_workers_of_their_own",),
