@@ -10,15 +10,16 @@
 namespace ebb {
 namespace {
 
-// Comparing numbers suffices: held calls belong to the current capture, or were over when that
-// capture began.
+// True if `call` is over once `last` is over. The numbers decide, without the captures: a held call
+// belongs to the current capture, or was over when that capture began.
 bool isOverWith(const PageLane::Call& call, const PageLane::Call& last) {
   return call.number <= last.number;
 }
 
 }  // namespace
 
-// A high priority keeps small kernels, which other work waits for, from queueing behind large ones.
+// The lane's stream has a high priority: other work waits for the lane's small kernels, and a high
+// priority lets them run before large kernels of other streams.
 PageLane::PageLane(c10::Device device, DroppingMutex& drops) : device_(device), drops_(drops) {
   if (!device.is_cpu()) {
     stream_ = streamFromPool(device, /*isHighPriority=*/true);
@@ -89,7 +90,8 @@ void PageLane::join() {
   wait(last);
 }
 
-// Usually nothing is held, since the stream has waited for the latest restore.
+// Usually the lane holds no memory here, since the compute stream has waited for the latest
+// restore.
 void PageLane::joinAll(bool simply) {
   if (!stream_) {
     return;
@@ -117,9 +119,9 @@ void PageLane::noteOver(const Call& call) {
   over_ = call.number;
 }
 
-// Releases the held storages that `isOver` selects. `user`: a stream that has waited for the lane
-// and does not own the memory. The allocator then reuses the memory only after `user` has reached
-// the wait.
+// Releases the held storages that `isOver` selects. `user`: a stream that has waited for the lane.
+// If another stream owns the memory, the allocator reuses the memory only after `user` has reached
+// that wait.
 void PageLane::release(
     const std::function<bool(const Held&)>& isOver, std::optional<c10::Stream> user) {
   held_.releaseIf(isOver, [&](Held& held) {
@@ -132,7 +134,8 @@ void PageLane::release(
   });
 }
 
-// Returns 0 if only the lane is captured: the caller is outside of that capture.
+// Notices the end of a capture, and then releases the memory held for the capture's calls. A
+// capture that the lane has joined ends when the lane is no longer captured.
 uint64_t PageLane::capture() {
   if (!stream_) {
     return 0;

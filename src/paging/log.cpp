@@ -6,7 +6,7 @@
 namespace ebb {
 namespace {
 
-// Current use of one pool.
+// The use of one pool at one point of the recorded step.
 struct Use {
   struct Stacked {
     size_t stash;

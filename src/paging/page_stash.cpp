@@ -32,7 +32,8 @@ PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
       step(number) {
 }
 
-// After a device error every call there throws; the next call by the user raises the error.
+// After a device error, every call on the device throws. The destructor ignores the exception; the
+// user's next call on the device raises the error.
 PageStash::~PageStash() {
   try {
     Paging::get().forget(*this);

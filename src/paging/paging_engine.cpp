@@ -49,8 +49,8 @@ bool Paging::takes(c10::Device device) {
   return taken;
 }
 
-// Raises an overflow after the engine's lock is released: making Python's exception takes the GIL,
-// and the GIL's owner may be waiting for the lock.
+// Runs `locked`. Raises an overflow only after `locked` has released the engine's lock: making
+// Python's exception takes the GIL, and the GIL's owner may be waiting for the lock.
 template <class F>
 auto Paging::telling(const F& locked) {
   try {
@@ -73,7 +73,7 @@ c10::intrusive_ptr<Stash> Paging::send(const PageSource& source, const PageGroup
       stepBegins();
     }
     if (step_.enter(group)) {
-      pools_.joinLanes();  // frees the memory of the previous layer, now away, for this layer
+      pools_.joinLanes();  // so this layer can reuse the memory that the previous layer has paged
     }
     auto stash = c10::make_intrusive<PageStash>(source, group, step_.number());
     step_.stashed(*stash);
@@ -125,7 +125,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
   stash.pool = pool;
   stash.state = State::Paged;
   if (stash.fill(settings_.deadRows).deadRows == PageDeadRows::Filled) {
-    pool->lane().wait(stash.slot->stashed);  // what is still held would come back unfilled
+    pool->lane().wait(stash.slot->stashed);  // else a fetch gets the held storage, not filled
   }
   checkOverflow(*pool, source, stash);
   pool->letGraphsWait();
@@ -134,7 +134,7 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
 void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash) {
   if (settings_.overflow == PageOverflowMode::Assert) {
     if (pool.errorsInSight() != 0) {
-      noteErrors(pools_.readErrors());  // later code raises
+      noteErrors(pools_.readErrors());  // assertGood() raises
     }
     pool.assertGood();
   }
@@ -170,13 +170,13 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
     bring(stash, living);
     checkErrors(stash);
     c10::Storage bytes = stash.bytes;
-    noteMade(stash);  // if what follows throws, the stash is fetched again
+    noteMade(stash);  // if isBack() throws, the stash is fetched again
     isBack(stash);
     return bytes;
   });
 }
 
-// Brings the bytes to where the current stream may use them.
+// Sets `stash.bytes` to the whole storage, for use on the current stream.
 void Paging::bring(PageStash& stash, const c10::Storage& living) {
   if (living) {
     giveUp(stash);
@@ -202,8 +202,8 @@ c10::Storage Paging::fetchAhead(PageStash& stash, const c10::Storage& living) {
   return std::exchange(stash.bytes, c10::Storage());
 }
 
-// If all stashes are dead, none will be fetched. Only page stashes wait for backward: hence the
-// cast.
+// A group without living stashes fetches nothing, so its backward does not begin. The cast is safe
+// because only page stashes wait for backward.
 void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack) {
   telling([&] {
     const Lock lock(mutex_);
@@ -238,7 +238,7 @@ void Paging::takeCopied(PageStash& stash) {
   RECORD_USER_SCOPE("ebb::restore");
   takeOver(stash);
   if (isCapturing(stash.kind.device)) {
-    ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each replay
+    ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each launch
   }
   stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
 }
@@ -257,8 +257,9 @@ void Paging::takeRestored(PageStash& stash) {
   noteUse(stash.bytes);
 }
 
-// After an error a tensor comes back as NaN. Integers and masks cannot show the error, so this
-// throws if the host can read the error without waiting, unless the whole step will run again.
+// Throws if the restored tensor hides an error of its pool. After an error a floating-point tensor
+// comes back as NaN, but integers and masks have no NaN. Throws only if the host can read the error
+// without waiting, and not if the step raises at its end and runs again.
 void Paging::checkErrors(const PageStash& stash) {
   stash.checkNotCondemned();
   if (step_.raisesLate() && stash.step == step_.number()) {
@@ -271,7 +272,8 @@ void Paging::checkErrors(const PageStash& stash) {
   }
 }
 
-// Notes that the current stream made the bytes. Other streams must call takeOver().
+// Notes that the current stream made the bytes. Code on another stream must call takeOver() before
+// it uses the bytes.
 void Paging::noteMade(PageStash& stash) {
   if (!stash.kind.device.is_cpu()) {
     stash.made = currentStream(stash.kind.device);
@@ -301,7 +303,7 @@ void Paging::backwardBegins(PageGroup& group) {
       startRestoring(**stash);
     }
   } catch (const c10::OutOfMemoryError&) {
-    outOfMemoryIn_ = step_.number();  // restored when needed, with more memory free
+    outOfMemoryIn_ = step_.number();  // later fetches restore the rest
   }
 }
 
@@ -327,7 +329,7 @@ void Paging::beforeWrite(PageStash& stash) {
   }
 }
 
-// The stash needs nothing from the engine any more.
+// Marks the stash as back: the engine has nothing more to do for the stash.
 void Paging::takeBack(PageStash& stash) {
   stash.state = State::Back;
   stash.pool.reset();
@@ -336,7 +338,7 @@ void Paging::takeBack(PageStash& stash) {
   --alive_;
 }
 
-// Ends a fetch.
+// Ends a fetch, and the step if no stash of the step is left.
 void Paging::isBack(PageStash& stash) {
   takeBack(stash);
   if (step_.allIsBack()) {
@@ -400,7 +402,8 @@ void Paging::stepBegins() {
   step_.begin();
 }
 
-// During a capture no pools can be made; the recorded step then ends when the next step begins.
+// Makes the page pools after a recorded step. ebb cannot make pools during a capture; the recorded
+// step then ends when the next step begins.
 void Paging::stepEnds() {
   if (!step_.log().isComplete() || pools_.isCapturing()) {
     return;
@@ -416,7 +419,7 @@ void Paging::recordNext() {
   step_.log().recordNext();
 }
 
-// The step is invalid, and the next step is recorded.
+// Marks the step as invalid, and lets the next step be recorded.
 void Paging::noteErrors(int64_t errors) {
   if (reportedErrors_ == 0) {
     ++counts_.overflows;
@@ -487,7 +490,7 @@ void Paging::reset() {
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();
-  ofGraphs_.clear();  // Python has seen none of these storages
+  ofGraphs_.clear();  // no Python object owns these storages, so no destructor takes the GIL
   step_.clear();
   counts_ = {};
 }

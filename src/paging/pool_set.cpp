@@ -23,7 +23,7 @@ int64_t pagesFor(int64_t rows, const PagePoolOptions& options) {
   return (rows + options.pageRows - 1) / options.pageRows;
 }
 
-// Scales a pool down if the pools of a device need more than the limit together.
+// Scales a pool down if all pools of its device together need more than the limit.
 void shareLimit(PagePoolOptions& options, double wantedOfAll, size_t most) {
   const auto limit = static_cast<double>(most);
   if (wantedOfAll > limit) {
@@ -50,7 +50,8 @@ void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size
       "(host_headroom of ebb.paging.configure).");
 }
 
-// Moves one row. Otherwise a setup error would appear only near the end of the first backward.
+// Makes a small pool, which moves one row, and throws if that fails. Without this test, a setup
+// error would appear only near the end of the first backward.
 void tryOut(c10::Device device) {
   std::string why;
   try {
@@ -77,7 +78,8 @@ void tryOut(c10::Device device) {
       "PAGE.");
 }
 
-// Null without enough memory.
+// Makes a pool. Without enough pinned memory the pool gets no second tier. Returns null if there is
+// not enough memory for the pool either. Warns in both cases.
 TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
   if (options.hostPages > 0) {
     try {
@@ -141,8 +143,8 @@ TrackedPoolPtr PoolSet::find(const PoolKey& key) const {
   return found == pools_.end() ? nullptr : found->second;
 }
 
-// Chooses a stack if it needs no more rows than pages do, as when all rows come back in reverse
-// order.
+// Returns the options of a pool. The pool is a stack if a stack needs no more rows than pages do,
+// for example if all rows come back in reverse order.
 PagePoolOptions PoolSet::sizeOf(
     const PoolKey& key, const PageNeed& need, const PagingSettings& settings) const {
   PagePoolOptions options;

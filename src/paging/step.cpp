@@ -92,7 +92,7 @@ void PageStep::noteComeback(const PageStash& stash) {
 
 void PageStep::countBack(const PageStash& stash) {
   auto& siblings = stash.group->stashes;
-  const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // usually the first
+  const auto last = std::find(siblings.rbegin(), siblings.rend(), &stash);  // usually the latest
   if (last != siblings.rend()) {
     siblings.erase(std::next(last).base());
   }
@@ -118,7 +118,7 @@ PageNeeds PageStep::takeNeeds(int64_t pageRows) {
       pageRows, [this](const ScheduleEntry& forward) { return schedule_.isTurningPoint(forward); });
 }
 
-// The number increases, so earlier stashes belong to no step.
+// The step's number increases, so stashes from before do not count for any later step.
 void PageStep::clear() {
   const uint64_t number = number_ + 1;
   *this = PageStep();

@@ -36,7 +36,7 @@ TrackedPool::TrackedPool(const PagePoolOptions& options, PageLane& lane)
   lane.give([&] { pages_.emplace(options); });
 }
 
-// Pinned memory belongs to no stream, so no call that uses the memory may be in progress.
+// Pinned memory belongs to no stream, so the destructor waits until no call uses the memory.
 TrackedPool::~TrackedPool() {
   try {
     lane_.finish();
@@ -65,7 +65,7 @@ TrackedPool::SlotPtr TrackedPool::stash(
         [&] { pages_->stash(slot->ticket, rowsIn(storage, whole), count); },
         {storage, count.storage()});
   } catch (...) {
-    free(slot);  // it may have taken pages
+    free(slot);  // the failed call may have taken pages
     throw;
   }
   return slot;
@@ -78,7 +78,8 @@ void TrackedPool::restore(const SlotPtr& slot, const c10::Storage& storage, Page
     at::Tensor to = rowsIn(storage, slot->ticket.whole);
     pages_->restore(slot->ticket, to, fill);
   };
-  lane_.give(copyBack, PageLane::After::Compute);  // the callers wait, so the lane holds nothing
+  // The callers wait for the restore, so the lane need not hold `storage`.
+  lane_.give(copyBack, PageLane::After::Compute);
   const PageLane::Call call = slot->restored = lane_.mark();
   captured_ |= call.capture != 0;
   if (call.capture != slot->stashed.capture) {
@@ -115,10 +116,12 @@ void TrackedPool::settleFreed() {
   stack_.insert(stack_.end(), stay.rbegin(), stay.rend());
 }
 
-// If a slot was stashed before a capture and freed in the capture, the call is captured, and the
-// graph's first launch gives the pages back. The slot also stays in the list: the next call outside
-// of captures gives the pages back, unless a launch has done so. A slot stashed in a capture has no
-// pages outside of that capture, so only the graph gives its pages back.
+// Gives the pages of a freed slot back. Adds the slot to `stays` if a later call must try again. If
+// the rows were stashed before a capture and freed in the capture, the call is captured, so the
+// pages return at the graph's first launch. The program may never launch the graph, so the slot
+// also goes into `stays`: the next call outside of captures gives the pages back, unless a launch
+// has done so. A slot stashed in a capture has no pages outside of that capture, so only the graph
+// gives its pages back.
 void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   const uint64_t now = lane_.capture();
   const uint64_t of = slot->stashed.capture;
@@ -134,8 +137,8 @@ void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   }
 }
 
-// Runs on the lane after the stash to be checked. The stash runs after all earlier launches of
-// graphs.
+// The assertion runs on the lane, after the stash that the assertion checks. The stash runs after
+// all earlier launches of graphs.
 void TrackedPool::assertGood() {
   const auto assertOnDevice = [&] {
     const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);

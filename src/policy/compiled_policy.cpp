@@ -102,7 +102,7 @@ bool matchesSize(const Rule& rule, const at::Tensor& result) {
          (!rule.dtype || *rule.dtype == result.scalar_type());
 }
 
-// Results have no name when they are made, so rules with a name do not match.
+// True if the rule matches a new result. A new result has no name, so no rule with a name matches.
 bool matchesResult(const Rule& rule, const at::Tensor& result) {
   return rule.name.empty() && matchesSize(rule, result);
 }
@@ -304,7 +304,8 @@ Verdict ActivePolicy::decide(const OpTraits& op) {
   return simple ? first.verdict : decideWith(op, candidates);
 }
 
-// Goes through all candidates, since each may count calls.
+// Visits the candidates of all alternatives, even if an earlier alternative decides, since rules of
+// each alternative may count calls.
 Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
   uint64_t matching = 0;
   bool dependsOnResult = false;
@@ -349,7 +350,8 @@ Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, con
   return verdict;
 }
 
-// The call's number is no longer known, so rules with a name count no calls.
+// Returns the verdict of the first rule with this name that comes before `rule`. Such a rule counts
+// no calls (see checkRule), since the number of the call is no longer known.
 std::optional<Verdict> ActivePolicy::decideOnNamed(
     const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) {
   for (const auto& candidate : policy_->candidates(op)) {

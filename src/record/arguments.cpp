@@ -1,6 +1,6 @@
 #include "record/arguments.h"
 
-// Without this the headers include every operator.
+// Without this macro, the headers below include every operator.
 #define AT_PER_OPERATOR_HEADERS
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
@@ -20,8 +20,8 @@ namespace {
 
 using PartsInside = c10::SmallVector<at::Tensor, 3>;
 
-// The dense tensors inside a sparse or compressed tensor. For another kind of tensor with a
-// storage: the storage's bytes. A write to the tensor may write to any of these parts.
+// Returns the dense tensors inside a sparse or compressed tensor. For any other tensor with a
+// storage, returns the storage's bytes. A write to the tensor may write to any of these parts.
 PartsInside partsInside(const at::Tensor& tensor) {
   PartsInside parts;
   const auto add = [&](const at::Tensor& part) {
@@ -128,12 +128,13 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // Note [Versions that move first]
 // torch's own operators move the version of an argument after the kernel has written the argument.
 // An operator made by torch.library.custom_op moves the version before its kernel, so the recorder
-// sees a version one ahead. An unseen write could have the same effect. So the recorder does not
-// trust the version in the operator's first call, and watches whether the version moves after the
-// kernel. If not, the operator moves versions first, and later calls are trusted. Where
-// fingerprints of results would reveal an unseen write, the first call is trusted too. A counter
-// that the recorder has not seen yet, such as that of a factory's result, is one ahead at version
-// 1, since counters begin at 0: see Note [Version stamps].
+// sees a version one ahead. An unseen write could have the same effect. So in the operator's first
+// call, the recorder takes the moved version for an unseen write, and watches whether the version
+// moves after the kernel. If the version does not move, the operator moves versions first, and the
+// recorder accepts the moved version in later calls. In a checkpointed call on the CPU, the
+// recorder accepts it in the first call too, since fingerprints of results would reveal an unseen
+// write. Counters begin at 0, so a counter that the recorder has not seen yet, such as the counter
+// of a factory's result, is one ahead at version 1: see Note [Version stamps].
 [[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();

@@ -9,8 +9,8 @@
 namespace ebb {
 namespace {
 
-// True if `tensor` has no owners besides `known` references. A kernel in Python may have left an
-// owning Python object.
+// True if `tensor` has no owners besides `known` references. The tensor's Python object, made by a
+// kernel in Python, does not count unless Python code refers to the object.
 bool hasNoOtherOwner(const at::TensorBase& tensor, size_t known) {
   const size_t owners = tensor.use_count();
   return owners == known || (owners == known + 1 &&

@@ -28,8 +28,9 @@ size_t valuesLookedAt() {
 // later values were made, a sweep finds it after at most k/2 more.
 //
 // After every eight values, a small sweep looks at the latest sixteen only for values whose storage
-// is gone, and which no handle needs. torch keeps such a storage's object for the map's weak
-// reference. Freed early, the memory is reused by the next op, so recording touches less memory.
+// is gone, and which no handle needs. The value's weak reference keeps the StorageImpl object of
+// such a storage allocated. If ebb frees the object early, the next op reuses the object's memory,
+// so recording touches less memory.
 size_t MadeValues::nextWindow() {
   if (isFull()) {
     return size();

@@ -14,7 +14,8 @@ namespace ebb {
 
 namespace {
 
-// Holders of a value from outside, not counting autograd's handles.
+// Returns the storage of a value from outside, and the number of holders without autograd's
+// handles.
 RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   const auto value = weak.lock();
   if (!value || !value->home.bytes()) {

@@ -50,9 +50,9 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
   }
 }
 
-// For an operator without a recipe: notes the current state and version counter of each known
-// argument, since the operator may write arguments marked as read, and may move only the counter of
-// an alias. See Note [Version stamps].
+// Notes the current state and version counter of each known argument of an operator without a
+// recipe. Such an operator may write to an argument marked as read, and the write may move only the
+// counter of this alias. See Note [Version stamps].
 [[gnu::cold]] void learnReads(ValueMap& values, const Arguments& arguments) {
   forEachKnown(values, arguments, [&](const at::Tensor& tensor, auto& slot) {
     values.current(slot, tensor);
@@ -136,8 +136,8 @@ bool mayWait(const Context& context, const Call& call, const Arguments& argument
          (!arguments.areOffCpu() && isSynchronous(call.op, call.arguments));
 }
 
-// True if ebb could free memory after a failed allocation: values that regions keep, or values on
-// their way to the host.
+// True if ebb could free memory after a failed allocation, because regions keep values or values
+// are on their way to the host.
 bool hasReserve(const Context& context) {
   return context.graph->lookahead || context.counters->bytesOffloaded != 0;
 }
@@ -217,7 +217,8 @@ void OpRecording::writeRecipe() {
   }
 }
 
-// Runs before the op, which may write its arguments or change their geometry.
+// Examines the rows of all arguments. Runs before the op, which may write the arguments or change
+// their geometry.
 [[gnu::noinline]] void OpRecording::scanRows() {
   flow_.emplace(op_, call_.arguments);
   for (const Argument& argument : arguments_.tensors()) {
@@ -263,8 +264,8 @@ void OpRecording::runKernel() {
   context_.counters->opsRecorded += replay_.recipe.defined();
 }
 
-// A kernel that threw may have written part of its outputs. The state of the written storages is
-// then unknown.
+// Runs a call again whose kernel threw. If ebb cannot, the state of the written storages is
+// unknown, since the kernel may have written a part of its outputs.
 [[gnu::cold]] void OpRecording::recover(bool draws) {
   try {
     if (draws || results_ != nullptr) {
@@ -301,7 +302,8 @@ void OpRecording::runKernel() {
   }
 }
 
-// A separate function: the scope is large and would move the kernel's frames to cold stack memory.
+// RandomScope is large. Inside runKernel(), it would move the stack frames of all kernels to memory
+// that the cache does not hold, so the code is in a separate function.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, replay_.recipe.defined());
   results_ = runKeeping(call_, arguments_, hasReserve(context_), &random);
@@ -408,7 +410,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   auto value = c10::make_intrusive<Value>();
   value->stamp(tensor);
   // The thread of a collective holds the results for a time that differs between ranks, so the
-  // reference count must not decide.
+  // reference count must not decide about `madeHere`.
   const bool isRepeated = replay_.recipe && op_.limits.communicates;
   value->facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
@@ -471,7 +473,7 @@ void OpRecording::decideOnResult(
   }
 }
 
-// For a result without a recipe, or a result kept in spite of a recipe.
+// Returns why a result has no recipe, or why ebb keeps the result in spite of a recipe.
 [[gnu::cold]] const char* OpRecording::whyNotRecomputed(
     const Value& value, const at::Tensor& tensor) const {
   if (replay_.obstacle != nullptr) {

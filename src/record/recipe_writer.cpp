@@ -16,9 +16,9 @@
 namespace ebb {
 namespace {
 
-// True if a collective made the value, no fingerprint is known, and the operator only reads it.
-// gloo's reduce-scatter writes its result in the program's wait, which ebb sees as a write by
-// copy_.
+// True if a collective made the value, no fingerprint is known, and the operator only reads the
+// value. A write would not show that the result is complete: when the program waits for gloo's
+// reduce-scatter, gloo writes the result with copy_.
 bool isUnprintedCollective(const Value& value, const Input& input, const OpTraits& op) {
   return value.facts.underWay && value.recipe() && value.rare->fingerprint == 0 &&
          input.use == ArgUse::Read && !op.limits.communicates;
@@ -48,7 +48,7 @@ void RecipeWriter::addOthers() {
   for (const uint16_t i : op_.arguments.others) {
     const c10::IValue& argument = call_.arguments[i];
     if (op_.arguments.types[i] == ArgType::TensorList && argument.isList()) {
-      // An empty list of the same type: a replay appends the inputs to a copy.
+      // The recipe stores an empty list of the same type; each replay fills a new list.
       *other = argument.isTensorList() ? c10::IValue(c10::List<at::Tensor>())
                                        : c10::IValue(c10::List<std::optional<at::Tensor>>());
     } else {
@@ -76,7 +76,7 @@ void RecipeWriter::addInputs() {
     shape = writeShape(tensor, argument.flags, shape);
     if (input.isStandIn()) {
       *shape++ = bytesOfStandIn(argument);
-      continue;  // no later argument can be the same tensor
+      continue;  // a stand-in is never the same tensor as another input
     }
     if (input.isNumber()) {
       std::memcpy(shape, tensor.const_data_ptr(), tensor.itemsize());
@@ -88,7 +88,8 @@ void RecipeWriter::addInputs() {
   }
 }
 
-// List elements are skipped: lists may be long, and no kernel compares their elements.
+// Returns the index of an earlier input that is the same tensor, or -1. Skips elements of lists:
+// lists may be long, and no kernel compares their elements.
 int32_t RecipeWriter::earlierInput(size_t index) const {
   const auto& tensors = arguments_.tensors();
   for (size_t e = 0; tensors[index].element < 0 && e < index; ++e) {

@@ -33,8 +33,8 @@ bool mustOutliveNextWrite(const Value& value) {
          value.home.nbytes() <= kSmall && value.uses.readers() > 0;
 }
 
-// Drops unneeded recipes, see Note [Unpacked bytes may be written]. Runs before closeOthers(),
-// which then keeps no inputs of dropped recipes.
+// Drops the recipe of a value whose bytes no other code can write: see Note [Unpacked bytes may be
+// written]. Runs before closeOthers(), which then keeps no inputs of dropped recipes.
 void closeOwned(Value& value) {
   if (ownsItsBytes(value)) {
     value.home.own();
@@ -55,7 +55,7 @@ bool isParameter(const at::Tensor& tensor) {
   return tensor.requires_grad() && tensor.is_leaf();
 }
 
-// Decides on a value that has a recipe: see Note [Names].
+// Gives a value that has a recipe the decision of a rule with a name: see Note [Names].
 void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
   // Earlier readers may have mixed rows, and paging would not restore padding rows.
   const bool tooLate = decision == Decision::Page && value.uses.readers() > 0;
@@ -78,7 +78,7 @@ void countPacked(RegionCounters& counters, Value& value, Retention retention) {
   }
 }
 
-// A handle on a packed value begins.
+// Counts a new handle on a packed value.
 void addHandle(Graph& graph, Value& value, const c10::Storage& storage, Retention retention) {
   if (retention != Retention::Saved) {
     graph.streams.use(value, storage);  // autograd does not hold the storage
@@ -120,7 +120,8 @@ void closeParts(Graph& graph) {
   }
 }
 
-// Releases the storages held by the previous region after its end.
+// Releases the storages that the previous region still holds for replays ahead, unless memory has
+// room for them.
 void dropHeldOf(const WeakGraph& weak) {
   const auto graph = weak.lock();
   const bool holds = graph && graph->lookahead && graph->lookahead->holds.load();
@@ -134,7 +135,7 @@ void dropHeldOf(const WeakGraph& weak) {
 }  // namespace
 
 Recorder* openRecorder() {
-  return static_cast<Recorder*>(tlsInterceptor);  // the recorder is the only interceptor
+  return static_cast<Recorder*>(tlsInterceptor);  // assumes that no Splitter is set
 }
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) {
@@ -210,7 +211,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   if (before) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     if (storage.nbytes() == before->home.nbytes()) {
-      // resize_ and resize_as_ count if they change the sizes.
+      // resize_ and resize_as_ move the version only if they change the sizes.
       const bool counted =
           call.op.arguments.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
       if (counted && !insidePythonDispatch()) {
@@ -230,11 +231,11 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
 
 // Note [Opaque writes]
 // The user declares a write to a tensor by code that torch does not see. ebb ends the tensor's old
-// state as for any write. Handles follow the write, as in eager, where no version moves. The
-// contents are unknown during the write, so results of readers at that time are kept. Afterwards
-// the tensor is a new leaf. If the tensor came from outside the region, an earlier graph may know
-// the tensor too and need the old contents. So ebb moves the version, and a replay that needs the
-// old contents raises.
+// state as for any write. Handles show the written contents, as in eager, where the write moves no
+// version. The contents are unknown during the write, so results of readers at that time are kept.
+// Afterwards the tensor is a new leaf. If the tensor came from outside the region, an earlier graph
+// may know the tensor too and need the old contents. So ebb moves the version, and a replay that
+// needs the old contents raises.
 [[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
     readResults_.beforeWrite(tensor, *context_.counters);

@@ -5,7 +5,8 @@
 namespace ebb {
 namespace {
 
-// True if a reduction's dimensions do not include the rows. Without dimensions it reduces all.
+// True if a reduction over `dims` leaves dimension 0, the rows, alone. A reduction without `dims`
+// covers all dimensions.
 bool leavesRows(const c10::IValue& dims, int64_t dimensions) {
   const auto leaves = [&](int64_t dim) { return dim != 0 && dim != -dimensions; };
   if (dims.isInt()) {
@@ -26,10 +27,10 @@ int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
   }
   const int64_t shown = tensor.size(0);
   const int64_t rowBytes = static_cast<int64_t>(nbytes) / rows.total;
-  const int64_t parts = shown / rows.total;  // parts in which each row is shown
-  const int64_t each = rowBytes / parts;     // bytes of one part
+  const int64_t parts = shown / rows.total;  // rows of the tensor per row of the storage
+  const int64_t each = rowBytes / parts;     // bytes of the storage per row of the tensor
   const int64_t item = tensor.itemsize();
-  int64_t end = tensor.storage_offset() + 1;  // end of the shown part of the first row, in elements
+  int64_t end = tensor.storage_offset() + 1;  // end of the tensor's first row, in elements
   for (int64_t d = 1; d < tensor.dim(); ++d) {
     end += (tensor.size(d) - 1) * tensor.stride(d);
   }
@@ -56,7 +57,7 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
            rows.total == total_ && shown == leading_ && tensor.dim() == dimensions_;
 }
 
-// Arguments without rows must be the same for each row.
+// An argument without rows must have the same data for each row.
 bool RowFlow::keepsApart() const {
   const auto sameForEach = [&](const Extent& extent) {
     const bool product = op_.rows.rule == RowRule::OneArgument || op_.rows.rule == RowRule::Groups;

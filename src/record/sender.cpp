@@ -21,13 +21,13 @@ namespace ebb {
 // the device first, since most recipes are never needed. When the region ends, ebb sends such a
 // value if a handle needs it. If all packs and recipes show the same small slice of a value, the
 // value also stays until the region ends; ebb then sends only the slice, see Note [Saved slices]. A
-// sweep of the map decides as if the region ended at that time. After sending, a stash stands for
-// the bytes, and the value needs no recipe. A visible write waits for the copy, so the stash surely
-// holds the state before the write (Home::isPrivate). After an unseen write the version has moved,
-// and reading the old state raises, as for a leaf. If no host memory is left, ebb recomputes the
-// value, or keeps a value without a recipe. A value with the decision PAGE goes to a page pool in
-// the same way, but never as a slice. If the value has no rows (Note [Rows]) when autograd packs
-// it, ebb keeps the value.
+// sweep of the recorder's map sends the values that the end of the region would send at that time.
+// After sending, a stash stands for the bytes, and the value needs no recipe. A visible write waits
+// for the copy, so the stash surely holds the state before the write (Home::isPrivate). After an
+// unseen write the version has moved, and reading the old state raises, as for a leaf. If no host
+// memory is left, ebb recomputes the value, or keeps a value without a recipe. A value with the
+// decision PAGE goes to a page pool in the same way, but never as a slice. If the value has no rows
+// (Note [Rows]) when autograd packs it, ebb keeps the value.
 void Sender::send(Value& value, const c10::Storage& storage) {
   value.decision.setDue(false);
   // False if other code resized the storage: there is nothing to send.
@@ -41,7 +41,8 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   Entry::update(value.rare->entry, [](Line& line) {
     line.reason = "no pinned host memory was left for OFFLOAD (pinned_limit)";
   });
-  // Only this rank may lack memory, and all ranks must repeat the same collectives.
+  // All ranks must repeat the same collectives, but perhaps only this rank lacks memory. So a graph
+  // with collectives keeps the value.
   const bool recomputes = value.recipe() && !context_.graph->collectives;
   if (recomputes) {
     value.home.take();
@@ -119,8 +120,9 @@ void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
 
 // Note [What is done later]
 // At a sweep of the map and at the end of the region, ebb sends values read only by recipes, and
-// copies small state. Both run on the current stream, perhaps not ordered after the stream of the
-// bytes. So ebb remembers the streams of such values and waits for them.
+// copies small state. Both use the current stream, which may be ahead of the stream that wrote the
+// bytes. So ebb remembers the streams of such values, and the current stream waits for these
+// streams.
 void Sender::noteStream(c10::Device device) {
   if (!device.is_cpu()) {
     const c10::Stream stream = currentStream(device);
@@ -158,7 +160,7 @@ bool Sender::offloadsInput(const at::Tensor& tensor) const {
 }
 
 void Sender::keep(Value& value, const at::Tensor& tensor) {
-  if (!value.decision.isPaged()) {  // else rows may be marked later
+  if (!value.decision.isPaged()) {  // a paged value may get rows later
     value.decision.setDue(value.decision.isDue() && canLeave(value, tensor));
   }
   value.home.hold(tensor.storage(), false);
@@ -182,7 +184,7 @@ void Sender::takeFingerprint(Value& value) {
 
 void Sender::watchEscaped(Value& value) {
   const c10::Storage storage = value.home.living();
-  const bool compared = context_.graph->verify != VerifyMode::Off;  // all bytes
+  const bool compared = context_.graph->verify != VerifyMode::Off;  // by verify mode, all bytes
   if (storage && !value.home.isPrivate() && !compared && value.versions.hold()) {
     value.home.setFingerprint(fingerprint(storage));
   }

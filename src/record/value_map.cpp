@@ -55,7 +55,7 @@ class Dying {
     }
   }
 
-  // By value: how many of its references this pass has released.
+  // For each value and recipe, the number of references released so far.
   ska::flat_hash_map<const c10::intrusive_ptr_target*, size_t> released_;
   std::vector<const Value*> next_;  // dead values whose own references are not released yet
 };
@@ -82,7 +82,8 @@ bool isDone(const c10::intrusive_ptr<Value>& value) {
          !value->rare->entry && value->uses.handles() == 0;
 }
 
-// True if the value is done, or nothing but the map refers to it and ebb alone holds its storage.
+// True if the value is done, or if only the map refers to the value and no other code holds the
+// value's storage. Drops the recipe of a value that owns its bytes.
 bool isUnused(const c10::intrusive_ptr<Value>& value) {
   const bool isOwned = ownsItsBytes(*value);
   if (isOwned) {
@@ -120,7 +121,7 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
   }
 }
 
-// If an unseen write came first, the copy is of no use: `tampered` says so.
+// If an unseen write came before the copy, the copy is useless, and `tampered` becomes true.
 [[gnu::cold]] void makePrivate(Graph& graph, Value& value, RegionCounters& counters) {
   if (value.home.bytes().nbytes() < value.home.nbytes()) {
     return;  // freed by other code; a replay that needs the bytes will raise
@@ -339,8 +340,8 @@ void ValueMap::sweep() {
   sender_.forgetBytes();
 }
 
-// Forgets values among the last `window`, latest first, so consumers go before their inputs.
-// Returns how many of the values are left.
+// Forgets the dead values among the last `window`, latest first, so consumers go before their
+// inputs. Returns how many of the last `window` values are left.
 size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<Value>&)) {
   return made_.sweep(window, [&](const MadeValues::Entry& made) {
     const auto entry = values_.find(made.first);
@@ -356,9 +357,9 @@ size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<V
   });
 }
 
-// Looks at the last `window` values, which are all in the map. Returns those that are to be sent
-// and that a handle would need if the region ended now. Leaves out values whose only readers are
-// recipes without saved results so far: most such recipes are never needed.
+// Examines the last `window` values, which are all in the map. Returns the values to be sent that a
+// handle would need if the region ended now. Leaves out a value whose only readers are recipes that
+// no handle needs so far: most such recipes are never needed.
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;

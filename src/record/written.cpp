@@ -27,7 +27,8 @@ void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) 
 
 void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe) {
   for (const Write& write : arguments.writes()) {
-    // If the recipe gives the op a buffer with other contents, the op does not need the old state.
+    // Number of inputs that the op overwrites whole. A replay gives the op a new buffer for such an
+    // input, and does not need the old state.
     size_t indifferent = 0;
     if (recipe) {
       indifferent =
@@ -62,8 +63,8 @@ c10::intrusive_ptr<Value> stateAfter(
   return after;
 }
 
-// False if a whole write no longer covers the storage: the kernel has shrunk an `out=`, and views
-// still show the rest.
+// True if a replay can repeat the write. A replay cannot repeat a whole write that no longer covers
+// the storage: the kernel has shrunk an `out=`, and views still show the rest.
 bool canBeRepeated(const Write& write) {
   return !write.sideEffect && (!write.whole || coversStorage(write.tensor));
 }

@@ -31,8 +31,8 @@ namespace {
 
 // One open region.
 struct Frame {
-  uint64_t id;                       // of this entry
-  Repeats repeats;                   // inherited by the frames inside it
+  uint64_t id;                       // identifies the frame
+  Repeats repeats;                   // inner frames inherit the value
   std::string name;                  // for messages and reports
   std::unique_ptr<Decider> decider;  // decides on the ops of this frame
   RegionCounters counters;           // added to the statistics when the frame ends
@@ -90,9 +90,10 @@ Recorder* threadsRecorderForPacking();
 // Backward recomputes a region as a whole. FSDP frees the parameters of a unit after the unit's
 // forward, and gathers them again just before the unit's backward. If a region contained two such
 // units, backward would need the parameters of both at once. So if the program empties a storage
-// that ebb has read in the open region and has not computed there, ebb splits the region before
-// the next op or pack, and recomputes the two parts apart from each other. ebb waits for the next
-// op since a region that contains only one unit ends there; it stays whole, with its escapes.
+// that ebb has read in the open region and has not computed there, ebb splits the region before the
+// next op or pack, and recomputes the two parts apart from each other. ebb waits for the next op or
+// pack because a region with only one unit ends before: ebb does not split such a region, and the
+// region keeps its escapes.
 class Splitter final : public Interceptor {
  public:
   explicit Splitter(Recorder& recorder) : recorder_(recorder) {
@@ -103,7 +104,7 @@ class Splitter final : public Interceptor {
   }
 
  private:
-  Recorder& recorder_;  // of the part that ends
+  Recorder& recorder_;  // records the part that ends
 };
 
 void collectiveWroteOutside(const at::Tensor& tensor) {
@@ -117,11 +118,11 @@ class ThreadRegions {
     try {
       closeDownTo(0);
     } catch (const std::exception& error) {
-      TORCH_WARN(error.what());  // at the end of the thread nothing could catch it
+      TORCH_WARN(error.what());  // nothing could catch an exception of the thread's end
     }
   }
 
-  // Begins an outermost region.
+  // Begins an outermost region, or the next part of one.
   void openGraph() {
     makeRoom();
     statisticsRegionEntered();
@@ -209,7 +210,8 @@ class ThreadRegions {
 
   c10::intrusive_ptr<Graph> emptyEscapes(
       uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
-    // After a backward inside the region, other code may hold gradients.
+    // After a backward inside the region, an escape may be a gradient, so ebb empties nothing: see
+    // Note [Escapes].
     const bool outermost = frames_.size() == 1 && frames_.front().id == id;
     if (!outermost || !opaque_.empty() || recorder_.context().graph->escapes.hadBackward) {
       return {};
@@ -289,7 +291,7 @@ class ThreadRegions {
     return static_cast<uint16_t>(found - graph.names.begin());
   }
 
-  // Ends what openGraph() began.
+  // Ends the outermost region, or the part of one, that openGraph() began.
   void closeGraph() {
     splits_ = false;
     setCurrentInterceptor(nullptr);

@@ -14,7 +14,7 @@
 namespace ebb {
 namespace {
 
-// Requires the graph's lock; the caller does not hold the GIL.
+// Refills all emptied escapes. The caller holds the graph's lock, and does not hold the GIL.
 void fillAll(Graph& graph) {
   auto emptied = std::exchange(graph.escapes.all, {});
   while (!emptied.empty()) {

@@ -6,15 +6,17 @@
 namespace ebb {
 
 // Note [Made each time]
-// To need less memory than one region's activations, ops must run more than once. A value with the
-// decision RECOMPUTE_EACH_TIME is recomputed in passing for the other values of a slice:
+// If backward is to need less memory than all activations of one region, ops must run more than
+// once. A value with the decision RECOMPUTE_EACH_TIME is recomputed in passing for the other values
+// of a slice:
 // 1. The bytes exist from the replay of the value's recipe until the last recipe of the slice that
 //    reads them has run. Without such a recipe, the bytes are freed at once. The value keeps its
 //    recipe, so the next slice can recompute the value.
 // 2. If backward unpacks the value itself, the value stays in memory and drops its recipe, like any
-//    other. So do other outputs of the same replay that a handle needs: a backward function unpacks
-//    all of them, and would cause a replay for each. If a nested region computed the unpacked
-//    value, all values of that nested region that the slice recomputes stay in memory too.
+//    other value. The same holds for other outputs of the same replay that a handle needs: a
+//    backward function unpacks all of these outputs, and each would otherwise cause a replay. If a
+//    nested region computed the unpacked value, all values of that nested region that the slice
+//    recomputes stay in memory too.
 // 3. A recipe that remains needs its inputs again. Each input is a leaf, or has a recipe too, or is
 //    held since its first recomputation or reload. So a replay may write in place in two cases: its
 //    recipe is dropped afterwards and nothing else reads the buffer, or the slice would free the
@@ -47,7 +49,7 @@ Passing::~Passing() {
 
 void Passing::giveUp(Value& value, Read& read) {
   read.made = false;
-  if (value.recipe()) {  // else a kernel in Python has unpacked the value: it is held
+  if (value.recipe()) {  // else a kernel in Python has unpacked the value, which stays Held
     value.home.hold(c10::Storage(), false);
   }
 }

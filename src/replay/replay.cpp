@@ -31,8 +31,8 @@ namespace {
   journal.add("reload", op, start, value.home.nbytes());
 }
 
-// Restores the bytes of an offloaded value on the device. Null if the storage was written, unseen
-// by ebb, before the stash was independent of it, or if `watch` does not allow the copy yet.
+// Restores the bytes of an offloaded or paged value. Returns null if an unseen write changed the
+// storage while the stash still depended on the storage, or if `watch` does not allow the copy yet.
 c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.home.living();
@@ -76,7 +76,7 @@ class Slice {
       : graph_(graph), root_(std::move(root)), watch_(nullptr) {
   }
 
-  // Returns false if the replay may not go on.
+  // Finds the recipes to run. Returns false if a replay ahead may not run them.
   bool collect() {
     ++graph_.numbers.visit;
     add(std::exchange(root_, {}));
@@ -94,7 +94,7 @@ class Slice {
     return true;
   }
 
-  // Returns false if the watch stopped the replay.
+  // Runs the recipes. Returns false if the watch stopped the replay.
   bool run() {
     RegionCounters counters;
     bool goesOn = true;
@@ -166,7 +166,8 @@ class Slice {
     }
   }
 
-  // Returns false if `value` may not be read ahead.
+  // Prepares `value` as an input of `consumer`: makes the bytes available, or adds the value's
+  // recipe to the slice. Returns false if a replay ahead may not read the value.
   bool need(Value& value, const Recipe& consumer) {
     if (value.state() == ValueState::Away) {
       if (!bringBack(graph_, value, watch_) && watch_) {
@@ -177,7 +178,7 @@ class Slice {
       if (watch_ && !watch_->mayRead(value, storage, consumer)) {
         return false;
       }
-      // a replay ahead checks after the kernel
+      // A replay ahead makes this check after the kernel.
       const bool changed = !watch_ && hasChanged(value, storage);
       if (changed && value.recipe()) {
         becomeRecomputable(value, storage);
@@ -202,14 +203,15 @@ class Slice {
            (!value.home.isPrivate() && ebb::hasChanged(value, storage, graph_.verify));
   }
 
-  // For a value that outlives the region and that an unseen write has changed. Recipes read the
-  // recomputed value. Handles show the new contents, as eager's saved tensors do.
+  // Makes ebb recompute a value whose storage an unseen write has changed. From then on, recipes
+  // read the recomputed value. Handles show the new contents, as eager's saved tensors do.
   static void becomeRecomputable(Value& value, const c10::Storage& written) {
     value.supersede(written);
     value.home.take();
   }
 
-  // In verify mode the comparison of results decides: the change may not matter.
+  // Throws if an input without a recipe has changed. In verify mode, ebb compares the results
+  // instead, since the change may not matter.
   void checkUnchanged(bool changed, const Recipe& consumer) const {
     TORCH_CHECK(
         !changed || graph_.verify != VerifyMode::Off,

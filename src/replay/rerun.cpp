@@ -25,7 +25,7 @@
 namespace ebb {
 namespace {
 
-// Null: all is on the CPU.
+// Starts a timer on the device of the recipe's inputs. Returns null if all are on the CPU.
 std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
   std::unique_ptr<DeviceTimer> timer;
   for (const Input& input : recipe.inputs()) {
@@ -58,7 +58,8 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
   journal.add(std::move(call));
 }
 
-// The time of the run counts for its first result.
+// Notes that a replay which began at `start` gave `value` its bytes. `start` is kNever except for
+// the replay's first result, so the time counts once.
 [[gnu::cold]] void note(Value& value, JournalTime start, bool ahead) {
   Entry::update(value.rare->entry, [&](Line& line) {
     const JournalTime now = value.rare->entry->journal().now();
@@ -74,7 +75,7 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
   });
 }
 
-// Added to the message if a collective gave other bits.
+// Added to the message if a repeated collective gave other bits than in the forward.
 constexpr const char* kOtherOrder =
     ". Ranks ran the backward of their regions in different orders, or another collective of the "
     "process group came in between, such as DDP's with unused parameters: give DDP a process group "
@@ -122,8 +123,9 @@ class Rerun {
     }
   }
 
-  // Called if the replay threw. Values get their own buffers back. Returns false if the kernel may
-  // have written to such a buffer, so the replay cannot be tried again.
+  // Called if the replay threw. Gives buffers back to their values. Returns false if the replay
+  // cannot be tried again: the kernel may have written to such a buffer, results may have been
+  // handed out, or a collective may have begun.
   bool undo() {
     const bool hasSent = began_ && recipe_.op.limits.communicates;
     return buffers_.putBack(began_) && !over_ && !hasSent;
@@ -260,7 +262,7 @@ class Rerun {
         " the decision SAVE, or write a rule with force=True to accept such results.");
   }
 
-  // Other threads may have written to an input during the run.
+  // Throws if another thread has written to an input during the run.
   void checkInputsAreStill() const {
     for (const Input& input : recipe_.inputs()) {
       if (!input.value || input.value->home.isPrivate() || input.isStandIn() ||
@@ -308,8 +310,9 @@ class Rerun {
         " the decision SAVE.");
   }
 
-  // A collective runs once in backward, so its result stays even if the program, or a thread of the
-  // backend, still holds the forward's.
+  // True if `value` needs no bytes from this replay. A repeated collective runs only once in
+  // backward, so the value takes the result of that run, even if the forward's result is still in
+  // memory because the program or a thread of the backend holds the storage.
   bool hasItsBytes(const Value& value) const {
     const bool isRepeated = recipe_.op.limits.communicates && value.recipe();
     return value.available() && !isRepeated;

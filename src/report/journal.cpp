@@ -27,7 +27,7 @@ const std::vector<std::string> kNoFrames;
 const char* const kOnlyHere = "made outside of the region, now referenced only by ebb";
 const char* const kHandedOn = "needed by another region's backward, now referenced only by ebb";
 
-// By Fate.
+// The name of each Fate, in the order of the enum.
 constexpr std::array kFates{
     "unneeded",
     "saved",
@@ -168,7 +168,8 @@ void Journal::asked(const Entry& entry) {
   asked = asked == kNever ? time : asked;
 }
 
-// Called without the lock, since the last reference to a value or to its bytes may be dropped here.
+// Finds watched values that only regions hold, and notes the time. Called without the lock, since
+// this function may drop the last reference to a value or to its bytes.
 void Journal::look(JournalTime now) {
   std::vector<std::pair<Line*, std::function<RegionHold()>>> watched;
   {
@@ -239,7 +240,7 @@ class ReportRows {
     report_.values.push_back({index, line.memory.nbytes, line.use.packed});
   }
 
-  // Called after the last line was added.
+  // Adds the bytes that eager would hold to the rows. Called after the last line was added.
   void addEager() {
     for (const auto& [line, index] : values_) {
       ReportValue& value = report_.values[values_.at(&ours_.first(*line))];
@@ -424,7 +425,8 @@ ProfileOperator profiled(
 
 }  // namespace
 
-// Waits for devices without the lock: calls are only added, and never move.
+// Returns the duration of each call. Waits for devices without the lock, since calls never move and
+// are never removed.
 std::vector<JournalTime> Journal::durationsOfOperators() const {
   std::vector<const OperatorLine*> calls;
   {
@@ -440,7 +442,8 @@ std::vector<JournalTime> Journal::durationsOfOperators() const {
   return durations;
 }
 
-// Includes unneeded values: they are results of operators between others.
+// The profile includes unneeded values, because each unneeded value connects the operator that made
+// the value with the operators that read the value.
 Profile Journal::profile() const {
   Profile profile;
   profile.duration = inMilliseconds(now());

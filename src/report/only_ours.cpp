@@ -45,8 +45,8 @@ bool OnlyOurs::wasPackedBefore(const Line& line) const {
   return other != nullptr && (other->use.packed || wasPackedBefore(*other));
 }
 
-// The last line before `line` about the same storage. The line of a result ended with its region,
-// but counts.
+// The last line before `line` about the same storage. A line of a result counts although the line
+// has ended with its region.
 const Line* OnlyOurs::before(const Line& line) const {
   const Line* last = nullptr;
   const auto [begin, end] = lines_.equal_range(line.memory.address);

@@ -33,8 +33,8 @@ Going going() {
   return shared().going;
 }
 
-// A profile begins if none is active and `next` is not empty; the active profile ends if `next` is
-// empty. Otherwise returns false, without a change.
+// Begins the profile `next` if no profile is active; an empty `next` ends the active profile.
+// Returns false if there is nothing to end, or if a profile is active already.
 bool change(Going next) {
   std::lock_guard<std::mutex> lock(shared().mutex);
   const bool changes = (shared().going.journal == nullptr) != (next.journal == nullptr);

@@ -21,8 +21,8 @@ struct Shelf {
   std::atomic<uint32_t> steps{0};  // number of kept reports; 0: reports are not recorded
   std::atomic<bool> on{false};     // reports or a profile are recorded
 
-  // Removes surplus journals and moves them into `old`. The caller destroys `old` after unlocking:
-  // see Note [Locks and the GIL].
+  // Begins a journal for the current step, and moves surplus journals into `old`. The caller
+  // destroys `old` after unlocking: see Note [Locks and the GIL].
   void begin(std::vector<JournalPtr>& old) {
     journals.push_back(std::make_shared<Journal>(step));
     while (journals.size() > steps.load() + size_t{1}) {  // the last journal may be incomplete
@@ -62,7 +62,7 @@ JournalPtr currentJournal() {
 void putJournalInPlace(JournalPtr profile) {
   Shelf& all = shelf();
   std::lock_guard<std::mutex> lock(all.mutex);
-  all.profile.swap(profile);  // the profile before is destroyed after the lock is released
+  all.profile.swap(profile);  // the previous profile is destroyed after the lock is released
   all.on.store(all.profile || all.steps.load() > 0);
 }
 

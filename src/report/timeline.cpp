@@ -76,7 +76,7 @@ void Timeline::writeTo(Report& report) {
   }
 }
 
-// Memory that several lines describe counts once at any time.
+// Adds the events of held memory. Memory that several lines describe at one time counts once.
 void Timeline::addHeld() {
   const auto before = std::less<const void*>();
   std::sort(held_.begin(), held_.end(), [&](const Stretch& a, const Stretch& b) {

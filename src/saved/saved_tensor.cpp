@@ -25,7 +25,7 @@
 namespace ebb {
 namespace {
 
-// The remedy, for messages.
+// The end of a message: how the user can save the tensor.
 std::string howToSave(const char* producer) {
   return producer != nullptr ? c10::str("give ", producer, " the decision SAVE.")
                              : "use a policy with inputs=ebb.SAVE.";
@@ -69,7 +69,8 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
   return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
 }
 
-// Returns the replayed bytes if they are right. Otherwise throws, or returns the right bytes.
+// Compares the replayed bytes with the forward's. Returns the replayed bytes if they are equal. If
+// not, throws, or with EBB_VERIFY=demote returns the forward's bytes.
 [[gnu::cold]] c10::Storage verified(
     const Graph& graph, Value& value, const Geometry& geometry, const c10::Storage& replayed) {
   const c10::Storage truth = trueBytes(value, replayed);
@@ -262,7 +263,8 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 // which may need memory. So ebb drops the handle's reference at the last unpack, as
 // torch.utils.checkpoint does, if no other handle or recipe uses the recomputed value. From then on
 // only the function's own variables hold the tensor, and the tensor is freed when the function
-// returns. Until then a second unpack, such as a hook's, still finds the tensor; later ones raise.
+// returns. Before that, a second unpack, such as a hook's, still finds the tensor; a later unpack
+// raises.
 void SavedTensor::giveUp() {
   const bool only = packed_.recompute && packed_.value->home.isPrivate() &&
                     packed_.value->home.bytes() && !packed_.value->rare->redefined &&
@@ -275,7 +277,8 @@ void SavedTensor::giveUp() {
   givenUp_ = true;
 }
 
-// Requires the graph's lock; the caller does not hold the GIL.
+// Makes the saved tensor from its geometry and bytes, or a wrapper from its inner tensors. The
+// caller holds the graph's lock, and does not hold the GIL.
 at::Tensor SavedTensor::rebuild() {
   std::optional<c10::InferenceMode> normal;
   if (c10::InferenceMode::is_enabled()) {
@@ -318,7 +321,7 @@ c10::Storage SavedTensor::materialised() const {
   }
   if (isReadByRecipes(packed_.value, storage)) {
     packed_.value->materialise(withRelief([&] { return copyOf(storage); }), true);
-    // ordered after the work that made `storage`
+    // The copy runs after the work that made `storage`.
     graph_->streams.made(*packed_.value, packed_.value->home.bytes());
     if (packed_.recompute) {
       packed_.value->rare.set(&RareParts::redefined, storage);
@@ -382,7 +385,8 @@ std::string SavedTensor::origin() const {
       "'");
 }
 
-// For example "CPUFloatType": torch's Python bindings turn it into "torch.FloatTensor" in messages.
+// Returns the tensor's type and sizes. Torch's Python bindings turn a type such as "CPUFloatType"
+// into "torch.FloatTensor" in messages.
 std::string SavedTensor::description() const {
   if (isRebuilt()) {
     const at::Tensor typed(

@@ -74,8 +74,8 @@ void measure(
   }
 }
 
-// The names of arguments whose leaf changed after the op read it, although its version counter did
-// not.
+// The names of arguments whose contents have changed since the op read them, although no version
+// counter has moved.
 std::string changedInputsOf(const Recipe& recipe) {
   std::string changed;
   for (const Input& input : recipe.inputs()) {
@@ -106,7 +106,7 @@ std::string changedInputsOf(const Recipe& recipe) {
   record.dtype = tensor.scalar_type();
   record.lost = !output.written && isWorkspace(recipe.op.op.schema().name(), output.slot);
   if (!poisonWhenFreed(tensor.storage(), record.dtype, value) && !record.lost) {
-    record.bytes = tensor.storage();  // kept alive: its end would go unnoticed
+    record.bytes = tensor.storage();  // keeps the storage, whose end ebb would not notice
   }
 }
 
@@ -162,7 +162,8 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
   return *record.mismatch;
 }
 
-// Padding rows may differ after a replay: see Note [Rows].
+// The padding rows of the result are those of `replayed`, since padding rows may differ after a
+// replay: see Note [Rows].
 [[gnu::cold]] c10::Storage trueBytes(Value& value, const c10::Storage& replayed) {
   const c10::Storage truth = trueBytes(value);
   if (!truth || !value.rare->rows || replayed.nbytes() != truth.nbytes()) {

@@ -19,8 +19,9 @@ struct Wrapper {
   c10::weak_intrusive_ptr<Value> owner{c10::intrusive_ptr<Value>()};
 };
 
-// The owner's region may be recording on another thread, but does not touch a value whose storage
-// just lost its last reference.
+// Copies the bytes into the owner's witness before the bytes are lost. Needs no lock of the graph:
+// a region that records on another thread does not touch a value whose storage has just lost its
+// last reference.
 void tellOwner(const Wrapper& wrapper) {
   const auto owner = wrapper.owner.lock();
   if (!owner || !owner->rare->witness || owner->home.isSuperseded() || !owner->versions.hold()) {
@@ -47,8 +48,8 @@ void poisonAndFree(void* context) {
   std::memset(wrapper->memory.get(), wrapper->floating ? 0xFF : 0xA5, wrapper->nbytes);
 }
 
-// True for memory of torch's CPU allocator, with or without Note [Tensors in host memory are
-// counted].
+// True for memory of torch's CPU allocator, also if ebb counts the memory: see Note [Tensors in
+// host memory are counted].
 bool isFreedByTorch(const c10::DataPtr& memory) {
   return memory.get_deleter() == c10::GetDefaultCPUAllocator()->raw_deleter() ||
          memory.get_deleter() == c10::GetCPUAllocator()->raw_deleter();

@@ -1,5 +1,5 @@
-// See Note [Page pools]. Calls run on one thread at a time, so the code follows the protocol line
-// by line.
+// The operations of a page pool on the CPU: see Note [Page pools]. Only one thread at a time runs a
+// call, so the code needs no synchronisation.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -10,8 +10,8 @@
 namespace ebb {
 namespace {
 
-// Calls `copy` with a page's rows, the corresponding rows of the tensor, and their size in bytes,
-// for each page. If the pool is a stack (isStack), one call copies all rows.
+// For each page of a tensor, calls `copy` with the page's rows, the tensor's rows, and their size
+// in bytes. If the pool is a stack (isStack), one call copies all rows.
 template <class Copy>
 void forEachPage(
     const PagePoolState& pool,

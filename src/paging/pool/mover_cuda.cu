@@ -18,24 +18,25 @@ namespace ebb {
 namespace {
 
 // Note [How kernels move rows]
-// The rows of a page are contiguous in the page and in the tensor; in a stack, all rows are. Such
-// stretches are cut into pieces, and each warp moves one piece at a time. So addresses are
-// computed, and loads are waited for, once per piece and not per row, and threads are busy even if
-// rows are narrow. A thread has four vectors in flight before storing the first. Vectors are as
-// wide as the alignment of both sides allows, up to 16 bytes. Bytes before and after the vectors
-// are moved singly.
-// Kernels read the addresses of pieces from the pool once. After a store of bytes the compiler
-// would have to read the pool again, since the bytes might belong to the pool.
+// The rows of a page are contiguous in the page and in the tensor. In a stack, all rows of a tensor
+// are contiguous. Kernels cut each contiguous stretch into pieces, and each warp moves one piece at
+// a time. So a warp computes addresses and waits for loads once per piece, not once per row. All
+// threads of the warp are busy even if rows are narrow. Each thread loads four vectors before it
+// stores the first. A vector is as wide as the alignments of source and destination allow, up to 16
+// bytes. Threads move the bytes before the first vector and after the last vector one by one.
+// Before the first store, kernels copy the pool's addresses and sizes into local variables.
+// Otherwise the compiler would have to read the pool again after each store, since the stored bytes
+// might belong to the pool.
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 constexpr int kInFlight = 4;
 constexpr int kPiece = 2048;            // bytes: kInFlight vectors for each thread of a warp
-constexpr int kBlocksPerProcessor = 3;  // number that a multiprocessor has registers for
+constexpr int kBlocksPerProcessor = 3;  // as many as a multiprocessor has registers for
 constexpr int kResetBlocks = 64;
 
-// True for one thread, after the threads of all blocks have arrived. All their earlier reads and
-// writes are ordered before this thread's later reads and writes: the barrier orders a block's
-// threads, and the fences around the counter order blocks.
+// True for one thread of the grid: the first thread of the last block that calls this function. All
+// reads and writes of other threads before their calls are ordered before this thread's later reads
+// and writes: the barrier orders a block's threads, and the fences around the counter order blocks.
 __device__ bool isLast(PagePoolState* pool) {
   __syncthreads();
   if (threadIdx.x != 0) {
@@ -51,8 +52,9 @@ __device__ int64_t lesser(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-// Sources of a piece. `get` returns the value at byte `at`; the vector width must divide `skew` and
-// 16.
+// The next three classes are sources of bytes for write(). `get` returns the vector at byte `at` of
+// the source. Loads and stores of a vector are both aligned only if the vector's width divides
+// `skew(to)`, where `to` is the destination.
 struct Copied {
   const unsigned char* from;
 
@@ -127,7 +129,7 @@ __device__ void writeAs(unsigned char* to, int bytes, const Source& source) {
   }
 }
 
-// Called by one warp.
+// One warp writes `bytes` bytes from `source` to `to`.
 template <class Source>
 __device__ void write(unsigned char* to, int bytes, const Source& source) {
   const uintptr_t skew = source.skew(to);
@@ -142,8 +144,9 @@ __device__ void write(unsigned char* to, int bytes, const Source& source) {
   }
 }
 
-// Cuts `bytes`, made of stretches of equal length and perhaps a partial last stretch, into pieces
-// for the grid's warps. Calls move(stretch, offset in the stretch, bytes) for each piece.
+// Distributes `bytes` bytes over the grid's warps. The bytes consist of stretches of `stretch`
+// bytes; the last stretch may be shorter. Each warp calls move(index of the stretch, offset in the
+// stretch, bytes) for each of its pieces.
 template <class Move>
 __device__ void forEachPiece(int64_t bytes, int64_t stretch, const Move& move) {
   if (bytes <= 0) {
@@ -162,14 +165,15 @@ __device__ void forEachPiece(int64_t bytes, int64_t stretch, const Move& move) {
   }
 }
 
-// Called by all warps.
+// The grid's warps together set `bytes` bytes to `value`.
 __device__ void fill(unsigned char* to, int64_t bytes, unsigned char value) {
   forEachPiece(bytes, bytes, [&](int64_t, int64_t offset, int here) {
     write(to + offset, here, Filled{value});
   });
 }
 
-// Writes several narrow rows as one stretch.
+// The grid's warps together fill `bytes` bytes with copies of `row`. Several copies of a narrow row
+// form one stretch.
 __device__ void fillWithRow(
     unsigned char* to, int64_t bytes, const unsigned char* row, int64_t rowBytes) {
   const bool isNarrow = rowBytes <= kPiece;
@@ -246,7 +250,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) restoreKernel(
   }
 }
 
-// One block: there is little work.
+// Runs in one block, because there is little work.
 __global__ void giveBackKernel(PagePoolState* pool, PageTicketState* ticket) {
   const PagePlan plan = planGiveBack(*pool, *ticket);
   const PageTier tier = pool->tiers[plan.tier];
@@ -260,7 +264,8 @@ __global__ void giveBackKernel(PagePoolState* pool, PageTicketState* ticket) {
   }
 }
 
-// No block reads the first thread's writes, so the thread need not be in the last block.
+// Only the grid's first thread changes the pool's counters and error bits. No other thread reads
+// these fields, so the first thread need not wait for other blocks.
 __global__ void resetKernel(PagePoolState* pool) {
   const int64_t first = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   const int64_t stride = gridDim.x * static_cast<int64_t>(blockDim.x);
@@ -290,8 +295,8 @@ void check(cudaError_t error) {
   }
 }
 
-// One piece per warp, but no more blocks than run at a time: more blocks would only wait, and the
-// counter would have to count them.
+// The number of blocks for a tensor. There is a warp for each piece, but there are no more blocks
+// than can run at a time: further blocks would only wait, and isLast() would have to count them.
 int blocksFor(PageRows whole) {
   int device = 0;
   int processors = 0;

@@ -25,7 +25,7 @@ void checkOptions(const PagePoolOptions& options) {
   check(!options.isStack || options.pageRows == 1, "page size", options.pageRows, "1 in a stack");
 }
 
-// Completes the device as in tensors: with an index, but without one on the CPU.
+// Gives `options.device` the form of a tensor's device: with an index, but on the CPU without.
 PagePoolOptions withDeviceOfTensors(PagePoolOptions options) {
   if (options.device.is_cpu()) {
     options.device = c10::kCPU;
@@ -60,7 +60,7 @@ const char* remedyOfPageErrors(int64_t errors) {
                                 : "Check the row counts given to ebb.mark_rows.";
 }
 
-// Allocators of pinned memory fail with errors of many types.
+// Turns every failure into NoPinnedMemory, because allocators of pinned memory throw many types.
 at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Device device) {
   const bool pinned = !device.is_cpu();
   try {
@@ -98,7 +98,8 @@ PagePool::PagePool(const PagePoolOptions& options)
   warmUp();
 }
 
-// CUDA loads a kernel at the first launch, and must not do so during a capture.
+// Launches the kernels once, because CUDA loads a kernel at its first launch, and must not load a
+// kernel during a capture.
 void PagePool::warmUp() {
   const auto onDevice = at::TensorOptions().device(options_.device);
   PageTicket ticket = makeTicket(1);

@@ -114,7 +114,7 @@ PLACES: Places = {
             "engine-fetched-made",
             "noteMade(stash);",
             "",
-            "noteMade(stash);  // if what",
+            "noteMade(stash);  // if isBack",
         ),
         (
             (PAGING_WAITS + "::test_each_wait_that_is_left_out_shows",),
@@ -175,7 +175,7 @@ PLACES: Places = {
             "engine-filled-dead-rows-wait",
             "pool->lane().wait(stash.slot->stashed);",
             "",
-            "pool->lane().wait(stash.slot->stashed);  // what",
+            "pool->lane().wait(stash.slot->stashed);  // else",
         ),
         (
             (PAGING_BESIDE_CAPTURES + "::test_a_replay_between_a_forward_and_its_backward",),

@@ -107,7 +107,7 @@ PLACES: Places = {
             "pool-stash-frees-after-an-error",
             "free(slot);",
             "",
-            "free(slot);  // it may",
+            "free(slot);  // the failed",
         ),
         (
             (PAGING_STREAMS + "::test_a_pipeline_on_two_streams",),
