@@ -132,13 +132,17 @@ void dropHeldOf(const WeakGraph& weak) {
   }
 }
 
+// See Note [Static TLS]
+[[gnu::tls_model("initial-exec")]] constinit thread_local Recorder* tlsOpenRecorder = nullptr;
+
 }  // namespace
 
 Recorder* openRecorder() {
-  return static_cast<Recorder*>(tlsInterceptor);  // assumes that no Splitter is set
+  return tlsOpenRecorder;
 }
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) {
+  tlsOpenRecorder = this;
   dropHeldOf(last_);
   before_ = std::exchange(last_, WeakGraph(graph));
   context_.graph = std::move(graph);
@@ -377,6 +381,7 @@ bool Recorder::reads(c10::StorageImpl* storage) const {
 }
 
 void Recorder::close() {
+  tlsOpenRecorder = nullptr;
   const auto forget = c10::make_scope_exit([this] {
     values_.clear();
     rows_.clear();

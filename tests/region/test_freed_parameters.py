@@ -96,6 +96,19 @@ def test_a_region_is_split_where_parameters_are_freed(enter, between):
         assert ebb.stats()["total"]["ops_replayed"] > 0
 
 
+def test_a_backward_in_the_region_follows_at_once():
+    def gradient_of(enter):
+        unit = Unit(0)
+        x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
+        with enter():
+            y = unit(x * 3)
+            y.backward(torch.ones(4, WIDTH))
+        return [y, x.grad, unit.weight.grad]
+
+    actual, expected = gradient_of(ebb.region), gradient_of(contextlib.nullcontext)
+    assert all(map(same_bits, actual, expected))
+
+
 def test_all_units_keep_nothing_but_their_inputs():
     """A split saves what one part hands to the next."""
     ebb.reset_stats()
