@@ -1,9 +1,9 @@
 """Recomputation on two ranks whose collectives take time: how much of it replays ahead hide.
 
-Each collective is delayed, as on a slow network: a thread of its own waits, and the program's wait
-ends afterwards. Prints the step time of each system divided by the plain step's with the same
-delays (the slower rank's, least of the rounds), and checks that gradients equal the plain step's
-bit for bit. Two processes on the CPU, which communicate through gloo:
+Each collective ends late, as on a slow network: the program's wait sleeps until then. Prints the
+step time of each system divided by the plain step's with the same delays (the slower rank's, least
+of the rounds), and checks that gradients equal the plain step's bit for bit. Two processes on the
+CPU, which communicate through gloo:
 
     python benchmarks/delayed_collectives.py
 """
@@ -36,15 +36,17 @@ MILLISECONDS = (0, 1, 5, 20)
 REGIONS_AHEAD = 2
 
 
-class Late:
-    """The work of a collective that ends `seconds` after its start, or later."""
+class Late(dist.Work):
+    """The work of a collective that ends at the time `end`, or later."""
 
     def __init__(self, work: Any, end: float) -> None:
+        super().__init__()
         self.work, self.end = work, end
 
-    def wait(self) -> None:
+    def wait(self, timeout: Any = None) -> bool:
         self.work.wait()
         time.sleep(max(0.0, self.end - time.perf_counter()))
+        return True
 
 
 def delayed(collective: Callable[..., Any], seconds: float) -> Callable[..., Any]:
@@ -58,8 +60,9 @@ def delayed(collective: Callable[..., Any], seconds: float) -> Callable[..., Any
 
 @contextlib.contextmanager
 def delays(seconds: float) -> Any:
-    names = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-    own = {name: getattr(dist, name) for name in names}
+    names = {"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"}
+    names |= {"all_gather_single", "reduce_scatter_single"}  # of FSDP2 since torch 2.13
+    own = {name: getattr(dist, name) for name in names & set(dir(dist))}
     try:
         for name, collective in own.items():
             setattr(dist, name, delayed(collective, seconds))
