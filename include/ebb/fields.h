@@ -36,9 +36,9 @@ struct Field {
   Type Struct::* member;
 };
 
-// A static method that calls `function` with a Field for each listed member. A macro cannot call
-// itself, so EBB_EACH ends in EBB_EACH_AGAIN, and EBB_SCAN expands EBB_EACH_AGAIN. A list has at
-// most 22 members.
+// A static method that calls `function` once; the arguments are Fields, one for each listed member.
+// A macro cannot call itself, so EBB_EACH ends in EBB_EACH_AGAIN, and EBB_SCAN expands
+// EBB_EACH_AGAIN. A list has at most 22 members.
 #define EBB_FIELDS(Struct, ...)                               \
   static constexpr auto fields(auto function) {               \
     return function(EBB_SCAN(EBB_EACH(Struct, __VA_ARGS__))); \

@@ -1,4 +1,5 @@
-// Context managers of Python for regions, running modules and opaque writes.
+// The Python context managers of three scopes: a region, the module that currently runs, and an
+// opaque write.
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>

@@ -73,7 +73,7 @@ struct AheadCounts {
   static AheadCounts& get();
 };
 
-// The results of a replay ahead that concern backward on its arrival.
+// The facts that a replay ahead leaves for the time when backward reaches this graph.
 struct EBB_API OnArrival {
   // A leaf that an operator has read ahead.
   struct ReadLeaf {
@@ -81,7 +81,8 @@ struct EBB_API OnArrival {
     const std::string* op;  // the operator's name, which outlives this
   };
 
-  // A replay ahead reads `leaf`: see Note [Writes under a replay ahead].
+  // Called before a replay ahead of the operator `op` reads `leaf`. Remembers the leaf's version:
+  // see Note [Writes under a replay ahead].
   void hasRead(const Value& leaf, const std::string& op);
 
   // Finds a leaf whose version counter has moved since a replay ahead read the leaf. Returns the

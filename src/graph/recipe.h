@@ -52,7 +52,8 @@ struct Input {
     return isStandIn(use);
   }
 
-  // False if a replay passes a tensor of new memory, without an offset.
+  // True if a replay passes this input with its storage offset. False for a number and an unread
+  // input: the replay makes a new tensor, whose offset is 0.
   static bool showsStorage(const GeometryFlags& flags, ArgUse use) {
     return use != ArgUse::Unread && !isNumber(flags, use);
   }

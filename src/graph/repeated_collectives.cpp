@@ -46,7 +46,7 @@ bool RepeatedCollectives::collect(Graph& graph) {
   std::sort(list_.begin(), list_.end(), [](const auto& a, const auto& b) {
     return a->sequence < b->sequence;
   });
-  // After a failed comparison the list still has its recipes, so a recipe may be in it twice.
+  // If the ranks' comparison failed, the list kept its recipes, and now has some of them twice.
   list_.erase(std::unique(list_.begin(), list_.end()), list_.end());
   needed_.clear();
   return !list_.empty();

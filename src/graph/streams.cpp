@@ -14,8 +14,8 @@ namespace {
 // StreamsOfBytes::orderedOn. The bit is never set, so such streams wait each time.
 constexpr size_t kBits = 8;
 
-// StreamsOfBytes::madeOn has this number for all streams with this or a higher number. A reader of
-// bytes made on such a stream waits for all such streams.
+// All streams with this or a higher number share one value of StreamsOfBytes::madeOn: this number.
+// A reader of bytes made on such a stream waits for all of these streams.
 constexpr size_t kLastMaker = 32;
 
 uint8_t bitOf(size_t place) {

@@ -81,7 +81,8 @@ class Versions {
   // Adds the writers that `before` knows.
   void inherit(const Versions& before);
 
-  // Accepts one move of `seen`, if there was one.
+  // If the version of `seen` is one higher than the version stored here, stores the higher one:
+  // this increment does not count as a write to the value.
   void allowOne(const c10::VariableVersion& seen);
 
   // The last writer's version has moved by one. A larger move means that other code wrote too.

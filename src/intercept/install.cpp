@@ -55,8 +55,8 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
 // Note [Kernels above our key]
 // The keys of sparse, compressed, nested and MKL-DNN tensors are above ebb's key. A call with such
 // an argument bypasses ebb and reaches kernels that read and write dense tensors directly. For
-// example, `dense += sparse` writes `dense` without any op that ebb intercepts, or ebb intercepts
-// only some helper ops of the call and misses the write. So ebb puts a kernel in front of each
+// example, ebb may intercept no op of `dense += sparse`, or only helper ops, and misses the write
+// to `dense`. So ebb puts a kernel in front of each
 // kernel at those keys. That kernel reports the call as one that cannot be repeated: dense results
 // become leaves, and written dense arguments become new values. Calls without such an argument
 // never reach these kernels.

@@ -45,7 +45,8 @@ Shortage shortageNow();
 // not throw.
 EBB_API bool relieved();
 
-// The work that relieved() was asked about has succeeded after all.
+// Counts an operator, replay or copy that failed, ran again because relieved() returned true, and
+// has now succeeded.
 EBB_API void noteOvercome();
 
 // Totals of the process.

@@ -12,11 +12,11 @@ namespace ebb {
 
 // Note [Shared storages]
 // dst's storage gets a pointer to the memory of src's storage, and a deleter that owns a reference
-// to src's storage. So every view of dst, made before or after, shows src's data; src may die
-// first; the memory is freed with the last of both. No version counter is incremented, because the
-// new data is the data that dst is meant to have. dst points to the current memory of src's
-// storage, so src's storage must keep this memory: it is not resizable from then on, and cannot be
-// a dst itself.
+// to src's storage. So every view of dst, made before or after, shows src's data. src may die
+// before dst: the memory is freed when both storages are gone. No version counter is incremented,
+// because the new data is the data that dst is meant to have. dst points to the current memory of
+// src's storage, so src's storage must keep this memory: it is not resizable from then on, and
+// cannot be a dst itself.
 
 // From now on `dst` and all tensors on its storage show the memory of `src`. Both must have the
 // same dtype, device, sizes, strides and offset. src's storage must be at least as large as dst's

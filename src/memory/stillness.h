@@ -59,9 +59,9 @@ EBB_API void endCommotion();
 // 2. While graphs wait for their backward, the program has taken an alias with its own version
 //    (`p.data`, `p.numpy()`, a pointer). The program may write through the alias and later restore
 //    the contents, and ebb cannot tell. Replays ahead of those graphs do not read the storage.
-//    Taking the alias waits until the recipe that reads the storage has run on the CPU, or is
-//    launched on a device. ebb does not notice an alias that was taken before the recording of
-//    those graphs ended.
+//    If a replay ahead is reading the storage when the program takes the alias, the program first
+//    waits until that recipe has run on the CPU, or has been launched on a device. ebb does not
+//    notice an alias that was taken before the recording of those graphs ended.
 constexpr uint64_t kForEver = UINT64_MAX;
 
 // Graphs are numbered in the order in which their recording ends. From now on, replays ahead of

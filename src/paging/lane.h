@@ -67,8 +67,8 @@ class PageLane {
   // number 0.
   Call mark();
 
-  // Keeps `bytes`, allocated on the stream `made`, until that stream or another has waited for
-  // `call`.
+  // Keeps `bytes`, allocated on the stream `made`, until `made` has waited for `call`, another
+  // stream has waited for all calls, or the host knows that the call is over.
   void hold(const Call& call, c10::Stream made, c10::Storage& bytes);
 
   // The compute stream waits for `call`.

@@ -65,7 +65,7 @@ class PoolSet {
   // the copy of the error bits to the host starts.
   void settle();
 
-  // Adds the errors of pools on the tensor's device to a tensor of one int64.
+  // Sets in `errors`, a tensor of one int64, the error bits of all pools on its device.
   void addErrors(at::Tensor& errors);
 
   void addTo(PagingStats& stats) const;

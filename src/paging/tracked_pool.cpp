@@ -137,8 +137,8 @@ void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   }
 }
 
-// The assertion runs on the lane, after the stash that the assertion checks. The stash runs after
-// all earlier launches of graphs.
+// The assertion runs on the lane, after the stash that the assertion checks. It need not wait for
+// CUDA graphs that were launched earlier: the stash has waited for them.
 void TrackedPool::assertGood() {
   const auto assertOnDevice = [&] {
     const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);

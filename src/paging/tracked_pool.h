@@ -98,8 +98,8 @@ class TrackedPool {
   // Asserts on the device that the pool had no error.
   void assertGood();
 
-  // If a CUDA graph uses the pool: later launches of the graph run after all calls given so far.
-  // Called outside of captures.
+  // If a CUDA graph uses the pool, the compute stream waits for all of the lane's calls so far, so
+  // that later launches of the graph run after them. Called outside of captures.
   void letGraphsWait();
 
   // Adds error bits to a tensor of one int64; runs on the lane.

@@ -19,8 +19,8 @@
 namespace ebb {
 
 // The operators that a policy's rules may name: operators registered when the policy is made, or
-// also operators that a library registers later. A rule for torch's own operators must always
-// match.
+// also operators that a library registers later. In both cases,
+// a rule for torch's own operators must match a registered operator; else makePolicy throws.
 enum class Names { Registered, Later };
 
 // See makePolicy. Immutable; shared by threads.

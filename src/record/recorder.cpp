@@ -55,7 +55,8 @@ bool isParameter(const at::Tensor& tensor) {
   return tensor.requires_grad() && tensor.is_leaf();
 }
 
-// Gives a value that has a recipe the decision of a rule with a name: see Note [Names].
+// Called after the program has named a value that has a recipe. Replaces the value's decision by
+// that of the rule for this name: see Note [Names].
 void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
   // Earlier readers may have mixed rows, and paging would not restore padding rows.
   const bool tooLate = decision == Decision::Page && value.uses.readers() > 0;
@@ -132,17 +133,13 @@ void dropHeldOf(const WeakGraph& weak) {
   }
 }
 
-// See Note [Static TLS]
-[[gnu::tls_model("initial-exec")]] constinit thread_local Recorder* tlsOpenRecorder = nullptr;
-
 }  // namespace
 
 Recorder* openRecorder() {
-  return tlsOpenRecorder;
+  return tlsInterceptor ? static_cast<Recorder*>(&tlsInterceptor->recorder()) : nullptr;
 }
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) {
-  tlsOpenRecorder = this;
   dropHeldOf(last_);
   before_ = std::exchange(last_, WeakGraph(graph));
   context_.graph = std::move(graph);
@@ -381,7 +378,6 @@ bool Recorder::reads(c10::StorageImpl* storage) const {
 }
 
 void Recorder::close() {
-  tlsOpenRecorder = nullptr;
   const auto forget = c10::make_scope_exit([this] {
     values_.clear();
     rows_.clear();
@@ -446,7 +442,8 @@ void Recorder::emptyEscapes(
 
 void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
-  if (value.releaseGone() && !value.home.bytes()) {
+  const bool isVerified = context_.graph->verify != VerifyMode::Off;  // poison.cpp reads versions
+  if (!isVerified && value.releaseGone() && !value.home.bytes()) {
     return;  // nothing can be written or read
   }
   guardAgainstWrites(context_, sender_, value);

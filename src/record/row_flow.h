@@ -50,7 +50,7 @@ class RowFlow {
  private:
   bool keepsApart(const at::Tensor& tensor, size_t argument) const;
 
-  // Size of an argument without rows.
+  // The sizes of an argument whose valid rows ebb does not know.
   struct Extent {
     int64_t dimensions;
     int64_t leading;  // the first size

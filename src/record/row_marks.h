@@ -48,8 +48,8 @@ class RowMarks {
  private:
   // The first `count` rows of `tensor`, which shows `value`, are valid.
   void setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count);
-  // The count for `rows`. Tensors with the same count share one object, so that an operator may
-  // combine them.
+  // The count for `rows`. Marks with the same count share one object: the result of an operator has
+  // valid rows only if all arguments that have rows share their count.
   RowCountPtr countOf(const at::Tensor& tensor, const at::Tensor& rows);
 
   const Context& context_;

@@ -19,7 +19,8 @@ class Unrepeatable {
     all_.push_back({c10::weak_intrusive_ptr<Value>(result), &op});
   }
 
-  // The region ends. Notes which results autograd has saved, while the recorder still knows.
+  // Called when the region ends, before the recorder drops its values. Notes which results autograd
+  // has saved.
   void closing();
 
   // The region has ended, so all remaining results are resident. Logs each operator once.

@@ -21,8 +21,8 @@ class UnsaidWrites {
   // Takes the fingerprints before the kernel runs.
   UnsaidWrites(const OpTraits& op, const Arguments& arguments);
 
-  // Called after the kernel, under the graph's lock. Makes changed arguments leaves. Returns true
-  // if there are any.
+  // Called after the kernel, under the graph's lock. Turns the value of each changed
+  // argument into a leaf. Returns true if an argument has changed.
   bool giveUp(ValueMap& values);
 
   // Warns once per operator. Called without the graph's lock, since a warning may run Python.

@@ -263,8 +263,9 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
 }
 
 // Note [Silent writes]
-// Eager's saved tensors share the storage, so backward sees a write without a moved version. So
-// after such a write, handles of the old value show the written storage (`RareParts::redefined`).
+// A write may leave the version counter as it is. In eager, the saved tensor shares its storage
+// with the written tensor and no version check fails, so backward reads the written bytes. So after
+// such a write, handles of the old value show the written storage (`RareParts::redefined`).
 ValueMap& ValueMap::settle() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
@@ -351,7 +352,9 @@ size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<V
     if (!isDead(entry->second)) {
       return false;
     }
-    entry->second->releaseGone();
+    if (context_.graph->verify == VerifyMode::Off) {  // else poison.cpp may be reading the versions
+      entry->second->releaseGone();
+    }
     values_.erase(entry);
     return true;
   });

@@ -89,11 +89,11 @@ Recorder* threadsRecorderForPacking();
 // Note [Regions that are split]
 // Backward recomputes a region as a whole. FSDP frees the parameters of a unit after the unit's
 // forward, and gathers them again just before the unit's backward. If a region contained two such
-// units, backward would need the parameters of both at once. So if the program empties a storage
-// that ebb has read in the open region and has not computed there, ebb splits the region before the
-// next op or pack, and recomputes the two parts apart from each other. ebb waits for the next op or
-// pack because a region with only one unit ends before: ebb does not split such a region, and the
-// region keeps its escapes.
+// units, backward would need the parameters of both at once. So if a job of several ranks empties a
+// storage that ebb has read in the open region and has not computed there, ebb splits the region
+// before the next op or pack, and recomputes the two parts apart from each other. ebb waits for the
+// next op or pack because a region with only one unit ends before: ebb does not split such a
+// region, and the region keeps its escapes.
 class Splitter final : public Interceptor {
  public:
   explicit Splitter(Recorder& recorder) : recorder_(recorder) {
@@ -175,13 +175,21 @@ class ThreadRegions {
 
   // Returns the recorder of the new part. See Note [Regions that are split].
   Recorder& split() {
-    closeGraph();
-    openGraph();
-    for (size_t depth = 0; depth < frames_.size(); ++depth) {
-      regionOf_[depth] = nameIndex(*recorder_.context().graph, frames_[depth].name);
+    const auto begin = [this] {
+      openGraph();
+      for (size_t depth = 0; depth < frames_.size(); ++depth) {
+        regionOf_[depth] = nameIndex(*recorder_.context().graph, frames_[depth].name);
+      }
+      activate();
+      announceOpaqueWrites();
+    };
+    try {
+      closeGraph();
+    } catch (...) {
+      begin();  // the frames are still open, and need a graph
+      throw;
     }
-    activate();
-    announceOpaqueWrites();
+    begin();
     return recorder_;
   }
 

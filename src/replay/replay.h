@@ -37,8 +37,9 @@ class AheadWatch {
   virtual void end() = 0;
 };
 
-// Materialises `value` before backward needs it, as far as `watch` allows. Remaining values can be
-// materialised later. Returns true if `watch` allowed everything. Throws as materialise() does.
+// Materialises `value` before backward needs it, as far as `watch` allows. If `watch` stops the
+// replay, the results of the recipes that have run stay, and a later call runs the others. Returns
+// true if `watch` allowed everything. Throws as materialise() does.
 bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch);
 
 }  // namespace ebb

@@ -123,7 +123,8 @@ class Rerun {
     }
   }
 
-  // Called if the replay threw. Gives buffers back to their values. Returns false if the replay
+  // Called if the replay threw. Returns to each value the buffer that this replay took from it to
+  // write in place, unless the kernel has begun. Returns false if the replay
   // cannot be tried again: the kernel may have written to such a buffer, results may have been
   // handed out, or a collective may have begun.
   bool undo() {

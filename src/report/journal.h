@@ -265,9 +265,9 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // Counts an outermost region; returns the number of regions before.
   uint64_t countRegion();
 
-  // Registers a value from outside. The journal calls `look` to find out if only regions hold the
-  // value: when backward first unpacks, when a report is made, and, for profiles, when a region is
-  // entered.
+  // Registers a value whose storage the region did not compute. The journal calls `look` to find
+  // out if only regions hold the value: when backward first unpacks, when a report is made, and,
+  // for profiles, when a region is entered.
   void watch(const Entry& entry, std::function<RegionHold()> look);
   // Backward has unpacked the value of `entry`.
   void asked(const Entry& entry);

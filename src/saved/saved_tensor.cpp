@@ -100,9 +100,10 @@ struct SavedTensor::Parts {
 //   1. A value to be recomputed: the value and the geometry. No bytes.
 //   2. A wrapper around such values: each inner tensor, and how to rebuild the wrapper.
 //   3. A kept value that has a grad_fn, or that the policy saves: its storage and the geometry. The
-//      handle does not keep the tensor: a tensor with a grad_fn owns the node that owns this
-//      handle, and the program may hold the tensor too. Reference counts tell whether other code
-//      holds the storage, see ownsItsBytes.
+//      handle does not keep the tensor, for two reasons. A tensor with a grad_fn owns the node that
+//      owns this handle, so there would be a reference cycle. And the storage's reference count
+//      shows whether other code holds the storage (ownsItsBytes) only if the handle shares no
+//      tensor with the program.
 //   4. Any other tensor without a grad_fn (parameters, inputs): the tensor itself, as in eager, so
 //      that unpack gives the same object.
 //   5. Any other tensor (sparse tensors, other subclasses): an alias without the grad_fn.

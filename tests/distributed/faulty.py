@@ -1,4 +1,4 @@
-"""A rank of a job of which some ranks fail. test_faults.py runs this program on each rank.
+"""A rank of a job of which some ranks fail. test_failing_ranks.py runs this program on each rank.
 
 The argument describes the job in JSON:
 

@@ -9,12 +9,22 @@ import contextlib
 
 import pytest
 import torch
+import torch.distributed as dist
 from ahead_programs import replays_ahead
 from exactness import same_bits
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ebb
 
 WIDTH = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _job_of_several_ranks():
+    """ebb splits regions only there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
 
 
 class Unit:

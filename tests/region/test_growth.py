@@ -22,7 +22,7 @@ REGIONS_OF_BATCH = 8
 # tensors, for each region, and for each region of eight ops with seven saved tensors.
 BYTES_OF_OP = 262
 BYTES_OF_REGION = 1_000
-BYTES_OF_EIGHT_OPS = 2_300
+BYTES_OF_EIGHT_OPS = 2_600
 
 X = torch.randn(8).requires_grad_()
 

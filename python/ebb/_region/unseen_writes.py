@@ -77,7 +77,7 @@ def _slice_announced(method: Callable[..., Any]) -> Callable[..., Any]:
 def _emptying(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
-        if size == 0 and _C.in_region():
+        if size == 0 and _C.in_region() and torch.distributed.is_initialized():
             _C.storage_emptied(self)
         return method(self, size)
 
@@ -101,11 +101,11 @@ def install() -> None:
         backend = torch._C._distributed_c10d.Backend
         for name in COLLECTIVES:
             setattr(backend, name, _communicating(getattr(backend, name)))
+        torch.UntypedStorage.resize_ = _emptying(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     for name in ("apply_", "map_", "map2_"):
         _C.watch(getattr(torch._C.TensorBase, name), _C.Watch.WRITES)
     # `_swap_data_ptr_` is new in torch 2.12.
     for name in {"_byteswap", "_set_from_file", "_swap_data_ptr_"} & set(dir(torch.UntypedStorage)):
         setattr(torch.UntypedStorage, name, _announced(getattr(torch.UntypedStorage, name)))
-    torch.UntypedStorage.resize_ = _emptying(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
     whole = torch.UntypedStorage.__getitem__
     torch.UntypedStorage.__getitem__ = _slice_announced(whole)  # type: ignore[method-assign]
