@@ -63,7 +63,7 @@ def missing(name):
     # Replays ahead leave the last region as it is, which may be the only one.
     if total["ops_replayed"] + stats["ahead"]["regions_held"] == 0:
         return "nothing was recomputed"
-    if name in ("mixed", "disk") and total["bytes_offloaded"] + total["bytes_fell_back"] == 0:
+    if name == "mixed" and total["bytes_offloaded"] == 0:
         return "nothing was offloaded"
     return ""
 
