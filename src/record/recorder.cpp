@@ -133,6 +133,11 @@ void dropHeldOf(const WeakGraph& weak) {
   }
 }
 
+// As Value::releaseGone(). Does nothing in verify mode, where poison.cpp may be reading the versions.
+bool releaseGone(const Graph& graph, Value& value) {
+  return graph.verify == VerifyMode::Off && value.releaseGone();
+}
+
 }  // namespace
 
 Recorder* openRecorder() {
@@ -442,8 +447,7 @@ void Recorder::emptyEscapes(
 
 void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
-  const bool isVerified = context_.graph->verify != VerifyMode::Off;  // poison.cpp reads versions
-  if (!isVerified && value.releaseGone() && !value.home.bytes()) {
+  if (releaseGone(*context_.graph, value) && !value.home.bytes()) {
     return;  // nothing can be written or read
   }
   guardAgainstWrites(context_, sender_, value);
