@@ -133,7 +133,7 @@ void dropHeldOf(const WeakGraph& weak) {
   }
 }
 
-// As Value::releaseGone(). Does nothing in verify mode, where poison.cpp may be reading the versions.
+// As Value::releaseGone(). Does nothing in verify mode: poison.cpp may be reading the versions.
 bool releaseGone(const Graph& graph, Value& value) {
   return graph.verify == VerifyMode::Off && value.releaseGone();
 }
