@@ -30,16 +30,6 @@ HEADING = f"rank  {'policy':<18} {'held MiB':>9} {'peak MiB':>9} {'time':>6}  id
 NAMES = ("plain", "torch AC", "ebb recompute_all", "ebb save_matmuls")
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--steps", type=int, default=8, help="training steps of each variant")
-    parser.add_argument("--dim", type=int, default=128, help="model width, a multiple of 32")
-    parser.add_argument("--layers", type=int, default=4, help="transformer blocks")
-    parser.add_argument("--batch", type=int, default=4, help="sequences in a rank's batch")
-    parser.add_argument("--length", type=int, default=128, help="bytes in a sequence")
-    return parser.parse_args()
-
-
 def make_variant(name: str, arguments: argparse.Namespace) -> Variant:
     torch.manual_seed(0)  # all ranks and variants have the same weights
     model = GPT(arguments.dim, arguments.layers, arguments.length).to(train_gpt.DEVICE)
@@ -93,7 +83,7 @@ def row_of(variant: Variant, plain: Variant, batch: torch.Tensor) -> str:
 
 
 def main() -> int:
-    arguments = parse_arguments()
+    arguments = train_gpt.parser_of(__doc__, steps=8, batch=4).parse_args()
     if train_gpt.DEVICE.type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         torch.use_deterministic_algorithms(True)

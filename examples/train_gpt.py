@@ -103,21 +103,28 @@ class Variant:
     first_difference: str | None = None
 
 
-def parse_arguments() -> argparse.Namespace:
-    def whole(text: str, least: int = 1, multiple_of: int = 1) -> int:
-        if text.isdecimal() and least <= int(text) < 2**31 and int(text) % multiple_of == 0:
-            return int(text)
-        expected = "a whole number" if multiple_of == 1 else f"a multiple of {multiple_of}"
-        raise argparse.ArgumentTypeError(f"expected {expected}, {least} or more; got {text!r}")
+def whole(text: str, least: int = 1, multiple_of: int = 1) -> int:
+    if text.isdecimal() and least <= int(text) < 2**31 and int(text) % multiple_of == 0:
+        return int(text)
+    expected = "a whole number" if multiple_of == 1 else f"a multiple of {multiple_of}"
+    raise argparse.ArgumentTypeError(f"expected {expected}, {least} or more; got {text!r}")
 
+
+def parser_of(description: str | None, steps: int, batch: int) -> argparse.ArgumentParser:
+    """A parser for the sizes of a training, with these defaults."""
     width = functools.partial(whole, least=HEAD_DIM, multiple_of=HEAD_DIM)
-    seed = functools.partial(whole, least=0)
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--steps", type=whole, default=40, help="training steps of each variant")
+    parser = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+    parser.add_argument("--steps", type=whole, default=steps, help="training steps of each variant")
     parser.add_argument("--dim", type=width, default=128, help="model width, a multiple of 32")
     parser.add_argument("--layers", type=whole, default=4, help="transformer blocks")
-    parser.add_argument("--batch", type=whole, default=8, help="sequences in a batch")
+    parser.add_argument("--batch", type=whole, default=batch, help="sequences in a batch")
     parser.add_argument("--length", type=whole, default=128, help="bytes in a sequence")
+    return parser
+
+
+def parse_arguments() -> argparse.Namespace:
+    seed = functools.partial(whole, least=0)
+    parser = parser_of(__doc__, steps=40, batch=8)
     parser.add_argument("--seed", type=seed, default=0, help="for weights, batches and dropout")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there too")
     arguments = parser.parse_args()

@@ -66,7 +66,8 @@ def apply(model: torch.nn.Module, policy: ebb.Policy, modules: str) -> None:
     ebb.apply(model, policy, modules)
 
 
-# What an entry does before the model is wrapped. "apply later" acts afterwards.
+# For each way to make blocks regions: the function to call before the strategy wraps the model.
+# "apply later" has none, since it calls `ebb.apply` on the wrapped model.
 ENTRIES: dict[str, Callable[[torch.nn.Module, ebb.Policy, str], None] | None] = {
     "apply": apply,
     "apply later": None,

@@ -18,8 +18,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 OPS_OF_REGION = 8
 REGIONS_OF_BATCH = 8
 
-# What ebb adds to eager's bytes, see docs/design/graph.md: for each op of a chain without saved
-# tensors, for each region, and for each region of eight ops with seven saved tensors.
+# Upper bounds of the host bytes that a program needs more with ebb than in eager: for each op of a
+# chain without saved tensors, for each region, and for each region of eight ops with seven saved
+# tensors. docs/design/graph.md says which objects take these bytes.
 BYTES_OF_OP = 262
 BYTES_OF_REGION = 1_000
 BYTES_OF_EIGHT_OPS = 2_600
