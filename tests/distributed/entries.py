@@ -9,6 +9,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 import torch
+from models import STEPS
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
@@ -86,7 +87,7 @@ class Way:
         steps: the number of steps that a training takes.
     """
 
-    def __init__(self, policy: ebb.Policy | None, entry: str = "apply", steps: int = 3) -> None:
+    def __init__(self, policy: ebb.Policy | None, entry: str = "apply", steps: int = STEPS) -> None:
         self.policy = policy
         self.entry = entry
         self.steps = steps

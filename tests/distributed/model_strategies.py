@@ -16,9 +16,7 @@ from test_megatron_parallel import KINDS, AsyncLinear, Stack
 from test_repeated_collectives import stack
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    fully_shard,
-)
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,

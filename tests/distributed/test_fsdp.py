@@ -17,9 +17,7 @@ from launched import run_on_ranks
 from models import Block, Net, batch, step_in_a_region, train_steps
 from strategies import sharded
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    FullyShardedDataParallel,
-)
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from two_ranks import on_two_ranks
 

@@ -16,6 +16,7 @@ import pytest
 from ahead_programs import replays_ahead
 from comparing import POLICIES, difference_of, prompt_accelerator, run
 from entries import ENTRIES, PLANNED_STEPS
+from models import STEPS
 from strategies import STRATEGIES
 from two_ranks import on_two_ranks
 
@@ -76,7 +77,7 @@ def check(strategy, combinations):
     plain = functools.cache(lambda steps: run(train, None, "apply", steps))
     for entry, name in combinations:
         policy, settings = POLICIES_AND_SETTINGS[name]
-        steps = PLANNED_STEPS if entry == "EBB_BUDGET" else 3
+        steps = PLANNED_STEPS if entry == "EBB_BUDGET" else STEPS
         expected = plain(steps)
         ebb.reset_stats()
         with settings():
