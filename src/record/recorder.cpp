@@ -172,6 +172,9 @@ void Recorder::call(Call& call) {
       callInplaceView(call);
       return;
     case OpKind::Recorded:
+      if (call.op.arguments.writes && earlierParts_.any()) {
+        earlierParts_.beforeCall(call, context_.regionName());
+      }
       if (call.op.arguments.writes && readResults_.any()) {
         readResults_.beforeCall(call, *context_.counters);
       }
@@ -301,6 +304,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
 // See Note [Communication]
 [[gnu::cold]] void Recorder::collectiveWrites(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
+    earlierParts_.beforeWrite(tensor, isComputed(tensor), "a collective", context_.regionName());
     readResults_.beforeWrite(tensor, *context_.counters);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
@@ -376,17 +380,20 @@ void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
   }
 }
 
-bool Recorder::reads(c10::StorageImpl* storage) const {
+bool Recorder::storageEmptied(c10::StorageImpl* storage) {
   const auto found = values_.all().find(storage);
-  return found != values_.all().end() && !found->second->facts.madeHere &&
-         found->second->uses.readers() > 0;
+  const bool splits = found != values_.all().end() && !found->second->facts.madeHere &&
+                      found->second->uses.readers() > 0;
+  earlierParts_.storageEmptied(storage, splits);
+  return splits;
 }
 
-void Recorder::close() {
-  const auto forget = c10::make_scope_exit([this] {
+void Recorder::close(bool onlyPart) {
+  const auto forget = c10::make_scope_exit([this, onlyPart] {
     values_.clear();
     rows_.clear();
     sender_.clear();
+    earlierParts_.ended(onlyPart);
     std::erase_if(context_.graph->fromOutside, [](const auto& value) { return value.expired(); });
     context_.graph.reset();
   });
@@ -398,7 +405,7 @@ void Recorder::close() {
     closeOwned(*entry.second);
   }
   for (const auto& entry : values_.all()) {
-    closeOthers(entry.second);
+    closeOthers(entry.second, onlyPart);
   }
   // See Note [Replays ahead of backward]
   if (Lookahead* lookahead = context_.graph->lookahead.get();
@@ -445,7 +452,7 @@ void Recorder::emptyEscapes(
   }
 }
 
-void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
+void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry, bool onlyPart) {
   Value& value = *entry;
   if (releaseGone(*context_.graph, value) && !value.home.bytes()) {
     return;  // nothing can be written or read
@@ -459,6 +466,9 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   }
   if (value.home.isPrivate()) {
     return;  // no other code has the bytes
+  }
+  if (onlyPart && (value.uses.readers() > 0 || value.uses.handles() > 0)) {
+    earlierParts_.add(entry, context_.graph);
   }
   if (value.facts.madeHere && !value.home.storage().expired()) {
     results_.add(value, context_.graph);

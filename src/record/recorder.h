@@ -55,8 +55,9 @@ class Recorder final : public Interceptor {
   // Ends a write begun by opaqueWriteBegins().
   void opaqueWriteEnds(const at::Tensor& tensor);
 
-  // True if an op of the region has read `storage`, and none has computed its contents.
-  bool reads(c10::StorageImpl* storage) const;
+  // The program is about to empty `storage`. Returns true if an op of the region has read it, and
+  // none has computed its contents.
+  bool storageEmptied(c10::StorageImpl* storage);
 
   // A collective outside the dispatcher is about to write to `tensor`.
   void collectiveWrites(const at::Tensor& tensor);
@@ -67,8 +68,9 @@ class Recorder final : public Interceptor {
   // Sets the innermost region's policy, index in Graph::names, counters and Context::allRepeat.
   void enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat);
 
-  // Ends the outermost region. By then autograd has counted all writes.
-  void close();
+  // Ends the outermost region, or only a part: see Note [Regions that are split]. By then autograd
+  // has counted all writes.
+  void close(bool onlyPart = false);
 
   // Called after close(), without a lock: see Unrepeatable.
   void tellUnrepeatable(const std::string& region) {
@@ -89,7 +91,7 @@ class Recorder final : public Interceptor {
   Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
   // Sends the bytes of `value`, about to be packed, if the policy sends them and they can leave.
   void sendIfDue(Value& value, const at::Tensor& tensor);
-  void closeOthers(const c10::intrusive_ptr<Value>& entry);
+  void closeOthers(const c10::intrusive_ptr<Value>& entry, bool onlyPart);
 
   Context context_;
   Sender sender_{context_};
@@ -97,6 +99,7 @@ class Recorder final : public Interceptor {
   RowMarks rows_{context_, values_, sender_};
   Results results_;
   ReadResults readResults_;
+  EarlierParts earlierParts_;  // of the open region
   Unrepeatable unrepeatable_;
   WeakGraph last_{c10::intrusive_ptr<Graph>()};    // the latest graph
   WeakGraph before_{c10::intrusive_ptr<Graph>()};  // the graph before the latest

@@ -5,6 +5,7 @@
 
 #include "graph/geometry.h"
 #include "intercept/each_tensor.h"
+#include "intercept/key.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -97,6 +98,81 @@ void ReadResults::forgetDead() {
     entry = entry->second.empty() ? all_.erase(entry) : std::next(entry);
   }
   sweepAt_ = 2 * all_.size() + 64;
+}
+
+// Note [Writes in a later part]
+// Within a region ebb sees every write by an operator, and keeps or copies the old contents. A
+// region that was split has several graphs, and the graph of an earlier part learns of a write only
+// from the version counters it knows. A write through `.data`, or by a collective, moves none of
+// them, so the part would recompute from other contents without noticing. ebb cannot copy the old
+// contents: see Note [Results that are written later]. So ebb refuses such a write until the region
+// ends, except to storages that the program has emptied, as FSDP does before it gathers them again.
+// A write to running statistics (ArgUse::Scratch) is allowed, because no result depends on them.
+void EarlierParts::add(
+    const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph) {
+  const c10::StorageImpl* storage = value->home.storage()._unsafe_get_target();
+  if (std::find(emptied_.begin(), emptied_.end(), storage) == emptied_.end()) {
+    all_[storage].push_back({c10::weak_intrusive_ptr<Value>(value), WeakGraph(graph)});
+  }
+}
+
+void EarlierParts::storageEmptied(const c10::StorageImpl* storage, bool splits) {
+  all_.erase(storage);
+  if (splits) {
+    emptied_.push_back(storage);
+  }
+}
+
+void EarlierParts::ended(bool onlyPart) {
+  emptied_.clear();
+  if (!onlyPart) {
+    all_.clear();
+  }
+}
+
+[[gnu::cold]] void EarlierParts::beforeCall(const Call& call, const std::string& region) const {
+  const ArgumentTraits& traits = call.op.arguments;
+  forEachTensor(call.arguments, traits.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
+    if (traits.uses[i] == ArgUse::Write || traits.uses[i] == ArgUse::Overwrite) {
+      const bool counted = (traits.counted[i] && !insidePythonDispatch()) ||
+                           (call.op.limits.communicates && isComputed(tensor));
+      beforeWrite(tensor, counted, call.op.name, region);
+    }
+  });
+}
+
+[[gnu::cold]] void EarlierParts::beforeWrite(
+    const at::Tensor& tensor,
+    bool counted,
+    const std::string& op,
+    const std::string& region) const {
+  const bool recordable = tensor.defined() && isRecordable(tensor);
+  const auto found = recordable ? all_.find(storageOf(tensor)) : all_.end();
+  if (found == all_.end()) {
+    return;
+  }
+  for (const Needed& needed : found->second) {
+    const auto graph = needed.graph.lock();
+    const auto value = needed.value.lock();
+    if (!graph || !value) {
+      continue;
+    }
+    std::lock_guard<PythonMutex> lock(graph->mutex);
+    const bool isNeeded = value->uses.readers() > 0 || value->uses.handles() > 0;
+    const bool isSeen =
+        counted && value->versions.know(tensor.unsafeGetTensorImpl()->version_counter());
+    TORCH_CHECK(
+        !isNeeded || isSeen || value->home.isPrivate(),
+        "ebb: ",
+        op,
+        " in region '",
+        region,
+        "' writes to a tensor that backward needs for earlier ops of the region, and torch does "
+        "not count the write (a write through .data or by a collective, for example). ebb has "
+        "split the region where the program freed a parameter, and cannot keep the old contents "
+        "for the ops before. Let these ops read a copy (tensor.clone()), or write to the tensor "
+        "after backward.");
+  }
 }
 
 }  // namespace ebb

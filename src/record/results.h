@@ -5,6 +5,8 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
+#include <string>
+
 #include "ebb/report.h"
 #include "graph/graph.h"
 #include "graph/lookahead.h"
@@ -65,6 +67,45 @@ class ReadResults {
 
   ska::flat_hash_map<const c10::StorageImpl*, Readers> all_;
   size_t sweepAt_ = 64;  // size at which dead entries are removed
+};
+
+// Storages that the earlier parts of an open region need for their recomputation: see Note [Writes
+// in a later part].
+class EarlierParts {
+ public:
+  // The part recorded in `graph` has ended.
+  void add(const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph);
+
+  bool any() const {
+    return !all_.empty();
+  }
+
+  // Throws if the operator makes a write that moves no version known to an earlier part, to a
+  // storage that the part needs. `region`: for the message.
+  void beforeCall(const Call& call, const std::string& region) const;
+  // Throws if an earlier part needs the storage of `tensor`. `counted`: the write moves the
+  // tensor's version.
+  void beforeWrite(
+      const at::Tensor& tensor,
+      bool counted,
+      const std::string& op,
+      const std::string& region) const;
+
+  // The program empties `storage`, and will restore the contents for backward. `splits`: the part
+  // ends before the next op.
+  void storageEmptied(const c10::StorageImpl* storage, bool splits);
+
+  // A part has ended, and the region too unless `onlyPart`.
+  void ended(bool onlyPart);
+
+ private:
+  struct Needed {
+    c10::weak_intrusive_ptr<Value> value;
+    WeakGraph graph;
+  };
+
+  ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<Needed, 1>> all_;
+  c10::SmallVector<const c10::StorageImpl*, 1> emptied_;  // since the open part has to end
 };
 
 }  // namespace ebb

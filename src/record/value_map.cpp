@@ -115,8 +115,12 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   }
 }
 
+bool isComputed(const at::Tensor& tensor) {
+  return tensor.requires_grad() && !tensor.is_leaf();
+}
+
 void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
-  if (tensor.requires_grad() && !tensor.is_leaf()) {
+  if (isComputed(tensor)) {
     moveVersionIfNeeded(tensor, ours);
   }
 }

@@ -129,7 +129,10 @@ c10::Storage escapedStorage(const Value& value);
 // graphs may need the old contents.
 void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours);
 
-// Calls moveVersionIfNeeded() for a tensor written by a collective, if the tensor has a grad_fn.
+// True if a write to `tensor` by a collective moves the version: the tensor has a grad_fn.
+bool isComputed(const at::Tensor& tensor);
+
+// Calls moveVersionIfNeeded() for a tensor written by a collective, if isComputed().
 void moveVersionOfComputed(const at::Tensor& tensor, size_t ours);
 
 }  // namespace ebb

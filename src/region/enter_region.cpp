@@ -167,7 +167,7 @@ class ThreadRegions {
   }
 
   void storageEmptied(c10::StorageImpl* storage) {
-    if (inRegion() && recorder_.reads(storage)) {
+    if (inRegion() && recorder_.storageEmptied(storage)) {
       splits_ = true;
       activate();
     }
@@ -184,7 +184,7 @@ class ThreadRegions {
       announceOpaqueWrites();
     };
     try {
-      closeGraph();
+      closeGraph(true);
     } catch (...) {
       begin();  // the frames are still open, and need a graph
       throw;
@@ -300,12 +300,12 @@ class ThreadRegions {
   }
 
   // Ends the outermost region, or the part of one, that openGraph() began.
-  void closeGraph() {
+  void closeGraph(bool onlyPart = false) {
     splits_ = false;
     setCurrentInterceptor(nullptr);
     count(liveCounts().regions, -1);
     const auto graph = recorder_.context().graph;
-    recorder_.close();
+    recorder_.close(onlyPart);
     closed(graph);
     recorder_.tellUnrepeatable(frames_.front().name);
   }

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from ahead_programs import replays_ahead
 from exactness import same_bits
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
 
@@ -140,3 +141,105 @@ def test_emptying_what_the_region_has_computed_does_not_split_it():
         h.add(1)
     y.sum().backward()
     assert torch.equal(h, x.sin())
+
+
+class Later:
+    """A region that a freed unit splits, and a write in its second part."""
+
+    def __init__(self):
+        self.unit = Unit(0)
+        self.x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
+        self.buffer = torch.linspace(1, 2, 4 * WIDTH).reshape(4, WIDTH)
+        self.computed = self.unread = None
+
+    def run(self, enter, write):
+        with enter():
+            self.computed = self.x * self.buffer
+            self.unread = self.computed.sin()
+            h = self.unit(self.unread)
+            y = h * 2
+            write(self)
+            y = y.exp()
+        y.sum().backward()
+        return [y, self.x.grad, self.unit.weight.grad]
+
+
+def through_data(tensor):
+    tensor.data[1, 2] = 5.0
+
+
+def by_a_collective(tensor):
+    dist.broadcast(tensor.detach(), src=0)
+
+
+def by_a_backend(tensor):
+    group = dist.group.WORLD._get_backend(torch.device("cpu"))
+    group.broadcast([tensor.detach()], dist.BroadcastOptions())
+
+
+def in_a_dispatch_mode(tensor):
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return tensor.detach().add_(1)
+
+    with Mode():
+        torch.ones(())
+
+
+@pytest.mark.parametrize(
+    "write", [through_data, by_a_collective, by_a_backend, in_a_dispatch_mode]
+)
+@pytest.mark.parametrize("what", ["buffer", "computed"])
+def test_a_later_part_writes_without_a_count_to_what_an_earlier_part_needs(what, write):
+    with pytest.raises(RuntimeError, match=r"in region 'region' writes to .* torch does not count"):
+        Later().run(ebb.region, lambda job: write(getattr(job, what)))
+
+
+@pytest.mark.parametrize("what", ["buffer", "computed"])
+def test_a_later_part_writes_with_a_count(what):
+    """As in eager, backward raises if it needs the old contents."""
+
+    def write(job):
+        with torch.no_grad():
+            getattr(job, what)[1, 2] = 5.0
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        Later().run(ebb.region, write)
+
+
+def test_a_later_part_may_write_to_what_is_not_needed():
+    def write(job):
+        job.unit.weight.untyped_storage().resize_(job.unit.contents.untyped_storage().nbytes())
+        job.unit.weight.data.copy_(job.unit.contents)  # gathered again: it was emptied before
+        job.unit.free()
+        job.other = torch.ones(4)
+        job.other.data.mul_(2)
+
+    actual = Later().run(ebb.region, write)
+    expected = Later().run(contextlib.nullcontext, write)
+    assert all(map(same_bits, actual, expected))
+
+
+def test_writes_are_allowed_again_when_the_region_has_ended():
+    job = Later()
+    job.run(ebb.region, lambda job: None)
+    with ebb.region():
+        through_data(job.buffer)
+    assert job.buffer[1, 2] == 5
+
+
+def test_running_statistics_are_written_in_each_part():
+    def gradients_of(enter):
+        units = [Unit(seed) for seed in range(3)]
+        norm = torch.nn.BatchNorm1d(WIDTH)
+        x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
+        with enter():
+            h = x * 3
+            for unit in units:
+                h = unit(norm(h))
+            y = h.sum()
+        y.backward()
+        return [y, x.grad, norm.weight.grad, norm.running_mean, norm.num_batches_tracked]
+
+    actual, expected = gradients_of(ebb.region), gradients_of(contextlib.nullcontext)
+    assert all(map(same_bits, actual, expected))
