@@ -190,8 +190,8 @@ def test_a_capture_that_failed(eager_first, where, device):
 
 
 def allocated_without_gradients(step):
-    """Bytes. The device's thread of autograd holds the gradients of a backward for a short time after
-    the backward has returned, so this runs another, whose gradients have no bytes."""
+    """Bytes of the device. Autograd's thread holds the gradients for a short time after a backward
+    has returned. So this runs another backward, whose gradients have no bytes."""
     step.found = None
     accelerator.synchronize()
     leaf = torch.empty(0, device=step.x.device, requires_grad=True)

@@ -186,9 +186,7 @@ def in_a_dispatch_mode(tensor):
         torch.ones(())
 
 
-@pytest.mark.parametrize(
-    "write", [through_data, by_a_collective, by_a_backend, in_a_dispatch_mode]
-)
+@pytest.mark.parametrize("write", [through_data, by_a_collective, by_a_backend, in_a_dispatch_mode])
 @pytest.mark.parametrize("what", ["buffer", "computed"])
 def test_a_later_part_writes_without_a_count_to_what_an_earlier_part_needs(what, write):
     with pytest.raises(RuntimeError, match=r"in region 'region' writes to .* torch does not count"):
