@@ -133,6 +133,13 @@ void dropHeldOf(const WeakGraph& weak) {
   }
 }
 
+// Backward will need `before` after `graph`: see Note [Replays ahead of backward].
+void followInBackward(Graph& graph, const WeakGraph& before) {
+  if (graph.lookahead && graph.lookahead->before.empty()) {
+    graph.lookahead->before.push_back(before);
+  }
+}
+
 // As Value::releaseGone(). Does nothing in verify mode: poison.cpp may be reading the versions.
 bool releaseGone(const Graph& graph, Value& value) {
   return graph.verify == VerifyMode::Off && value.releaseGone();
@@ -405,13 +412,12 @@ void Recorder::close(bool onlyPart) {
     closeOwned(*entry.second);
   }
   for (const auto& entry : values_.all()) {
-    closeOthers(entry.second, onlyPart);
+    closeOthers(entry.second);
+    if (onlyPart) {
+      earlierParts_.add(entry.second, context_.graph);
+    }
   }
-  // See Note [Replays ahead of backward]
-  if (Lookahead* lookahead = context_.graph->lookahead.get();
-      lookahead && lookahead->before.empty()) {
-    lookahead->before.push_back(before_);
-  }
+  followInBackward(*context_.graph, before_);
   const auto closing = context_.graph->journal ? noteClosing(values_) : std::vector<Closing>();
   if (auto toSend = values_.keptToSend(); !toSend.empty()) {
     values_.clear();
@@ -452,7 +458,7 @@ void Recorder::emptyEscapes(
   }
 }
 
-void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry, bool onlyPart) {
+void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
   if (releaseGone(*context_.graph, value) && !value.home.bytes()) {
     return;  // nothing can be written or read
@@ -466,9 +472,6 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry, bool onlyPart
   }
   if (value.home.isPrivate()) {
     return;  // no other code has the bytes
-  }
-  if (onlyPart && (value.uses.readers() > 0 || value.uses.handles() > 0)) {
-    earlierParts_.add(entry, context_.graph);
   }
   if (value.facts.madeHere && !value.home.storage().expired()) {
     results_.add(value, context_.graph);

@@ -91,7 +91,7 @@ class Recorder final : public Interceptor {
   Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
   // Sends the bytes of `value`, about to be packed, if the policy sends them and they can leave.
   void sendIfDue(Value& value, const at::Tensor& tensor);
-  void closeOthers(const c10::intrusive_ptr<Value>& entry, bool onlyPart);
+  void closeOthers(const c10::intrusive_ptr<Value>& entry);
 
   Context context_;
   Sender sender_{context_};

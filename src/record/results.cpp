@@ -9,6 +9,14 @@
 #include "record/value_map.h"
 
 namespace ebb {
+namespace {
+
+// True if backward needs the contents of the storage of `value`.
+bool isNeeded(const Value& value) {
+  return !value.home.isPrivate() && (value.uses.readers() > 0 || value.uses.handles() > 0);
+}
+
+}  // namespace
 
 void Results::add(const Value& value, const c10::intrusive_ptr<Graph>& graph) {
   if (all_.size() >= sweepAt_) {
@@ -111,7 +119,8 @@ void ReadResults::forgetDead() {
 void EarlierParts::add(
     const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph) {
   const c10::StorageImpl* storage = value->home.storage()._unsafe_get_target();
-  if (std::find(emptied_.begin(), emptied_.end(), storage) == emptied_.end()) {
+  const bool isEmptied = std::find(emptied_.begin(), emptied_.end(), storage) != emptied_.end();
+  if (isNeeded(*value) && !isEmptied) {
     all_[storage].push_back({c10::weak_intrusive_ptr<Value>(value), WeakGraph(graph)});
   }
 }
@@ -158,11 +167,10 @@ void EarlierParts::ended(bool onlyPart) {
       continue;
     }
     std::lock_guard<PythonMutex> lock(graph->mutex);
-    const bool isNeeded = value->uses.readers() > 0 || value->uses.handles() > 0;
     const bool isSeen =
         counted && value->versions.know(tensor.unsafeGetTensorImpl()->version_counter());
     TORCH_CHECK(
-        !isNeeded || isSeen || value->home.isPrivate(),
+        !isNeeded(*value) || isSeen,
         "ebb: ",
         op,
         " in region '",

@@ -73,7 +73,7 @@ class ReadResults {
 // in a later part].
 class EarlierParts {
  public:
-  // The part recorded in `graph` has ended.
+  // The part recorded in `graph` has ended. Adds the storage of `value`, if the part needs it.
   void add(const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph);
 
   bool any() const {
