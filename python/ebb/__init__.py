@@ -90,7 +90,7 @@ __all__ = [
     "verify",
 ]
 
-# Types of objects that ebb returns. Users do not construct them.
+# Deprecated names: types that users need only in annotations, and where they are now.
 _OLD = {
     "Decision": "ebb._policy.decision",
     "Pareto": "ebb._plan.pareto",

@@ -106,8 +106,8 @@ CallArguments inTuple(PyObject* self, PyObject* tuple, PyObject* named = nullptr
   return {self, &PyTuple_GET_ITEM(tuple, 0), PyTuple_GET_SIZE(tuple), named};
 }
 
-// The C functions that replace torch's function for the watched function with index `I`, one for
-// each calling convention.
+// The C functions that ebb puts in place of the C function of `all[I]`: one for each calling
+// convention.
 template <size_t I>
 struct Entry {
   static PyObject* one(PyObject* self, PyObject* argument) {  // null: no argument

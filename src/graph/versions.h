@@ -30,7 +30,7 @@ struct VersionStamp {
   c10::VariableVersion counter;  // outlives the tensor; disabled for an inference tensor
   uint32_t version = 0;
 
-  // True if the counter has not moved since.
+  // True if the counter still has this version.
   bool holds() const {
     return !counter.enabled() || counter.current_version() == version;
   }
@@ -65,7 +65,7 @@ class Versions {
     return sameCounter(counter, written_.counter);
   }
 
-  // True if no counter of a writer has moved since.
+  // True if every writer's counter still has its recorded version.
   bool hold() const {
     return written_.holds() && (others_ == nullptr || othersHold());
   }

@@ -221,8 +221,8 @@ RandomScope::~RandomScope() {
 }
 
 // A clone can always be set back, since no other thread has seen it. A generator that moved is set
-// back, except on CUDA: see Note [Random state]. If no generator of an out-of-tree backend moved,
-// the backend may have a hidden generator, and the result is false.
+// back, except on CUDA: see Note [Random state]. If no generator moved, the result is true if the
+// device's generator is known, except on an out-of-tree backend, which may have drawn from another.
 bool RandomScope::canBeginAgain() const {
   if (!state_ || clone_.defined()) {
     return state_ != nullptr;

@@ -94,7 +94,8 @@ class Copies {
   // fetched for another stream.
   void handOver(HostStash& stash, c10::Stream compute);
 
-  // Releases the memory of a copy back that is not needed any more.
+  // The copy back of the stash has started, but no code needs the result any more. Releases the
+  // memory once the copy is done.
   void giveDeviceMemory(HostStash& stash);
 
   // The stash was fetched; from now on only copies in progress need its memory.

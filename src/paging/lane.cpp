@@ -92,14 +92,14 @@ void PageLane::join() {
 
 // Usually the lane holds no memory here, since the compute stream has waited for the latest
 // restore.
-void PageLane::joinAll(bool simply) {
+void PageLane::joinAll(bool always) {
   if (!stream_) {
     return;
   }
   const uint64_t now = capture();
   const auto isOfNow = [&](const Held& held) { return held.until.capture == now; };
   const bool isHeld = std::any_of(held_.all().begin(), held_.all().end(), isOfNow);
-  if (isHeld || simply) {
+  if (isHeld || always) {
     wait(mark());
   }
   release(isOfNow, currentStream(device_));

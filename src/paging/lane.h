@@ -77,8 +77,9 @@ class PageLane {
   // The compute stream waits for the latest call given from that stream.
   void join();
 
-  // The compute stream waits for all calls if memory is held for any; with `simply`, in any case.
-  void joinAll(bool simply);
+  // If the lane holds memory for calls of the current capture, the compute stream waits for all
+  // calls, and the lane releases that memory. With `always`, the stream waits in any case.
+  void joinAll(bool always);
 
   // The host waits for all calls, unless all are known to be over.
   void finish();

@@ -18,7 +18,7 @@ namespace ebb {
 // See Note [When dead values are looked for]
 class MadeValues {
  public:
-  // A storage and its value at that time. Compared, not owned.
+  // A storage, and its value when the entry was added. The pointers are only compared.
   using Entry = std::pair<c10::StorageImpl*, const Value*>;
 
   void add(c10::StorageImpl* storage, const Value* value) {

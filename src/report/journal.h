@@ -31,8 +31,9 @@ namespace ebb {
 // Note [The journal]
 // While reports are recorded, each value of a region has a line in the step's journal. The line
 // begins when ebb creates the value, and ends when the value and its handles are gone. Lines are
-// written under the journal's lock, and never move. No decision of ebb depends on a line. While
-// reports are not recorded, a graph has no journal, and a value's entry is null.
+// written under the journal's lock, and never move. No decision of ebb depends on a line. A value
+// refers to its line by an `Entry`. While reports are not recorded, a graph has no journal, and its
+// values have no entry.
 enum class Fate : uint8_t {
   Unneeded,    // no code needs the value
   Saved,       // kept by the policy's decision

@@ -16,8 +16,8 @@ namespace ebb {
 // the fix. The idea comes from Megatron-LM's CheckpointWithoutOutput.
 class EBB_API Placeholder {
  public:
-  // An open region of this thread must have computed `tensor` and must recompute it. Throws
-  // c10::ValueError otherwise.
+  // An open region of this thread must have computed `tensor`, and must have decided to recompute
+  // it, not to save or offload it. Throws c10::ValueError otherwise.
   explicit Placeholder(const at::Tensor& tensor);
   ~Placeholder();
   Placeholder(const Placeholder&) = delete;

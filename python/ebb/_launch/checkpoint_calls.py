@@ -113,7 +113,8 @@ def exchange(function: types.FunctionType, code: types.FunctionType) -> Callable
 
 _FUNCTION = torch_checkpoint.CheckpointFunction  # unsloth puts another in its place
 _CHECKPOINT: types.FunctionType = inspect.unwrap(torch_checkpoint.checkpoint)
-# The function that non-reentrant checkpointing ends in; torch 2.15 replaced it.
+# The generator function to which non-reentrant `checkpoint` delegates. Since torch 2.15, it is the
+# function with the suffix `_impl`.
 _LATER = hasattr(torch_checkpoint, "_checkpoint_without_reentrant_generator_impl")
 _GENERATOR: types.FunctionType = getattr(
     torch_checkpoint, "_checkpoint_without_reentrant_generator" + ("_impl" if _LATER else "")

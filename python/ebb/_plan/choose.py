@@ -205,7 +205,7 @@ class Chooser:
             return None
         chosen = self._along_hulls(dict(start), budget)
         self._fill(chosen, self._groups.values(), budget)
-        # Single regions may save more than those like them.
+        # Then region by region: one region may save more than the others of its group.
         self._fill(chosen, [[region] for region in self.fronts], budget, _MOST_IMPROVED)
         self._plans.append((self.estimate(chosen), chosen))
         fitting = [plan for plan in self._plans if plan[0].peak <= budget]

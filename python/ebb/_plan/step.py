@@ -152,7 +152,7 @@ class Step:
         self.memories: list[Memory] = []
         self.memory_of: dict[int, int] = {}  # of a value; no entry if it is older than the step
         self.copied: dict[int, list[Copied]] = defaultdict(list)  # by call
-        # Times and bytes of all other memory.
+        # (time, change in bytes) of memory that is not in `memories`.
         self.rest = self._find_memories(allocations)
         # When autograd no longer needs a saved value.
         self.needed_until = self._find_needs(allocations)
