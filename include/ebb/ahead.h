@@ -11,7 +11,7 @@ namespace ebb {
 
 // How far replays run ahead of backward.
 struct AheadSettings {
-  size_t regions = 0;              // outermost regions ahead of backward's current region; 0: off
+  size_t regions = 0;              // how many outermost regions may be replayed ahead; 0: off
   size_t limit = size_t{1} << 30;  // most bytes recomputed before backward needs them
   bool busyCores = false;          // on a CPU, replay ahead even if no core is idle
   bool sideStream = false;         // on a device, replay on a separate stream instead of backward's
@@ -42,9 +42,10 @@ struct AheadStats {
 EBB_API AheadStats aheadStats();
 
 // For the whole process: regions keep recomputable values in memory while memory is free. On entry
-// to a region, ebb adds the bytes in use to the most that one region has kept so far. If the sum
-// exceeds `limit`, the earliest regions free their kept values. "In use" means bytes allocated on
-// the device; on the CPU, the process's resident memory. 0, the default, turns the option off.
+// to a region, ebb adds the bytes in use and the most bytes that any one region has kept so far. If
+// the sum exceeds `limit`, the earliest regions free their kept values. "In use" means bytes
+// allocated on the device; on the CPU, the process's resident memory. A `limit` of 0, the default,
+// turns the option off.
 EBB_API void keepWhileThereIsRoom(size_t limit);
 
 // Regions and bytes freed because memory was short, and failed allocations, since the process

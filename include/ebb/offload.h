@@ -16,7 +16,7 @@ struct OffloadSettings {
   size_t pinnedLimit = size_t{16} << 30;     // most pinned bytes; beyond, values are recomputed
   size_t inFlightBytes = size_t{1} << 30;    // bytes in flight above which the host waits
   size_t prefetchBytes = size_t{512} << 20;  // most bytes prefetched for backward
-  size_t keepLast = 0;                       // a value leaves after this many later values
+  size_t keepLast = 0;                       // number of the last values that stay on the device
   std::string disk;                          // directory of the disk tier; empty: no disk tier
   size_t diskLimit = size_t{64} << 30;       // most bytes on disk
   bool isStatic = false;                     // for CUDA graphs: the host never queries or waits

@@ -87,12 +87,12 @@ struct PagePoolStats {
 // Counts of the paging engine since the process started, and the current state.
 struct PagingStats {
   uint64_t steps = 0;          // steps with a stash, and steps that the user has begun
-  uint64_t recordedSteps = 0;  // steps without pools
+  uint64_t recordedSteps = 0;  // steps run without pools, to size the pools
   uint64_t overflows = 0;      // steps that found too little room
   uint64_t spilledSteps = 0;   // steps with rows in the second tier; counted only by
                                // pagingStepOk()
-  uint64_t stashed = 0;        // values
-  uint64_t resident = 0;       // values not paged, since backward of their layer directly
+  uint64_t stashed = 0;        // values stashed
+  uint64_t resident = 0;       // values not paged, because backward of their layer directly
                                // followed the forward
   uint64_t stashes = 0;        // values currently in pools
   uint64_t paddedBytes = 0;    // peak of the recorded step with padding rows

@@ -20,8 +20,8 @@ enum class Decision : uint8_t {
   Recompute,  // drop the bytes and run the op again in backward
   Offload,    // move the bytes to pinned host memory
   Page,       // move the valid rows to a page pool on the device; needs markRows
-  // Like Recompute, but the bytes are dropped again after a replay for other values: see Note [Made
-  // each time]
+  // Like Recompute, but if a replay needs the bytes only to compute other values, ebb drops the
+  // bytes again: see Note [Made each time]
   RecomputeEachTime,
 };
 
@@ -74,7 +74,7 @@ EBB_API PolicyPtr saveMatmuls();
 // Source: https://github.com/pytorch/torchtitan, torchtitan/distributed/activation_checkpoint.py
 EBB_API PolicyPtr torchtitan();
 
-// Recomputes everything, and offloads inputs that a function outside the region has computed.
+// Recomputes everything, and offloads inputs that an autograd function outside the region computed.
 EBB_API PolicyPtr offloadInputs();
 
 // As recomputeAll(), but also recomputes the results of the collectives that replays can repeat.

@@ -26,7 +26,7 @@ struct ProfileValue {
   bool saved = false;    // autograd saved the value
   uint64_t address = 0;  // of the bytes when the value was made
   double made = 0;
-  double letGo = -1;          // inputs: when ebb first found that only regions refer to it
+  double letGo = -1;          // of an input: when ebb first found that only regions refer to it
   double asked = -1;          // first unpack in backward
   double again = -1;          // when the value was recomputed or fetched
   uint64_t againAddress = 0;  // of the bytes after recomputation or fetch

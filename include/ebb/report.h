@@ -21,7 +21,7 @@ struct RegionCounters {
   uint64_t opsReplayed = 0;       // recipes run again
   uint64_t opsReplayedAhead = 0;  // recipes replayed before backward needed them
   uint64_t bytesSaved = 0;        // made in the region, kept for autograd or for recipes
-  uint64_t bytesPacked = 0;       // bytesSaved that autograd packed
+  uint64_t bytesPacked = 0;       // part of bytesSaved that autograd packed
   uint64_t bytesDropped = 0;      // made in the region, packed by autograd, not kept
   uint64_t bytesCopied = 0;       // copied before a write, because a recipe still needed them
   uint64_t bytesOffloaded = 0;    // sent to the host
@@ -29,7 +29,7 @@ struct RegionCounters {
   uint64_t bytesPaged = 0;        // storages whose valid rows went to pages
   uint64_t bytesNotPaged = 0;     // decision Page, but kept: the valid rows are unknown
   uint64_t bytesEscaped = 0;      // recomputable, but in use by the program at the region's end
-  uint64_t bytesFromOutside = 0;  // inputs whose last reference was ebb's
+  uint64_t bytesFromOutside = 0;  // inputs of which ebb dropped the last reference
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 
@@ -89,7 +89,7 @@ struct ReportRow {
   uint64_t count = 0;         // number of storages
   uint64_t bytes = 0;         // total size; 0 if the fate is unneeded
   uint64_t eager = 0;         // part of bytes that eager would hold for backward
-  uint64_t replays = 0;       // recomputed results
+  uint64_t replays = 0;       // number of recomputed results
   uint64_t replaysAhead = 0;  // results recomputed before backward needed them
   double replaySeconds = 0;   // host time in kernels that recomputed these results
   double aheadSeconds = 0;    // part of replaySeconds that ran before backward needed the results
@@ -162,7 +162,7 @@ struct Report {
   std::vector<ReportSpan> spans;
   ReportAhead ahead;
   std::vector<std::string> idleRules;  // rules that decided on nothing, in words
-  uint64_t peakHeld = 0;               // of the timeline, in bytes
+  uint64_t peakHeld = 0;               // peak of held in the timeline, in bytes
   uint64_t peakEager = 0;              // peak of eager, in bytes
 
   EBB_FIELDS(Report, step, rows, values, replays, timeline, spans, ahead, idleRules, peakHeld,

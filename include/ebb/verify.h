@@ -15,7 +15,7 @@ namespace ebb {
 enum class VerifyMode : uint8_t {
   Off,     // no comparison
   Raise,   // a difference throws ReplayMismatch
-  Demote,  // a difference warns; the correct bytes are used, and the op is saved from now on
+  Demote,  // a difference warns; the correct bytes are used; the op's outputs are saved from now on
 };
 
 // Sets the mode of all regions entered from now on, in the whole process. Returns the previous

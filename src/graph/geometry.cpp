@@ -62,8 +62,8 @@ uint32_t versionOf(const at::Tensor& tensor) {
 bool coversStorage(const at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
   const size_t nbytes = tensor.storage().nbytes();
-  // An empty tensor covers its storage of 0 bytes: passed as `out=`, the kernel resizes it and
-  // writes all of it.
+  // An empty tensor covers its storage of 0 bytes: a kernel that gets the tensor as `out=` resizes
+  // the storage and writes all bytes.
   return nbytes == static_cast<size_t>(impl->numel()) * impl->itemsize() &&
          (nbytes == 0 || impl->is_non_overlapping_and_dense());
 }

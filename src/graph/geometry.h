@@ -12,9 +12,8 @@
 namespace ebb {
 
 // True if ebb can rebuild `tensor` from a storage and a geometry. Such a tensor is strided and
-// unnamed, and has a storage and concrete sizes. It is no Python subclass with a dispatch of its
-// own, no functorch wrapper, and not quantised. All other tensors are not recorded and so become
-// leaves.
+// unnamed, and has a storage and concrete sizes. The tensor is not quantised, not a functorch
+// wrapper and not a Python subclass with __torch_dispatch__. ebb does not record other tensors.
 bool isRecordable(const at::Tensor& tensor);
 
 // The storage of a recordable tensor, without the check that other tensors need.
@@ -90,7 +89,7 @@ class Geometry {
   using Shape = std::unique_ptr<int64_t[], Free>;
   Shape newShape() const;
 
-  Shape shape_;  // as written by writeShape; null if that is nothing
+  Shape shape_;  // the numbers from writeShape; null if there are none
   GeometryFlags flags_;
 };
 

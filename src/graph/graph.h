@@ -21,10 +21,10 @@ namespace ebb {
 
 struct PageGroup;
 
-// The latest numbers that recipes got.
+// Counters that number the recipes of a graph, and the searches over the recipes.
 struct RecipeNumbers {
-  uint64_t sequence = 0;  // in the order of recording; replays run in this order
-  uint32_t visit = 0;     // of the latest search, which marks the recipes that it visits
+  uint64_t sequence = 0;  // of the last recorded recipe; replays run in this order
+  uint32_t visit = 0;     // of the last search, which writes the number into each recipe visited
 };
 
 // Note [One lock per graph]
@@ -37,12 +37,12 @@ struct RecipeNumbers {
 // Note [What only ebb holds]
 // The program holds most inputs of regions itself, such as parameters and a batch. The program
 // drops others, such as an activation between two blocks, or a weight dequantised for one call.
-// Such a storage then stays alive for backward alone. ebb notices this only when the storage is
-// freed: the statistic `bytes_from_outside` counts a storage if ebb drops its last reference. The
-// last reference may belong to a value, a handle or a replay. A handle or a replay adds the bytes
-// to the statistic at once. A value does not know its region, so ebb marks the value and the graph
-// adds the bytes. If the recorder's map has the last reference, backward did not need the storage,
-// which then does not count.
+// From then on only ebb keeps such a storage alive, for backward. ebb notices this only when the
+// storage is freed: the statistic `bytes_from_outside` counts a storage if ebb drops the last
+// reference. The last reference may belong to a value, a handle or a replay. A handle or a replay
+// adds the bytes to the statistic at once. A value does not know its region, so ebb marks the
+// value, and the graph adds the bytes when the graph dies. If the recorder's map has the last
+// reference, backward did not need the storage, and ebb does not count the bytes.
 //
 // A graph: the classes that record a region store data for backward here.
 struct EBB_API Graph final : c10::intrusive_ptr_target {

@@ -37,7 +37,7 @@ class Home {
   bool isPrivate() const {
     return isPrivate_;
   }
-  // True if the storage has been written since, and holds another state.
+  // True if the storage holds, or may hold, a later state than this one.
   bool isSuperseded() const {
     return isSuperseded_;
   }
@@ -52,8 +52,8 @@ class Home {
     return storage.nbytes() == nbytes_ && storage.data() == address_;
   }
 
-  // The storage, if it is alive, still has its memory, and ebb has seen no write to it. An alias
-  // with its own version counter may have written to it.
+  // The storage, if it is alive, still has its memory, and ebb has noted no write to it. Does not
+  // check the version counters.
   c10::Storage living() const;
 
   // Holds `bytes`. `onlyOurs`: no other code can write to them.
@@ -61,14 +61,14 @@ class Home {
     bytes_ = std::move(bytes);
     isPrivate_ = onlyOurs;
   }
-  // Holds `bytes`, the value's storage from now on, which other code can write to.
+  // Holds `bytes`, whose memory is the value's from now on. Other code can write to the bytes.
   void share(const c10::Storage& bytes);
 
   // Releases the bytes.
   c10::Storage take() {
     return std::exchange(bytes_, c10::Storage());
   }
-  // Releases the bytes. Their storage is the value's from now on.
+  // Releases the bytes, and keeps a weak reference to their storage as storage().
   void moveOut();
 
   // Drops the weak reference to the storage.
@@ -78,7 +78,7 @@ class Home {
   void supersede() {
     isSuperseded_ = true;
   }
-  // No other code can write to the bytes, in memory or in a stash.
+  // Notes that no other code can write to the bytes, in memory or in a stash.
   void own() {
     isPrivate_ = true;
   }

@@ -24,7 +24,7 @@ namespace ebb {
 struct Graph;
 using WeakGraph = c10::weak_intrusive_ptr<Graph>;
 
-// Process-wide limit for bytes available ahead of backward.
+// Process-wide limit for bytes that are held or replayed before backward needs them.
 class EBB_API AheadBudget {
  public:
   static AheadBudget& get();
@@ -54,11 +54,11 @@ class EBB_API AheadBudget {
 // How far the replay ahead of a graph has come.
 enum class AheadState : uint8_t {
   Recorded,  // nothing has been done ahead
-  Begun,     // some values have been materialised
+  Begun,     // a replay ahead has begun, and not all values are materialised
   Done,      // all values have been materialised
-  Stopped,   // the other values cannot be materialised ahead
-  Reached,   // backward has arrived
-  Checked,   // backward has arrived, and no leaf that was read ahead has been written
+  Stopped,   // a replay ahead has ended early: some value cannot be materialised ahead
+  Reached,   // backward has reached the graph
+  Checked,   // as Reached, and no leaf that was read ahead has been written
 };
 
 // Process-wide counts of how replays ahead ended.
@@ -89,8 +89,8 @@ struct EBB_API OnArrival {
   // name of the operator that read the leaf; null if there is no such leaf.
   const std::string* readerOfWritten() const;
 
-  std::optional<c10::Stream> side;  // the side stream of the replay; none: it used backward's
-  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // fetched ahead; see awaitsBackward()
+  std::optional<c10::Stream> side;                  // none if the replay ran on backward's stream
+  std::vector<c10::intrusive_ptr<Stash>> cameBack;  // fetched ahead; see Stash::awaitsBackward()
   std::vector<ReadLeaf> leavesRead;
 };
 
@@ -107,9 +107,9 @@ struct EBB_API OnArrival {
 // a version. Handles show such a storage, as eager's saved tensors do. Recipes do not read the
 // storage: a replay recomputes the value.
 //
-// The graph's lock guards all members of Lookahead that are not atomic. A graph has no Lookahead
-// while replays do not run ahead, nor in verify mode, which compares each replay at the time at
-// which backward needs the value.
+// The graph's lock guards all members of Lookahead that are not atomic. A graph has no Lookahead if
+// both replay ahead and keepWhileThereIsRoom() are off, nor while a profile is recorded, nor in
+// verify mode, which compares a replay at the time when backward needs the value.
 //
 // Note [Writes under a replay ahead]
 // The program may write to a leaf while a replay reads the leaf. A version moves only after the
@@ -121,14 +121,15 @@ struct EBB_API OnArrival {
 // Note [Side streams]
 // On a device, a replay ahead runs either on the graph's own stream or on a side stream. On the
 // graph's own stream, where backward will run, only the host's work overlaps with backward. On a
-// side stream, the kernels overlap too. The side stream waits for the graph's stream when a replay
-// begins on a region recorded since the last wait. Backward's stream waits for the side stream when
-// backward arrives. The allocator records both streams, as in Note [Bytes of several streams].
+// side stream, the kernels overlap too. If a region was recorded after the side stream's last wait,
+// the side stream waits for the graph's stream before the region's replay begins. Backward's stream
+// waits for the side stream when backward arrives. The allocator records both streams, as in Note
+// [Bytes of several streams].
 struct EBB_API Lookahead {
   // A value packed by autograd that must be recomputed.
   struct Wanted {
     c10::weak_intrusive_ptr<Value> value;
-    c10::Storage held;  // the value's bytes, while they are not freed
+    c10::Storage held;  // keeps the value's bytes; null: does not keep them
     size_t nbytes;
     bool wasShared = true;  // other code held the storage when the region closed
   };
@@ -173,7 +174,7 @@ struct EBB_API Lookahead {
   const bool hasRoom;          // held bytes do not count against the limit
   uint64_t closed = 0;         // process-wide, in the order of closing, from 1
   std::vector<Wanted> wanted;  // in the order of packing
-  // graphs whose results this one reads; if none, the last graph before
+  // graphs whose results this one reads; if none, the graph recorded before this one
   std::vector<WeakGraph> before;
   OnArrival onArrival;
   size_t taken = 0;                // bytes taken from the budget

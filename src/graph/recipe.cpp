@@ -11,8 +11,8 @@ namespace {
 
 // Note [Long chains die without recursion]
 // A value owns its recipe and a recipe its inputs, so dropping the last handle of a chain of
-// 100,000 ops would recurse as deep. The outermost dying recipe therefore collects the values
-// dropped by inner recipes, and drops the values in a loop.
+// 100,000 ops would recurse 100,000 levels deep. The outermost dying recipe therefore collects the
+// values dropped by inner recipes, and drops the values in a loop.
 using Dying = c10::SmallVector<c10::intrusive_ptr<Value>, 16>;
 // See Note [Static TLS]
 [[gnu::tls_model("initial-exec")]] constinit thread_local Dying* tlsDying = nullptr;

@@ -70,19 +70,19 @@ struct Input {
 // One result of the op. The reference is weak: a recipe never keeps results alive.
 struct Output {
   c10::weak_intrusive_ptr<Value> value{c10::intrusive_ptr<Value>()};
-  bool written = false;  // the op wrote an argument; else a result
+  bool written = false;  // true: an argument that the op wrote; false: a result
   uint16_t slot = 0;     // index of the argument or of the result
   int32_t element = -1;  // index in a list; -1: not a list
 };
 
 // The inputs that the op's kernel had besides its arguments: see docs/design/kernel.md.
 struct KernelInputs {
-  c10::DispatchKeySet keys;             // the kernels that the op was dispatched to
+  c10::DispatchKeySet keys;             // the dispatch keys of the kernels that ran
   const KernelState* state = nullptr;   // the settings; the graph owns them
   std::unique_ptr<RandomState> random;  // null if the op draws nothing
   uint32_t precision = 0;               // productPrecision()
   bool gradMode = false;                // some kernels depend on the mode, such as mkldnn_rnn_layer
-  bool forced = false;                  // of a convolution: a rule allows any algorithm
+  bool forced = false;                  // convolution: a rule with force allows any algorithm
 };
 
 // How to recompute the results of one call of an op.

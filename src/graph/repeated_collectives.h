@@ -50,7 +50,7 @@ class RepeatedCollectives {
     return due_.load(std::memory_order_acquire);
   }
 
-  // True while the list is being repeated, or if that has failed.
+  // True between take() and finished(): the list is being repeated, or a repetition has failed.
   bool areUnfinished() const {
     return unfinished_;
   }
@@ -64,7 +64,7 @@ class RepeatedCollectives {
     due_.store(isOpen_, std::memory_order_release);
   }
 
-  // The list in words, for each process group, by its name. Ranks of the group compare these.
+  // For the name of each process group, the list in words. Ranks of the group compare these texts.
   std::map<std::string, std::string> ofGroups() const;
 
  private:

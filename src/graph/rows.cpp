@@ -16,7 +16,7 @@
 namespace ebb {
 namespace {
 
-constexpr int64_t kMostRows = int64_t{1} << 40;  // a power of two
+constexpr int64_t kMostRows = int64_t{1} << 40;  // a power of two, for a bit mask
 
 std::vector<int64_t> shapeOf(const at::Tensor& rows) {
   std::vector<int64_t> shape = rows.sizes().vec();

@@ -17,14 +17,14 @@ namespace ebb {
 // An operator keeps rows apart if row i of its result depends only on row i of the arguments with
 // rows, and on data that is the same for all rows. Then the result has rows too. A residual or a
 // mask with an entry per row but without known rows may turn padding (dead) rows into valid ones,
-// so the result of such a call has none. Arguments that are only overwritten do not count. The
+// so the result of such a call has no rows. Arguments that are only overwritten do not count. The
 // strides of a view tell which bytes row i covers: a view may show a row as several rows, or a part
 // of each. All other operators may mix rows, so their results have no rows.
 // The contents of padding rows must not matter to the program, and ebb does not restore them: see
-// Note [Dead rows] in paging/paging_engine.h. So a value computed from such rows cannot be
-// recomputed exactly, but only row by row: the value is `lossy`. If an operator may mix rows of
-// lossy values, ebb keeps its results and does not replay it. If such an operator saves a lossy
-// value for its backward, ebb keeps the whole value.
+// Note [Dead rows] in paging/paging_engine.h. So a paged value, or a value recomputed from a paged
+// value, is exact only in its valid rows: the value is `lossy`. If an operator may mix rows of
+// lossy values, ebb keeps the results and does not replay the operator. If such an operator saves a
+// lossy value for its backward, ebb keeps the whole value.
 
 // Throws unless `rows` is a valid argument of ebb::markRows for `tensor`: one integer, or a list of
 // integers.
@@ -49,7 +49,7 @@ struct RowCount final : c10::intrusive_ptr_target {
   // How many rows a pool takes: the valid rows, at least 1. Waits for the device once.
   int64_t keptNow();
 
-  // Both tensors are one int64 on the tensor's device, and are never written.
+  // Both tensors are one int64 on the marked tensor's device, and are never written.
   at::Tensor count;  // valid rows
   at::Tensor kept;   // kept rows: at least one
 

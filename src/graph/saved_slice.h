@@ -12,10 +12,11 @@
 namespace ebb {
 
 // Note [Saved slices]
-// If a saved tensor shows less than half of a storage, the rest need not move. ebb gathers the
-// tensor's elements on the device, moves them, and scatters them to their places in memory of the
-// old size. So strides, offset and alignment stay the same. ebb fills the other bytes with 0xFF (a
-// NaN in floating point): the program can reach them only through the storage.
+// If a saved tensor shows less than half of a storage, ebb offloads only the tensor's elements. ebb
+// gathers the elements on the device, offloads the copy, and later scatters the elements to their
+// places in memory of the old size. So strides, offset and alignment stay the same. ebb fills the
+// other bytes with 0xFF (a NaN in floating point): the program can reach them only through the
+// storage.
 class SavedSlice {
  public:
   // Null if `tensor` shows at least half of its storage, is empty, or shows an element at two

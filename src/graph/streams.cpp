@@ -10,8 +10,8 @@
 namespace ebb {
 namespace {
 
-// Streams are numbered from 1. Streams from this number on share the last bit of
-// StreamsOfBytes::orderedOn. The bit is never set, so such streams wait each time.
+// Streams are numbered from 1. A stream with this or a higher number has no bit in
+// StreamsOfBytes::orderedOn, and so waits at each use.
 constexpr size_t kBits = 8;
 
 // All streams with this or a higher number share one value of StreamsOfBytes::madeOn: this number.

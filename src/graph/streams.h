@@ -19,7 +19,7 @@ struct Value;
 // a saved tensor lives until backward, and backward runs on the streams of forward, which have
 // already waited for the tensor. ebb creates and frees memory at other times:
 // 1. Bytes replayed, copied or reloaded on one stream may be unpacked on another stream, without an
-//    order between the two. The second stream waits.
+//    order between the two. ebb makes the second stream wait.
 // 2. A replay reads inputs of the forward, perhaps on another stream, and may drop their last
 //    reference. ebb also frees memory as early as it can, where autograd would hold it until
 //    backward. So ebb tells the allocator of each stream that uses the memory (record_stream).
@@ -29,14 +29,14 @@ struct Value;
 // The graph's lock guards GraphStreams.
 class GraphStreams {
  public:
-  // Ops run on the current stream of `device`.
+  // Notes that ops run on the current stream of `device`.
   void note(c10::Device device) {
     if (!device.is_cpu()) {
       currentOf(device);
     }
   }
 
-  // The current stream made the bytes of `value`, which are in `storage`.
+  // Notes that the current stream made the bytes of `value`, which are in `storage`.
   void made(Value& value, const c10::Storage& storage) {
     if (!storage.device().is_cpu()) {
       madeOffCpu(value, storage.device());
@@ -50,16 +50,16 @@ class GraphStreams {
     }
   }
 
-  // All other streams of the device may use `storage`, after the current one, without a call of
-  // use().
+  // Makes the graph's other streams on the device wait for the current stream. From now on they may
+  // use `storage` without a call of use().
   void share(const c10::Storage& storage) {
     if (several_ && !storage.device().is_cpu()) {
       shareOffCpu(storage);
     }
   }
 
-  // Orders the current stream after all work of `maker`, and notes that in those of `values` that
-  // `maker` made.
+  // Makes the current stream wait for all work of `maker`. Notes this wait in those of `values`
+  // that `maker` made.
   void takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values);
 
   // Number of streams on which the graph's ops have run, on all devices.
@@ -84,7 +84,7 @@ class GraphStreams {
   void shareOffCpu(const c10::Storage& storage);
 
   c10::SmallVector<c10::Stream, 2> all_;
-  size_t last_ = 0;  // index of the last current stream
+  size_t last_ = 0;  // index of the stream that was current last
   bool several_ = false;
 };
 

@@ -185,8 +185,8 @@ class ValueDecision {
     due_ = false;
   }
 
-  // Takes over the decision of `before`, the saved state before a write. `isAway`:
-  // that state has a stash.
+  // Takes over the decision of `before`, the saved value that a write replaced. `isAway`: that
+  // value has a stash.
   void inherit(const ValueDecision& before, bool isAway) {
     decide(before.decision_);
     due_ = isPaged() || before.due_ || isAway;
@@ -198,19 +198,19 @@ class ValueDecision {
   bool due_ : 1 = false;
 };
 
-// Facts about a state. The recorder sets most of them when it first sees the state.
+// Facts about a value. The recorder sets most of the facts when it first sees the value.
 struct StateFacts {
   uint16_t rule = UINT16_MAX;    // the policy's deciding rule; see Verdict::rule
   uint8_t opaque = 0;            // opaque writes in progress
-  bool madeHere : 1 = false;     // an op inside the region made it: no external side effect
+  bool madeHere : 1 = false;     // the region made the storage; see Note [Results that others hold]
   bool writtenHere : 1 = false;  // a leaf from outside, in a state that this region wrote
   bool tampered : 1 = false;     // a leaf that was written unseen before its bytes were copied
   bool underWay : 1 = false;     // see Note [Communication]
   bool unfilled : 1 = false;     // uninitialised memory, as long as the fingerprint matches
   bool isResult : 1 = false;     // a leaf that an earlier region of the thread computed
-  // Packed through a tensor whose version does not show all writes: a part of a wrapper, or an
-  // alias with a counter of its own. Eager's backward sees such writes, so handles show the new
-  // contents.
+  // Packed through a tensor whose version does not show all writes: an inner tensor of a wrapper
+  // subclass, or an alias with a counter of its own. Eager's backward sees such writes, so handles
+  // show the new contents.
   bool follows : 1 = false;
   bool wasLast : 1 = false;  // ebb dropped the last reference to bytes from outside
 };
@@ -218,7 +218,7 @@ struct StateFacts {
 // GraphStreams' notes about the bytes.
 struct StreamsOfBytes {
   uint8_t madeOn = 0;     // number of the stream on which ebb made the bytes; 0: none
-  uint8_t orderedOn = 0;  // streams ordered after `madeOn` and known to the allocator
+  uint8_t orderedOn = 0;  // bits of the streams that have waited for `madeOn`
 };
 
 // Note [Ownership]
@@ -239,7 +239,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   Value();
   ~Value() override;
 
-  // The order fills the padding of the larger members.
+  // In this order, small members fill the padding of larger ones.
   [[no_unique_address]] Home home;
   ValueDecision decision;
   StreamsOfBytes streams;
@@ -279,7 +279,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // Drops the stash without bringing its bytes back.
   void dropStash();
 
-  // Sets the recomputed or returned bytes. `onlyOurs`: no other code can write to them.
+  // Sets the bytes, recomputed or back from a stash. `onlyOurs`: no other code can write to them.
   void materialise(c10::Storage made, bool onlyOurs);
 
   // Records the storage and version of `tensor` as this state's.
@@ -292,9 +292,9 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // The storage has another state from now on. Handles show `now`, as eager's saved tensors do.
   void supersede(const c10::Storage& now);
 
-  // The storage that has this value's bytes now: those that ebb holds, or the storage that other
-  // code keeps alive, if it was not written. Null if neither exists, so that only the recipe is
-  // left. In verify mode, null for a value with a recipe even if its storage lives.
+  // A storage that has this value's bytes now: one that ebb holds, or one that other code keeps
+  // alive and has not written. Null if there is neither, so at most a recipe or a stash is left. In
+  // verify mode, null for a value with a recipe even if its storage lives.
   c10::Storage available() const;
 
   void release_resources() override;
@@ -308,8 +308,8 @@ struct Value final : c10::intrusive_ptr_target, InArena {
 // True if only handles refer to `value`: no recipe, and no open region.
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value);
 
-// True if, by the fingerprint, `storage` of the leaf `value` has changed since a recipe first read
-// it.
+// True if the fingerprint shows that the leaf's `storage` has changed since the fingerprint was
+// taken.
 bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode);
 
 }  // namespace ebb

@@ -85,7 +85,7 @@ class Versions {
   // this increment does not count as a write to the value.
   void allowOne(const c10::VariableVersion& seen);
 
-  // The last writer's version has moved by one. A larger move means that other code wrote too.
+  // Accepts one increment of the last writer's version. More increments mean that other code wrote.
   void countWrite() {
     ++written_.version;
   }

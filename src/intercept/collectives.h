@@ -9,8 +9,8 @@
 
 namespace ebb {
 
-// From now on `wrote` is called for each tensor that a collective outside of regions writes, when
-// the collective's operator returns.
+// From now on, when the operator of a collective outside of regions returns, `wrote` is called for
+// each tensor that the collective writes.
 void watchCollectives(void (*wrote)(const at::Tensor&));
 
 // The kernel that calls `wrote`, for the key ADInplaceOrView, which every call passes. Empty unless

@@ -12,7 +12,7 @@
 namespace ebb {
 
 // Calls f(tensor, index, element) for every tensor of the values, including undefined tensors in
-// lists.
+// lists. `element` is the index in a list, or through all lists of a list; -1: not in a list.
 template <class Types, class F>
 void forEachTensor(const c10::IValue* values, const Types& types, F&& f) {
   for (size_t i = 0; i < types.size(); ++i) {

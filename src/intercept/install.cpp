@@ -55,11 +55,10 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
 // Note [Kernels above our key]
 // The keys of sparse, compressed, nested and MKL-DNN tensors are above ebb's key. A call with such
 // an argument bypasses ebb and reaches kernels that read and write dense tensors directly. For
-// example, ebb may intercept no op of `dense += sparse`, or only helper ops, and misses the write
-// to `dense`. So ebb puts a kernel in front of each
-// kernel at those keys. That kernel reports the call as one that cannot be repeated: dense results
-// become leaves, and written dense arguments become new values. Calls without such an argument
-// never reach these kernels.
+// example, ebb may intercept no op of `dense += sparse`, or only helper ops, and would miss the
+// write to `dense`. So ebb puts a kernel of its own in front of each kernel at those keys. ebb's
+// kernel reports the call as one that cannot be repeated: dense results become leaves, and written
+// dense arguments become new values. Calls without such an argument never reach these kernels.
 class KernelAbove final : public c10::OperatorKernel {
  public:
   explicit KernelAbove(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {
@@ -272,8 +271,8 @@ class Installation final {
   }
 
   // An out-of-tree backend may be registered at any time. The backend brings kernels for operators
-  // that were covered before: some operators that decompose now need a kernel of ebb's, and some
-  // have kernels above ebb's key.
+  // that were covered before: some operators that decompose need a kernel of ebb's from now on, and
+  // some have kernels above ebb's key.
   void coverKernelsOfBackend() {
     c10::WarningUtils::WarningHandlerGuard quiet(&ignored_);
     const auto keys = keysOfKernelsAbove({c10::BackendComponent::PrivateUse1Bit});

@@ -16,7 +16,7 @@ struct Call {
   const OpTraits& op;
   c10::DispatchKeySet below;  // the keys of the kernels that will run
   bool repeatable;            // a call with the keys `below` runs the same kernels
-  c10::IValue* arguments;     // valid until `run`; a generator may be replaced
+  c10::IValue* arguments;     // valid until `run`; the interceptor may replace a generator
   // Runs the op; returns the results, which are valid as long as this call.
   c10::function_ref<const c10::IValue*()> run;
   // For a boxed call, the stack with the arguments on top. The arguments may be gone after the op

@@ -64,7 +64,7 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
     "_dtensor::",
 };
 // Note [Communication]
-// The operators of those namespaces start writes on other threads. The writes are complete only
+// The operators of these namespaces start writes on other threads. The writes are complete only
 // after the program has waited. Most of the schemas (c10d::allreduce_, c10d::recv_,
 // _c10d_functional::irecv) mark no argument as written. So all arguments of such an operator count
 // as written, except arguments named input*, which by convention are read, and those in kOnlyRead.
@@ -87,8 +87,8 @@ struct RepeatableCollective {
   std::string_view output;  // the argument that receives the result; empty: none is written whole
 };
 // All ranks of the group call these collectives with the same kinds of arguments. Not here: send
-// and receive, reduce, gather and scatter, where ranks differ; broadcast_, which writes to what one
-// rank has computed and another has only allocated; operators with lists of lists.
+// and receive, reduce, gather and scatter, where ranks differ; broadcast_, whose tensor one rank
+// has computed and the other ranks have only allocated; operators with lists of lists.
 constexpr RepeatableCollective kRepeatable[] = {
     {"c10d::allreduce_", ""},
     {"c10d::allreduce_coalesced_", ""},
@@ -166,8 +166,8 @@ struct Workspace {
   size_t slot;  // among the results
 };
 
-// Results that may be partly unwritten: memory that kernels use, and the random state that
-// attention kernels return, if there is no dropout.
+// Results that may be partly unwritten: scratch memory of kernels, and the random state that
+// attention kernels return, which they do not write without dropout.
 constexpr Workspace kWorkspaces[] = {
     {"aten::_ctc_loss", 1},
     {"aten::mkldnn_rnn_layer", 3},

@@ -38,7 +38,7 @@ bool isAllocatorHint(std::string_view name);
 // The settings of precision that the kernel reads.
 PrecisionRead precisionRead(std::string_view name);
 
-// True for convolutions. On devices other than the CPU, one of several kernels is chosen.
+// True for convolutions. On devices other than the CPU, torch chooses one of several kernels.
 bool isConvolution(std::string_view name);
 
 // True if the choice of the kernel depends on grad mode and on the inputs' requires_grad.
@@ -51,7 +51,7 @@ bool readsBeyond(std::string_view name);
 // or read, so they may differ after a replay. Used by verify mode only.
 bool isWorkspace(std::string_view name, size_t slot);
 
-// Sets OpTraits::rows and rowArgument.
+// Sets OpTraits::rows.
 void applyRowRule(OpTraits& traits);
 
 // True if an operator of this name may write to an argument that the schema shows as read. See Note
@@ -62,8 +62,8 @@ bool hidesWrite(std::string_view name, std::string_view argument);
 // writes are counted].
 bool isCounted(const c10::OperatorHandle& op, const c10::Argument& argument);
 
-// Corrects ArgUse, and sets conditionArgument, for schemas that are wrong or incomplete. See Note
-// [Schemas that lie].
+// Corrects the ArgUse of arguments, and sets ArgumentTraits::condition, for schemas that are wrong
+// or incomplete. See Note [Schemas that lie].
 void applyLyingSchemas(OpTraits& traits);
 
 }  // namespace ebb

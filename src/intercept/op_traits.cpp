@@ -157,7 +157,7 @@ struct Registry {
   std::mutex mutex;                                       // guards all members
   std::deque<OpTraits> all;                               // never shrinks: references stay valid
   ska::flat_hash_map<size_t, const OpTraits*> byAddress;  // std::hash of a handle is an address
-  std::atomic<uint64_t> epoch{1};                         // moves when an address is forgotten
+  std::atomic<uint64_t> epoch{1};                         // grows when an address is forgotten
 };
 
 Registry& registry() {

@@ -48,7 +48,7 @@ enum class RowRule : uint8_t {
   OneArgument,  // result row i depends on row i of one argument, and on all of the others
   Groups,       // result row i depends on row i of argument 0, if argument 1 is a stack of matrices
   Batches,      // batched matrix products
-  TrailingDims,  // normalises over the last dimensions; rowArgument lists their sizes
+  TrailingDims,  // normalises over the last dimensions; RowTraits::argument has their sizes
   AlongDims,     // works along given dimensions
   ShapeOnly,     // reads only the argument's shape
 };
@@ -103,7 +103,7 @@ struct RowTraits {
 struct OpState {
   std::atomic<bool> demoted{false};           // verify mode found that the results must be saved
   std::atomic<bool> registered{true};         // false once the defining library is gone
-  std::atomic<bool> writesUnsaid{false};      // ebb has warned; see Note [Unsaid writes]
+  std::atomic<bool> writesUnsaid{false};      // ebb has warned of a write; see Note [Unsaid writes]
   std::atomic<bool> movesFirst{false};        // see Note [Versions that move first]
   std::atomic<bool> toldUnrepeatable{false};  // ebb has logged the op; see Unrepeatable
 };

@@ -18,9 +18,9 @@
 
 namespace ebb {
 
-// The operators that a policy's rules may name: operators registered when the policy is made, or
-// also operators that a library registers later. In both cases,
-// a rule for torch's own operators must match a registered operator; else makePolicy throws.
+// The operators that a policy's rules may name. Registered: operators that are registered when the
+// policy is made. Later: also operators that a library registers later. In both cases a rule for
+// torch's own operators must match a registered operator; else the constructor throws.
 enum class Names { Registered, Later };
 
 // See makePolicy. Immutable; shared by threads.
@@ -58,8 +58,8 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   // True if some rule or default gives this decision.
   bool gives(Decision decision) const;
 
-  // The rules that can match one operator, in order. The last candidate of each alternative always
-  // matches.
+  // A rule that can match an operator, or a default. An operator's candidates are in the policy's
+  // order, and the last candidate of each alternative always matches.
   struct Candidate {
     Verdict verdict;
     const Rule* rule;      // null: the default, which always matches
@@ -90,7 +90,7 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
 
   std::vector<Rule> rules_;                // with normalised patterns
   std::vector<Alternative> alternatives_;  // at least one
-  Decision inputs_;                        // for values that regions read
+  Decision inputs_;                        // for inputs of regions
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock.
   // An operator beyond the table's end is looked up under the lock each time.
@@ -99,7 +99,7 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   mutable std::mutex mutex_;                                            // guards the members below
   mutable std::deque<Candidates> compiled_;                             // the table points to these
   mutable std::vector<std::pair<uint32_t, const Candidates*>> beyond_;  // indices >= kTableSize
-  mutable std::vector<std::vector<int8_t>> modules_;  // by rule and module: 1 or -1 once known
+  mutable std::vector<std::vector<int8_t>> modules_;  // by rule, module: 1 yes, -1 no, 0 unknown
 };
 
 // A policy in use by one region, with counts of calls for the rules that need counts.

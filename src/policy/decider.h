@@ -17,13 +17,13 @@ struct Verdict {
   static constexpr uint16_t kNoRule = UINT16_MAX;
 
   Decision decision = Decision::Recompute;
-  bool forced = false;      // a rule that names the op exactly overrides Note [Never replayed]
-  bool named = false;       // a rule matched, so the default did not decide
+  bool forced = false;      // by a rule with `force`, which overrides Note [Never replayed]
+  bool named = false;       // a rule matched, not only a default
   uint16_t rule = kNoRule;  // index in the policy
   uint64_t perResult = 0;   // not 0: the decision depends on each result; call decideOn()
 };
 
-// Implemented by the region's policy. Called once per recorded op, so no function may allocate.
+// Implemented by the region's policy. decide() runs for each recorded op and must be fast.
 class Decider {
  public:
   virtual ~Decider() = default;
@@ -34,7 +34,7 @@ class Decider {
   virtual Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) = 0;
 
   // The verdict on a result that the program has just named; `rule` decided on the result before.
-  // Empty if no earlier rule matches the name.
+  // Empty if no rule before `rule` matches the name.
   virtual std::optional<Verdict> decideOnNamed(
       const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) = 0;
 

@@ -14,7 +14,7 @@ class Policy;
 // Throws c10::ValueError if there is no such operator.
 EBB_API std::string explain(const Policy& policy, const std::string& op);
 
-// For example "rule 2, 'aten::mm', in a module '*.mlp'"; Verdict::kNoRule gives "default".
+// Example: "rule 2, 'aten::mm', in modules that match '*.mlp'"; Verdict::kNoRule gives "default".
 std::string ruleInWords(const Policy& policy, uint16_t rule);
 
 }  // namespace ebb

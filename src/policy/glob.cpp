@@ -57,7 +57,7 @@ bool globMatches(std::string_view pattern, std::string_view text) {
   size_t p = 0;
   size_t t = 0;
   size_t star = kNone;  // the last `*` seen
-  size_t retry = 0;     // the position in `text` where the star stopped matching
+  size_t retry = 0;     // the position in `text` up to which the star matches
   while (t < text.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;

@@ -12,9 +12,9 @@ namespace ebb {
 // Note [Modules by number]
 // A rule may have a condition on the running module. The code that tracks modules gives each
 // module's name a number once; the Python package tracks modules through subclasses whose forward
-// enters a scope. To enter or leave a scope then only sets the thread's current number. Numbers are
-// never reused, so there are as many as a model has modules. 0 is no module. Rules match either of
-// a module's names.
+// enters a scope. To enter or leave a scope then only sets the thread's current number. A name
+// keeps its number, so a process has as many numbers as names. 0 is no module. A rule matches a
+// module if the rule's glob matches either of the module's names.
 struct ModuleNames {
   std::string plain;  // without the parts that wrappers (DDP, FSDP) insert
   std::string full;   // as in the model

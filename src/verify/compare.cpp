@@ -106,7 +106,7 @@ std::string changedInputsOf(const Recipe& recipe) {
   record.dtype = tensor.scalar_type();
   record.lost = !output.written && isWorkspace(recipe.op.op.schema().name(), output.slot);
   if (!poisonWhenFreed(tensor.storage(), record.dtype, value) && !record.lost) {
-    record.bytes = tensor.storage();  // keeps the storage, whose end ebb would not notice
+    record.bytes = tensor.storage();  // keeps the storage alive: ebb would not notice its end
   }
 }
 
