@@ -273,9 +273,9 @@ void closed(const c10::intrusive_ptr<Graph>& graph) {
 
 namespace {
 
-// Returns the graphs that backward may reach next; none if the caller only looks at a saved tensor,
-// or backward has arrived before. Sets `expected` if a replay of `graph` has begun ahead. Called
-// under the graph's lock.
+// Returns the graphs that backward may reach next; none if the program unpacks a saved tensor
+// outside of backward, or if backward has arrived before. Sets `expected` to true if a replay ahead
+// of `graph` has begun. Called under the graph's lock.
 std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   Lookahead& lookahead = *graph.lookahead;
   if (lookahead.hasArrived()) {

@@ -35,9 +35,10 @@ inline void asksFor(Graph& graph) {
 // Called before code unseen by torch writes to `tensor`: see Note [Hands on a storage].
 EBB_API void beforeUnseenWrite(const at::Tensor& tensor);
 
-// For tests: a graph is replayed as soon as it is closed, beside the rest of the program.
+// For tests: if `on`, a worker replays each graph as soon as recording has ended, while the program
+// goes on.
 EBB_API void replayWhenClosed(bool on);
-// For tests: no worker has anything left to do.
+// For tests: true if no worker has anything left to do.
 EBB_API bool replaysAheadAreIdle();
 
 }  // namespace ebb

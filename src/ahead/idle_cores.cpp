@@ -129,7 +129,7 @@ double countCores() {
 
 namespace {
 
-// The number of backwards with replays ahead between two backwards in which cores are measured.
+// The number of backwards with replays ahead between two backwards that are measured.
 constexpr int kMeasuredEach = 64;
 // The least time that gives a usable measurement.
 constexpr double kLeastSeconds = 0.002;
@@ -146,7 +146,7 @@ class IdleCores {
   }
 
  private:
-  // Counted at most once a second.
+  // The cores that this process may use, counted at most once a second.
   double usableCores() {
     const auto now = Clock::now();
     if (cores_ == 0 || now - counted_ > std::chrono::seconds(1)) {
@@ -161,7 +161,7 @@ class IdleCores {
     const double ran = timeRun();
     const double now = timeNow();
     if (const uint64_t closings = Lookahead::closings(); closings != closings_) {
-      closings_ = closings;  // a forward has run since
+      closings_ = closings;  // a forward has run since the last call: a new backward begins
       begin();
     } else if (!allowed_) {
       sumRan_ += ran - ran_;

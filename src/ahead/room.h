@@ -49,7 +49,7 @@ class EBB_API Room {
   // Called before a region is entered: makes room for the region's kept values.
   void make();
 
-  // After a failed allocation: graphs free their kept values. False if no graph keeps any.
+  // After a failed allocation: the earliest graphs free their kept values. False if none could.
   bool giveBack(Shortage shortage);
 
   RoomStats stats();
@@ -62,7 +62,7 @@ class EBB_API Room {
 
   struct OnDevice {
     size_t limit = 0;    // 0: Room::limit_
-    size_t largest = 0;  // bytes that one graph has kept
+    size_t largest = 0;  // the most bytes that one graph has kept so far
   };
 
   void make(c10::Device device, size_t needed);

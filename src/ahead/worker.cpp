@@ -229,7 +229,8 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
   std::optional<c10::StreamGuard> guard;
   {
     std::lock_guard<PythonMutex> lock(graph.mutex);
-    // Taken after the lock: a replay of backward holds the lock while its Commotion waits.
+    // Made after the lock is taken, to avoid a deadlock: a replay of backward holds the lock while
+    // its Commotion waits for the end of each Stillness.
     const Stillness still;
     if (!still.holds() || graph.streams.count() > 1) {
       return AheadEnd::Stopped;

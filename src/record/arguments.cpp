@@ -128,13 +128,14 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // Note [Versions that move first]
 // torch's own operators move the version of an argument after the kernel has written the argument.
 // An operator made by torch.library.custom_op moves the version before its kernel, so the recorder
-// sees a version one ahead. An unseen write could have the same effect. So in the operator's first
-// call, the recorder takes the moved version for an unseen write, and watches whether the version
-// moves after the kernel. If the version does not move, the operator moves versions first, and the
-// recorder accepts the moved version in later calls. In a checkpointed call on the CPU, the
-// recorder accepts it in the first call too, since fingerprints of results would reveal an unseen
-// write. Counters begin at 0, so a counter that the recorder has not seen yet, such as the counter
-// of a factory's result, is one ahead at version 1: see Note [Version stamps].
+// sees a version that is one higher than expected. An unseen write could have the same effect. So
+// in the operator's first call, the recorder takes the moved version for an unseen write, and
+// watches whether the version moves after the kernel. If the version does not move, the operator
+// moves versions first, and the recorder accepts the moved version in later calls. In a
+// checkpointed call on the CPU, the recorder accepts the moved version in the first call too, since
+// fingerprints of results would reveal an unseen write. Counters begin at 0. So for a counter that
+// the recorder has not seen yet, such as that of a result of torch.zeros, the expected version is
+// 0: see Note [Version stamps].
 [[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -163,9 +164,9 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 
 // Note [Writes to leaves]
 // A write to a storage from outside the region (a parameter, a buffer, an input) is a side effect:
-// the write happens once, in the forward, and the new state is a leaf. A write into memory with
-// unrecomputable old contents also gives a leaf. The op's other results are leaves too, since a
-// replay would write again.
+// the write happens once, in the forward, and the new state is a leaf. If ebb cannot recompute the
+// old contents of a storage, a write that depends on them or leaves some of them also gives a leaf.
+// The op's other results are leaves too, since a replay would write again.
 bool Arguments::writesCanBeReplayed() const {
   return std::all_of(writes_.begin(), writes_.end(), [&](const Write& write) {
     const Value& before = *write.before;

@@ -30,7 +30,7 @@ struct Argument {
 
 // One storage written by the op.
 struct Write {
-  c10::StorageImpl* storage;         // compared, not owned: `tensor` owns it
+  c10::StorageImpl* storage;         // only compared; `tensor` owns the storage
   at::Tensor tensor;                 // an argument on the storage
   c10::intrusive_ptr<Value> before;  // the state before the write
   uint16_t argument;                 // index of the argument on the stack
@@ -44,7 +44,7 @@ struct Write {
 
 class Arguments {
  public:
-  // Scans all arguments and finds the written values. Under the graph's lock.
+  // Scans all arguments and finds the written values. Called under the graph's lock.
   Arguments(const Call& call, ValueMap& values, bool allRepeat);
 
   const c10::SmallVector<Argument, 4>& tensors() const {
@@ -59,7 +59,7 @@ class Arguments {
     return recordable_;
   }
 
-  // True if a tensor argument is on a device.
+  // True if a tensor argument is not on the CPU.
   bool areOffCpu() const {
     return !device_.is_cpu();
   }
@@ -92,7 +92,7 @@ class Arguments {
   const OpTraits& op_;
   ValueMap& values_;
   const bool allRepeat_;   // see Note [Operators from elsewhere]
-  bool condition_ = true;  // from ArgumentTraits::condition
+  bool condition_ = true;  // false if the op has an ArgumentTraits::condition that does not hold
   bool recordable_ = true;
   c10::Device device_ = c10::kCPU;
   uint32_t shapeCount_ = 0;

@@ -17,20 +17,21 @@ size_t valuesLookedAt() {
 }
 
 // Note [When dead values are looked for]
-// The map keeps a kept value alive even if all its readers are gone. Without gradients no handle
-// needs a value, so every kept value would stay until the region ends. So ebb sweeps the map when
-// its size has doubled, and whenever 16 MiB have been kept since the last sweep. On a GPU a single
-// weight has that size, and a region may know ten thousand values, so a sweep by bytes examines
-// only the latest values. Every second sweep examines twice as many as the sweep before, every
-// fourth four times as many, and so on. Values mostly die young, and a value cannot be dead while
-// its consumers live. So it is enough to examine the latest values, latest first. The cost per op
-// is a few examined values, and grows with the logarithm of the map's size. If a value dies after k
-// later values were made, a sweep finds it after at most k/2 more.
+// A value is dead if only the recorder's map refers to the value, and only ebb holds its storage.
+// The map keeps such a value alive. Without gradients no handle needs a value, so every kept value
+// would stay until the region ends. So ebb sweeps the map (finds and removes dead values) when its
+// size has doubled, and whenever 16 MiB have been kept since the last sweep. On a GPU a single
+// weight has that size, and a region may know ten thousand values, so the second kind of sweep
+// examines only the latest values. Every second sweep examines twice as many as the sweep before,
+// every fourth four times as many, and so on. Values mostly die young, and a value cannot be dead
+// while its consumers live. So it is enough to examine the latest values, latest first. The cost
+// per op is a few examined values, and grows with the logarithm of the map's size. If a value dies
+// after k later values were made, a sweep finds it after at most k/2 more.
 //
-// After every eight values, a small sweep looks at the latest sixteen only for values whose storage
-// is gone, and which no handle needs. The value's weak reference keeps the StorageImpl object of
-// such a storage allocated. If ebb frees the object early, the next op reuses the object's memory,
-// so recording touches less memory.
+// After every eight values, a small sweep examines the latest sixteen. It removes only values whose
+// storage is gone, and which no handle needs. The value's weak reference keeps the StorageImpl
+// object of such a storage allocated. If ebb frees the object early, the next op reuses the
+// object's memory, so recording touches less memory.
 size_t MadeValues::nextWindow() {
   if (isFull()) {
     return size();

@@ -38,7 +38,7 @@ class MadeValues {
   bool hasNew() const {
     return forgotten_ + size() - newFrom_ >= kNew;
   }
-  // How many newest values to examine now.
+  // How many newest values to examine now. From here on, hasNew() counts anew.
   size_t newWindow() {
     newFrom_ = forgotten_ + size();
     return std::min(size(), 2 * kNew);
@@ -47,8 +47,8 @@ class MadeValues {
   // How many recent values the next sweep examines.
   size_t nextWindow();
 
-  // Calls `isGone` for each of the last `window` values, latest first, and forgets dead values.
-  // Returns the number of remaining values among them.
+  // Calls `isGone` for each of the last `window` entries, latest first, and removes the entries for
+  // which the result is true. Returns how many of the `window` entries remain.
   template <class F>
   size_t sweep(size_t window, F&& isGone) {
     const auto first = entries_.end() - static_cast<std::ptrdiff_t>(window);
@@ -70,16 +70,16 @@ class MadeValues {
 
   static constexpr size_t kFewest = 512;
   static constexpr size_t kNew = 8;
-  std::vector<Entry> entries_;  // some entries are dead
+  std::vector<Entry> entries_;  // some values are no longer in the map
   size_t fullAt_ = kFewest;     // size at which all entries are examined
   size_t forgotten_ = 0;        // number of entries forgotten
-  size_t newFrom_ = 0;          // entries ever added, as of the last newWindow()
+  size_t newFrom_ = 0;          // number of entries added before the last newWindow()
   size_t sweeps_ = 0;           // number of partial sweeps
-  // by depth of sweep: entries ever added, as of the last sweep of this depth
+  // by depth of sweep: the number of entries added before the last sweep of this depth
   std::array<size_t, 24> madeAt_{};
 };
 
-// How many values this process has examined for dead ones.
+// How many values the sweeps of this process have examined.
 EBB_API size_t valuesLookedAt();
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
 // A recorder's entries for reports: see Note [The journal]. Called only while reports are recorded,
-// except noteRows() and noteSent().
+// except isReported(), noteRows() and noteSent().
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -43,9 +43,10 @@ void noteMade(
     const std::string& op,
     const char* reason);
 
-// True if ebb creates a value for `tensor`, which autograd has saved and no op of the region has
-// read. With the value, a profile shows when backward unpacks a tensor computed by another
-// function. A report shows whether only autograd still refers to the tensor.
+// Called when autograd saves `tensor`, which no op of the region has read. True if ebb creates a
+// value for the tensor, only for the report or the profile. A profile then shows when backward
+// unpacks a tensor computed outside of the region; a report shows whether only autograd still
+// refers to the tensor.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
 // Notes the policy's rule that decided on the value.
@@ -59,7 +60,7 @@ void notePacked(Value& value, const at::Tensor& tensor, bool kept);
 // The value has been sent away. `kind` is the term for this in traces.
 void noteSent(Value& value, Fate fate, const char* kind, std::string_view of, size_t nbytes);
 
-// The value has got bytes of its own. Handles still know the report line of its former storage.
+// The value has got a copy of its bytes, and gets a new line. Handles keep the former line.
 void noteCopied(Value& value);
 
 // State of a value in the map before the map is cleared.
@@ -67,13 +68,13 @@ struct Closing {
   EntryPtr entry;
   c10::weak_intrusive_ptr<Value> value;
   c10::weak_intrusive_ptr<c10::StorageImpl> home;
-  bool droppable;  // the storage exists and could be dropped
+  bool droppable;  // escapedStorage() is not null
 };
 // Collects the state of all values with an entry, before the map is cleared.
 std::vector<Closing> noteClosing(const ValueMap& values);
 
-// Called after the map has been cleared. Only then is it visible which values something needs: most
-// recipes are needed by nothing but the map.
+// Called after the map has been cleared. Before, the map keeps all values and their recipes alive,
+// so ebb cannot tell which of them backward needs.
 void noteClosed(const std::vector<Closing>& closing);
 
 }  // namespace ebb

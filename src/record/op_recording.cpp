@@ -51,8 +51,8 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
 }
 
 // Notes the current state and version counter of each known argument of an operator without a
-// recipe. Such an operator may write to an argument marked as read, and the write may move only the
-// counter of this alias. See Note [Version stamps].
+// recipe. Such an operator may write to an argument that its schema marks as read. If the argument
+// is an alias with its own counter, only that counter moves. See Note [Version stamps].
 [[gnu::cold]] void learnReads(ValueMap& values, const Arguments& arguments) {
   forEachKnown(values, arguments, [&](const at::Tensor& tensor, auto& slot) {
     values.current(slot, tensor);
@@ -128,9 +128,9 @@ uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
   return whole ? fingerprint(result.storage()) : 0;
 }
 
-// True if ebb waits for a collective, to compare or fingerprint complete results. The program
-// itself waits for a synchronous collective. A wait for an asynchronous collective could keep the
-// other ranks waiting, so ebb waits for these only in verify mode.
+// True if ebb waits for a collective, to compare or fingerprint complete results. Outside verify
+// mode, ebb waits only on the CPU, and only for synchronous collectives, for which the program
+// waits too. A wait for an asynchronous collective could keep the other ranks waiting.
 bool mayWait(const Context& context, const Call& call, const Arguments& arguments) {
   return context.graph->verify != VerifyMode::Off ||
          (!arguments.areOffCpu() && isSynchronous(call.op, call.arguments));

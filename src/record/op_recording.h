@@ -42,7 +42,7 @@ class OpRecording {
     }
   };
 
-  // Sets the policy's verdict, and the recipe or the obstacle to one.
+  // Sets `verdict_`, and sets `replay_` to a recipe, or to the reason why there is none.
   void writeRecipe();
   void scanRows();
   bool readsLossy() const {
@@ -57,7 +57,7 @@ class OpRecording {
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
   const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
   void recordWrites();
-  // Gives the state after a write its recipe; without a recipe, keeps the bytes.
+  // Gives `after`, the state after a write, its recipe. Without a recipe, its bytes must be kept.
   void giveRecipe(
       const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict);
   void recordOutputs();

@@ -17,8 +17,8 @@ namespace ebb {
 namespace {
 
 // True if a collective made the value, no fingerprint is known, and the operator only reads the
-// value. A write would not show that the result is complete: when the program waits for gloo's
-// reduce-scatter, gloo writes the result with copy_.
+// value. A read shows that the result is complete, and a write does not: when the program waits for
+// gloo's reduce-scatter, gloo writes the result with copy_.
 bool isUnprintedCollective(const Value& value, const Input& input, const OpTraits& op) {
   return value.facts.underWay && value.recipe() && value.rare->fingerprint == 0 &&
          input.use == ArgUse::Read && !op.limits.communicates;
@@ -101,8 +101,8 @@ int32_t RecipeWriter::earlierInput(size_t index) const {
   return -1;
 }
 
-// Bytes of memory that a replay passes in place of this argument. An operator such as zeros_like
-// reads only the shape and needs no memory.
+// The size in bytes of the memory that a replay passes in place of this argument. An operator such
+// as zeros_like reads only the shape and needs no memory.
 int64_t RecipeWriter::bytesOfStandIn(const Argument& argument) const {
   const bool scratch = argument.use == ArgUse::Scratch;
   return static_cast<int64_t>(

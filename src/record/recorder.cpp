@@ -16,7 +16,7 @@
 namespace ebb {
 namespace {
 
-// True if only recipes read a kept value, and autograd did not pack it.
+// Called for a kept value. True if ebb keeps the value only for recipes: autograd did not pack it.
 bool isOnlyRead(const Value& value) {
   return value.uses.packed() == 0 && value.facts.rule != UINT16_MAX && !value.decision.isDue() &&
          !value.stash();
@@ -133,7 +133,8 @@ void dropHeldOf(const WeakGraph& weak) {
   }
 }
 
-// Backward will need `before` after `graph`: see Note [Replays ahead of backward].
+// If `graph` reads no result of another graph, backward is expected to need `before` next: see Note
+// [Replays ahead of backward].
 void followInBackward(Graph& graph, const WeakGraph& before) {
   if (graph.lookahead && graph.lookahead->before.empty()) {
     graph.lookahead->before.push_back(before);
@@ -203,8 +204,8 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
 
 // Note [In-place views]
 // t_, set_ and similar ops change a tensor's geometry or storage, not the contents of a storage.
-// resize_ changes no contents if the storage is large enough. Otherwise the storage gets other
-// memory, with the old bytes first.
+// resize_ changes no contents if the storage is large enough. Otherwise the storage gets larger
+// memory, which begins with a copy of the old bytes.
 [[gnu::cold]] void Recorder::callInplaceView(Call& call) {
   const at::Tensor tensor = call.arguments[0].toTensor();
   c10::intrusive_ptr<Value> before;

@@ -68,8 +68,8 @@ class Recorder final : public Interceptor {
   // Sets the innermost region's policy, index in Graph::names, counters and Context::allRepeat.
   void enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat);
 
-  // Ends the outermost region, or only a part: see Note [Regions that are split]. By then autograd
-  // has counted all writes.
+  // Ends the outermost region, or only a part: see Note [Regions that are split]. Called when
+  // autograd has counted all writes.
   void close(bool onlyPart = false);
 
   // Called after close(), without a lock: see Unrepeatable.
@@ -78,8 +78,9 @@ class Recorder final : public Interceptor {
   }
 
   // Called just before close(). Empties escapes, except for the storages of `results`. If
-  // `onlyResults` is false, values that no op has read count as results too. Does nothing if no
-  // backward would refill the escapes: there is no handle, and `hasBackward` is false.
+  // `onlyResults` is false, values that no op has read count as results too. `hasBackward`: a
+  // result has a grad_fn, which will refill the escapes. Does nothing if `hasBackward` is false and
+  // there is no handle, since then no backward would refill the escapes.
   void emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
 
   const Context& context() const {
@@ -89,7 +90,7 @@ class Recorder final : public Interceptor {
  private:
   void callInplaceView(Call& call);
   Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
-  // Sends the bytes of `value`, about to be packed, if the policy sends them and they can leave.
+  // Offloads or pages the bytes of `value`, about to be packed, if the policy says so and ebb can.
   void sendIfDue(Value& value, const at::Tensor& tensor);
   void closeOthers(const c10::intrusive_ptr<Value>& entry);
 
@@ -101,8 +102,8 @@ class Recorder final : public Interceptor {
   ReadResults readResults_;
   EarlierParts earlierParts_;  // of the open region
   Unrepeatable unrepeatable_;
-  WeakGraph last_{c10::intrusive_ptr<Graph>()};    // the latest graph
-  WeakGraph before_{c10::intrusive_ptr<Graph>()};  // the graph before the latest
+  WeakGraph last_{c10::intrusive_ptr<Graph>()};    // the graph opened last
+  WeakGraph before_{c10::intrusive_ptr<Graph>()};  // the graph opened before `last_`
 };
 
 // This thread's recorder if the thread is inside a region; else null.

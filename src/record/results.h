@@ -80,11 +80,11 @@ class EarlierParts {
     return !all_.empty();
   }
 
-  // Throws if the operator makes a write that moves no version known to an earlier part, to a
-  // storage that the part needs. `region`: for the message.
+  // Throws if the operator writes to a storage that an earlier part needs, and the write moves no
+  // version counter known to that part. `region`: for the message.
   void beforeCall(const Call& call, const std::string& region) const;
-  // Throws if an earlier part needs the storage of `tensor`. `counted`: the write moves the
-  // tensor's version.
+  // Throws if an earlier part needs the storage of `tensor`, unless the write is `counted` (moves
+  // the tensor's version) and the part knows the tensor's counter.
   void beforeWrite(
       const at::Tensor& tensor,
       bool counted,
@@ -105,7 +105,7 @@ class EarlierParts {
   };
 
   ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<Needed, 1>> all_;
-  c10::SmallVector<const c10::StorageImpl*, 1> emptied_;  // since the open part has to end
+  c10::SmallVector<const c10::StorageImpl*, 1> emptied_;  // storages whose emptying ends the part
 };
 
 }  // namespace ebb

@@ -13,17 +13,18 @@
 
 namespace ebb {
 
-// The size of the first dimension of `tensor`, if this dimension runs over the rows of the storage
-// of `nbytes` bytes, or over equal parts of the rows. Otherwise 0.
+// If the first dimension of `tensor` runs over the rows of the storage, or over equal parts of the
+// rows, returns the size of this dimension; otherwise 0. `nbytes`: the size of the storage.
 int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes);
 
-// Row flow of one call. Arguments are added before the call runs; results are queried afterwards.
+// Finds which results of one call have rows: see Note [Rows]. Arguments are added before the call
+// runs; results are queried afterwards.
 class RowFlow {
  public:
   RowFlow(const OpTraits& op, const c10::IValue* arguments) : op_(op), arguments_(arguments) {
   }
 
-  // Adds an argument that is read and shows `value`. Null: the argument has no known rows.
+  // Adds an argument that the call reads. `value`: its value; null: the argument has no known rows.
   void add(const at::Tensor& tensor, size_t argument, const Value* value);
 
   // True if all arguments with rows are read row by row. Called after all arguments were added.
@@ -42,7 +43,7 @@ class RowFlow {
   }
 
   // True if the call reads the data of an argument whose padding rows ebb does not restore
-  // (Rows::lossy). ebb cannot recompute a result that has no rows then.
+  // (Rows::lossy). ebb then cannot recompute those results of the call that have no rows.
   bool isLossy() const {
     return lossy_ && op_.rows.rule != RowRule::ShapeOnly;
   }

@@ -24,7 +24,7 @@ class RowMarks {
   // Marks the first rows of `tensor` as valid. Throws as ebb::markRows does.
   void mark(const at::Tensor& tensor, const at::Tensor& rows);
 
-  // True if a tensor has rows.
+  // True if the program has marked rows in the open region.
   bool any() const {
     return !counts_.empty();
   }
@@ -34,8 +34,8 @@ class RowMarks {
     packedSince_.push_back(storageOf(tensor));
   }
 
-  // An operator that may mix rows is about to read `tensor`. If the operator has packed `tensor`
-  // too, its backward may mix rows: then the value is kept, neither paged nor recomputed.
+  // An operator that may mix rows is about to read `tensor`. If autograd has packed `tensor` for
+  // the operator, backward may mix rows too: then the value is kept, neither paged nor recomputed.
   void needDeadRows(const at::Tensor& tensor);
 
   // The next operator begins.
@@ -57,8 +57,8 @@ class RowMarks {
   Sender& sender_;
   std::vector<RowCountPtr> counts_;  // counts given in the outermost region
   // Storages with rows that autograd has packed since the last op. If the next op is torch's own,
-  // it has packed them, because autograd packs inputs before the op reaches ebb. Compared, never
-  // dereferenced.
+  // autograd has packed them for this op, because autograd packs an op's inputs before the op
+  // reaches ebb. The pointers are only compared.
   c10::SmallVector<c10::StorageImpl*, 4> packedSince_;
 };
 

@@ -26,7 +26,7 @@ struct KeptArguments {
   std::vector<Before> written;
 };
 
-// True if a call takes arguments from the stack or writes to some.
+// True if a call takes its arguments from the stack, or writes to an argument.
 inline bool usesUp(const Call& call, const Arguments& arguments) {
   return call.stack != nullptr || !arguments.writes().empty();
 }
@@ -36,12 +36,13 @@ inline bool usesUp(const Call& call, const Arguments& arguments) {
 const c10::IValue* runKeeping(
     Call& call, const Arguments& arguments, bool holds, RandomScope* random);
 
-// Null if the call would not be run again.
+// Null if there is nothing to keep, or if the call must not be run again.
 std::unique_ptr<KeptArguments> keepArguments(const Call& call, const Arguments& arguments);
 
-// Called in the handler of an exception of the call. Runs the call until a run succeeds, and
-// returns its results. `kept`: null if nothing was kept. `random`: null if the call draws nothing.
-// Throws the exception of the last run.
+// Called in the handler of an exception of the call. Frees memory and runs the call again, until a
+// run succeeds; returns the results. If there is no memory to free or the call must not be run
+// again, throws the exception of the last run. `kept`: null if nothing was kept. `random`: null if
+// the call draws nothing.
 const c10::IValue* runAgain(
     Call& call, const Arguments& arguments, const KeptArguments* kept, RandomScope* random);
 

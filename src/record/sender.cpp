@@ -17,11 +17,11 @@
 
 namespace ebb {
 // Note [Offloaded values]
-// ebb sends an offloaded value when autograd packs the value. A value read only by recipes stays on
-// the device first, since most recipes are never needed. When the region ends, ebb sends such a
+// ebb sends an offloaded value when autograd packs the value. A value read only by recipes at first
+// stays on the device, since most recipes are never needed. When the region ends, ebb sends such a
 // value if a handle needs it. If all packs and recipes show the same small slice of a value, the
 // value also stays until the region ends; ebb then sends only the slice, see Note [Saved slices]. A
-// sweep of the recorder's map sends the values that the end of the region would send at that time.
+// sweep of the recorder's map sends the values that ebb would send if the region ended at once.
 // After sending, a stash stands for the bytes, and the value needs no recipe. A visible write waits
 // for the copy, so the stash surely holds the state before the write (Home::isPrivate). After an
 // unseen write the version has moved, and reading the old state raises, as for a leaf. If no host
@@ -120,9 +120,9 @@ void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
 
 // Note [What is done later]
 // At a sweep of the map and at the end of the region, ebb sends values read only by recipes, and
-// copies small state. Both use the current stream, which may be ahead of the stream that wrote the
-// bytes. So ebb remembers the streams of such values, and the current stream waits for these
-// streams.
+// copies small state. Both use the current stream. Another stream may have to write the bytes, and
+// may not have done so yet. So ebb remembers the streams of such values, and the current stream
+// waits for these streams.
 void Sender::noteStream(c10::Device device) {
   if (!device.is_cpu()) {
     const c10::Stream stream = currentStream(device);
@@ -184,7 +184,7 @@ void Sender::takeFingerprint(Value& value) {
 
 void Sender::watchEscaped(Value& value) {
   const c10::Storage storage = value.home.living();
-  const bool compared = context_.graph->verify != VerifyMode::Off;  // by verify mode, all bytes
+  const bool compared = context_.graph->verify != VerifyMode::Off;  // verify mode compares all bits
   if (storage && !value.home.isPrivate() && !compared && value.versions.hold()) {
     value.home.setFingerprint(fingerprint(storage));
   }

@@ -33,8 +33,8 @@ class Sender {
   // or drops recomputable bytes.
   void send(Value& value, const c10::Storage& storage);
 
-  // Autograd packs `tensor`, which shows the value. Sends the bytes, or waits if `tensor` shows a
-  // small slice: the rest of the value may never be needed.
+  // Autograd packs `tensor`, which shows the value. Sends the bytes now, or later if `tensor` shows
+  // only a small slice: the rest of the value may never be needed.
   void sendOrWait(Value& value, const at::Tensor& tensor);
 
   // Called when `tensor` shows other elements than the value's slice: the whole value will be sent.
@@ -48,8 +48,8 @@ class Sender {
   // stay.
   bool offloadsInput(const at::Tensor& tensor) const;
 
-  // Sends needed values. Consumers come before inputs. Unneeded values are released at once,
-  // together with inputs that nothing else needs.
+  // Sends those of `values` that a handle or a recipe needs, and releases the others. `values`
+  // lists consumers before inputs, since releasing a consumer may make its inputs unneeded.
   void sendKept(std::vector<c10::intrusive_ptr<Value>> values);
 
   // Remembers the current stream of `device`: see Note [What is done later].

@@ -109,7 +109,7 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   if (!isRecordable(tensor) || tensor.is_inference()) {
     return;
   }
-  // Values hold a weak reference to their storage.
+  // Each value has a weak reference to its storage; all strong references count as one more.
   if (weakReferencesTo(tensor.storage()) > 1 + ours) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
@@ -181,17 +181,18 @@ static bool isShownBy(Value& value, const at::Tensor& tensor) {
 
 // Note [Version stamps]
 // A value remembers the version counter of its last writer, and the version. An op may read the
-// storage through a tensor whose version has moved without a visible write. Then a write happened
-// below ebb (a compiled function, mark_dirty). So the storage is a new leaf, and ebb never uses the
-// stale recipe. The same holds for a storage resized by the program, or given other memory. When
-// ebb records a write, the version has not moved yet: in-place ops move the version after their
-// kernel has returned. At the next op, pack or region exit, ebb therefore adds one to the stamp, if
-// torch counts the write: see Note [Which writes are counted]. A __torch_dispatch__ calls ops below
-// ADInplaceOrView, so these calls move no version. Aliases may have counters of their own
-// (`x.data`, the results of _unsafe_view and unsafe_chunk, parameters in one flat buffer). A value
-// knows the counters of all tensors seen on its storage, and is valid only while no counter moves.
-// If the storage came from outside, ebb accepts any new counter. If the storage was made inside the
-// region, ebb accepts a new counter only at version 0, before any write.
+// storage through a tensor whose version has moved without a visible write. Then code that ebb does
+// not see has written (a compiled function, mark_dirty). So the new state is a leaf, and ebb never
+// uses the stale recipe. The same holds if the program has resized the storage, or has given it
+// other memory. When ebb records a write, the version has not moved yet: in-place ops move the
+// version after their kernel has returned. At the next op, pack or region exit, ebb therefore adds
+// one to the stamp, if torch counts the write: see Note [Which writes are counted]. A
+// __torch_dispatch__ calls ops below ADInplaceOrView, so these calls move no version. Aliases may
+// have counters of their own (`x.data`, the results of _unsafe_view and unsafe_chunk, parameters in
+// one flat buffer). A value knows the counters of all tensors seen on its storage, and is valid
+// only while no counter moves. If the storage came from outside, ebb accepts any new counter. If
+// the storage was made inside the region, ebb accepts a new counter only at version 0, before any
+// write.
 c10::intrusive_ptr<Value>& ValueMap::current(const at::Tensor& tensor) {
   return current(values_[storageOf(tensor)], tensor);
 }
@@ -364,9 +365,9 @@ size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<V
   });
 }
 
-// Examines the last `window` values, which are all in the map. Returns the values to be sent that a
-// handle would need if the region ended now. Leaves out a value whose only readers are recipes that
-// no handle needs so far: most such recipes are never needed.
+// Examines the last `window` values, which are all in the map. Returns those that OFFLOAD or PAGE
+// has yet to send and that a handle would need if the region ended now. Leaves out a value whose
+// only readers are recipes that no handle needs so far: most such recipes are never needed.
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;

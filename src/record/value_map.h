@@ -24,7 +24,7 @@ struct Unsettled {
   c10::intrusive_ptr<Value> before;  // the old state, if autograd had packed it
   c10::Storage storage;              // of both states; set only if `before` is
   c10::VariableVersion viewed;       // counter moved by an in-place view; else empty
-  bool counted;                      // the version will have moved by one
+  bool counted;                      // torch moves the version by one before settle()
   // the op, if the version moved first: see Note [Versions that move first]
   const OpTraits* ahead = nullptr;
 };
@@ -43,7 +43,8 @@ class ValueMap {
     return sender_;
   }
 
-  // The known value of `tensor`'s storage, or null. The storage may have been written unseen since.
+  // The known value of `tensor`'s storage, or null. An unseen write may have changed the storage
+  // after ebb recorded the value.
   c10::intrusive_ptr<Value>* find(const at::Tensor& tensor) {
     const auto found = values_.find(storageOf(tensor));
     return found == values_.end() ? nullptr : &found->second;
@@ -88,7 +89,7 @@ class ValueMap {
   // must hold no recipe, because sweep() counts references to find dead values.
   void sweep();
 
-  // Unsent values to be offloaded, latest first.
+  // Values to be offloaded or paged, and not sent yet; latest first.
   std::vector<c10::intrusive_ptr<Value>> keptToSend() const;
 
   const Map& all() const {
@@ -107,7 +108,7 @@ class ValueMap {
   const Context& context_;
   Sender& sender_;
   Map values_;
-  MadeValues made_;                   // live entries and some dead ones
+  MadeValues made_;                   // values of the map, and some that have left it
   std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
 };
 
@@ -129,7 +130,8 @@ c10::Storage escapedStorage(const Value& value);
 // graphs may need the old contents.
 void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours);
 
-// True if a write to `tensor` by a collective moves the version: the tensor has a grad_fn.
+// True if `tensor` has a grad_fn. If so, ebb moves the version when a collective writes to the
+// tensor, since torch does not.
 bool isComputed(const at::Tensor& tensor);
 
 // Calls moveVersionIfNeeded() for a tensor written by a collective, if isComputed().

@@ -14,8 +14,8 @@ namespace ebb {
 // or null.
 void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe);
 
-// The state that `op` left, with the policy's decision; without a recipe as yet. `rows`: the valid
-// rows of the written tensor, or null.
+// Makes the value for the state that `op` left, without a recipe so far. `decides`: the policy may
+// decide on the value. `rows`: the valid rows of the written tensor, or null.
 c10::intrusive_ptr<Value> stateAfter(
     const Write& write,
     const OpTraits& op,

@@ -46,7 +46,7 @@ size_t hookDepth() {
 
 // True if this thread runs under a tracer that identifies tensors by object. Such a tracer would
 // record each tensor that a handle unpacks as a constant. The tracer was started inside the region,
-// because Python does not enter a region during a trace.
+// because ebb's Python code does not enter a region during a trace.
 bool isTraced() {
   using c10::impl::TorchDispatchModeKey;
   using c10::impl::TorchDispatchModeTLS;
@@ -92,8 +92,8 @@ Recorder* threadsRecorderForPacking();
 // units, backward would need the parameters of both at once. So if a job of several ranks empties a
 // storage that ebb has read in the open region and has not computed there, ebb splits the region
 // before the next op or pack, and recomputes the two parts apart from each other. ebb waits for the
-// next op or pack because a region with only one unit ends before: ebb does not split such a
-// region, and the region keeps its escapes.
+// next op or pack because a region with only one unit ends before that. So ebb does not split such
+// a region. In a split region, escapes="placeholder" affects only the last part.
 class Splitter final : public Interceptor {
  public:
   explicit Splitter(Recorder& recorder) : recorder_(recorder) {
@@ -118,7 +118,7 @@ class ThreadRegions {
     try {
       closeDownTo(0);
     } catch (const std::exception& error) {
-      TORCH_WARN(error.what());  // nothing could catch an exception of the thread's end
+      TORCH_WARN(error.what());  // at the thread's end, nothing could catch it
     }
   }
 

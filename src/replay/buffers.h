@@ -26,8 +26,8 @@ class Buffers {
   // The buffer that of() made for the value of `input`; null if there is none.
   const c10::Storage* find(const Input& input) const;
 
-  // Gives taken buffers back to their values. If the kernel `began` to write, they are lost, and
-  // the result is false.
+  // Gives taken buffers back to their values. `began`: the kernel may have written to them. Then
+  // taken buffers are lost, and the result is false if there are any.
   bool putBack(bool began);
 
  private:

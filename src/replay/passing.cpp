@@ -17,14 +17,16 @@ namespace ebb {
 //    backward function unpacks all of these outputs, and each would otherwise cause a replay. If a
 //    nested region computed the unpacked value, all values of that nested region that the slice
 //    recomputes stay in memory too.
-// 3. A recipe that remains needs its inputs again. Each input is a leaf, or has a recipe too, or is
-//    held since its first recomputation or reload. So a replay may write in place in two cases: its
-//    recipe is dropped afterwards and nothing else reads the buffer, or the slice would free the
-//    buffer after this replay. Otherwise the replay writes to a copy.
-// 4. A replay ahead of backward recomputes such values only for other values. If backward needs
-//    such a value itself, backward recomputes it on arrival.
+// 3. A recipe that is not dropped will need its inputs again. Each input is a leaf, or has a recipe
+//    too, or stays in memory after its first recomputation or reload. So a replay may write to an
+//    input's own buffer in two cases: the recipe is dropped afterwards and nothing else reads the
+//    buffer, or the slice would free the buffer after this replay. Otherwise the replay writes to a
+//    copy.
+// 4. A replay ahead of backward recomputes such values only for other values. If backward unpacks
+//    such a value itself, backward recomputes it then.
 
-// The wanted values are determined once per slice, because handles die on any thread.
+// The wanted values are determined once per slice, because another thread may drop handles while
+// the slice runs.
 Passing::Passing(const Value& wanted, bool isBackward)
     : inner_(isBackward ? wanted.recipe()->region : 0) {
   wanted_.push_back(&wanted);

@@ -47,7 +47,7 @@ class Passing {
   // True if hasRun(reader) will free `value`.
   bool isLastToRead(const Recipe& reader, const Value& value) const;
 
-  // Frees values without a later reader in the slice.
+  // The slice has run `reader`. Frees the values that no later recipe of the slice reads.
   void hasRun(const Recipe& reader);
 
  private:

@@ -225,8 +225,8 @@ class Slice {
         " the decision SAVE.");
   }
 
-  // Throws if the recipe is a collective outside the list of Note [Repeated collectives]: while the
-  // list runs, collectives may run; afterwards none may.
+  // Throws if the recipe is a collective, unless ebb is repeating the list of Note [Repeated
+  // collectives]: a collective may run only then.
   void checkIsListed(const Recipe& recipe) const {
     TORCH_CHECK(
         !recipe.op.limits.communicates || graph_.collectives->areUnfinished(),

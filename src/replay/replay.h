@@ -31,7 +31,7 @@ class AheadWatch {
   // see Stash.
   virtual c10::Storage fetch(Value& input, const c10::Storage& living) = 0;
 
-  // True if `recipe` may run now. Then the recipe runs.
+  // True if `recipe` may run now. If so, the caller runs the recipe next.
   virtual bool begin(const Recipe& recipe) = 0;
   // The recipe has run, or has failed.
   virtual void end() = 0;

@@ -123,10 +123,10 @@ class Rerun {
     }
   }
 
-  // Called if the replay threw. Returns to each value the buffer that this replay took from it to
-  // write in place, unless the kernel has begun. Returns false if the replay
-  // cannot be tried again: the kernel may have written to such a buffer, results may have been
-  // handed out, or a collective may have begun.
+  // Called if the replay threw. If the kernel has not begun, gives each value back the buffer that
+  // this replay took from it to write in place. Returns false if the replay cannot be tried again:
+  // the kernel may have written to such a buffer, results may have been handed out, or a collective
+  // may have begun.
   bool undo() {
     const bool hasSent = began_ && recipe_.op.limits.communicates;
     return buffers_.putBack(began_) && !over_ && !hasSent;

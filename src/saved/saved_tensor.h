@@ -21,7 +21,7 @@ class SavedTensor {
   SavedTensor& operator=(SavedTensor&& other) noexcept = default;
   ~SavedTensor();
 
-  // Keeps the needed state of `tensor`. `part`: `tensor` is a part of a wrapper. Called once.
+  // Stores what unpack() needs. `part`: `tensor` is an inner tensor of a wrapper. Called once.
   void pack(Recorder& recorder, const at::Tensor& tensor, bool part = false);
 
   // The tensor with the packed bytes, unknown to autograd. See Note [One tensor for all unpacks].
@@ -57,7 +57,7 @@ class SavedTensor {
   void dropFromOutside();
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
   c10::Storage materialised() const;
-  // The value's bytes, recomputed or reloaded because no storage holds them. Throws if that fails.
+  // Recomputes or reloads the value's bytes, which no storage holds. Throws if ebb cannot.
   c10::Storage broughtBack() const;
   at::Tensor unpackKept() const;
   void giveUp();
