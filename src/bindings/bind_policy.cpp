@@ -75,7 +75,7 @@ static void bindRule(py::module_& module) {
       .def_readonly("dtype", &Rule::dtype);
 }
 
-// Returns two numbers for each alternative: the index behind its last rule, and its fallback.
+// Returns two numbers for each alternative: the index after its last rule, and its fallback.
 static std::vector<std::pair<size_t, int>> partsOf(const PyPolicy& policy) {
   std::vector<std::pair<size_t, int>> parts;
   for (const Policy::Alternative& alternative : policy.policy->alternatives()) {

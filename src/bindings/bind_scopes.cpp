@@ -137,7 +137,7 @@ class RegionScope {
   bool emptiesEscapes_ = false;  // see Note [Escapes]
   bool logs_ = false;            // leaving is logged
   Repeats repeats_ = Repeats::IfRulesSaySo;
-  bool passesThrough_ = false;  // saved-tensor hooks are disabled here
+  bool passesThrough_ = false;  // saved-tensor hooks were disabled at the entry
   bool isTraced_ = false;       // entered, while a tracer is active
 };
 

@@ -13,11 +13,11 @@ namespace ebb::bindings {
 
 // Note [Scopes that are left for sure]
 // A signal handler may raise between any two steps of Python code: after a context manager written
-// in Python has entered a scope and before the object has noted so, or before the exit has begun.
-// So entering and leaving are each one call into C++. Python's with statement makes these calls
-// without a step in between; if the with statement never gets to own the object, the destructor
-// leaves the scope. A scope that must call Python code is already open, or already closed, at the
-// time of the call.
+// in Python has entered a scope and before the object has noted the entry, or before the exit has
+// begun. So entering and leaving are each one call into C++. Python's with statement makes these
+// calls without a step in between; if the with statement never gets to own the object, the
+// destructor leaves the scope. A scope that must call Python code is already open, or already
+// closed, at the time of the call.
 //
 // `Scope` has
 //   configure(arguments, count)  takes the settings: the arguments of the type's call, or those of

@@ -1,4 +1,4 @@
-// Collectives as kernels: the group of ranks, and the end of the communication.
+// Collectives: their process group, and waiting for their communication.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -14,7 +14,7 @@ namespace ebb {
 // tensors, as ArgumentTraits::others lists them.
 std::string processGroupOf(const OpTraits& op, const c10::IValue* others);
 
-// True if a call with these arguments waits for its end itself.
+// True if a call with these arguments waits for its communication itself (async_op=False).
 bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
 
 // Waits until the communication of a call with these `results` is complete. On a GPU the current

@@ -14,8 +14,8 @@ namespace {
 
 std::atomic<bool> hasFailed{false};
 
-// Threads on which an allocation failed during the replay of a convolution. There are few, so a
-// list replaces a thread_local: see Note [Static TLS].
+// Threads on which an allocation failed during the replay of a convolution. There are few such
+// threads, so a list replaces a thread_local: see Note [Static TLS].
 struct Threads {
   std::mutex mutex;  // guards all members below
   std::vector<std::thread::id> all;

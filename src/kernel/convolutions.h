@@ -20,7 +20,7 @@ namespace ebb {
 // cuDNN's engines for a convolution need workspaces of different sizes. If the device has no memory
 // for a workspace, torch raises nothing. Instead torch takes the next engine, and the thread uses
 // that engine for the shape from then on. So a replay near the peak may give other last bits than
-// the forward. The allocator counts failed allocations. If the count moves while a convolution
+// the forward. The allocator counts failed allocations. If the count grows while a convolution
 // runs,
 // 1. in a region: the convolution's result is kept. So are the results of all later convolutions,
 //    since this thread would now choose another engine than other threads.
@@ -38,8 +38,8 @@ class WorkspaceWatch {
  public:
   explicit WorkspaceWatch(c10::Device device);
 
-  // True if an allocation on the device has failed since. Results of convolutions are kept from
-  // then on.
+  // True if an allocation on the device has failed since this object was made. If so, the results
+  // of all later convolutions are kept.
   bool sawFailure() const;
 
  private:

@@ -1,4 +1,4 @@
-// Fingerprints of memory, which detect writes that move no version.
+// Fingerprints of memory, which detect writes that do not increment a version counter.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -9,14 +9,15 @@
 namespace ebb {
 
 // Note [Fingerprints of leaves]
-// Some writes move no version: `p.data.mul_()`, fused optimizers, running statistics, numpy. After
-// such a write to a leaf that a recipe needs, the replay would silently compute something else. So
-// a leaf is fingerprinted when a recipe first reads it, and compared before a replay reads it. A
-// small storage is hashed whole, a larger one in 64 places: enough for updates of every element,
-// not for a write to a few. Outside verify mode, only storages on the CPU have fingerprints:
-// elsewhere reading would wait for the device, and fingerprint() returns 0. A computed tensor that
-// outlives its region is fingerprinted when the region ends, and recomputed if it has changed. In
-// verify mode the whole storage is hashed, on any device.
+// Some writes increment no version counter: `p.data.mul_()`, fused optimizers, running statistics,
+// numpy. After such a write to a leaf that a recipe needs, the replay would silently compute other
+// results. So ebb takes a leaf's fingerprint when a recipe first reads the leaf, and compares it
+// before a replay reads the leaf. A small storage is hashed whole, a larger one in 64 places. The
+// samples detect an update of every element, but may miss a write to a few. Outside verify mode,
+// only storages on the CPU have fingerprints: elsewhere reading would wait for the device, and
+// fingerprint() returns 0. A computed tensor that outlives its region is fingerprinted when the
+// region ends, and recomputed if it has changed. In verify mode the whole storage is hashed, on any
+// device.
 enum class FingerprintOf { Samples, Everything };
 uint64_t fingerprint(const c10::Storage& storage, FingerprintOf what = FingerprintOf::Samples);
 

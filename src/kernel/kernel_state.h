@@ -32,7 +32,7 @@ struct NumericSettings {
   bool operator==(const NumericSettings&) const = default;
 
   static NumericSettings current();
-  // Applies these settings, where they differ from `from`.
+  // Applies these settings where they differ from the current settings, `from`.
   void apply(const NumericSettings& from) const;
 
   // Compares all settings except those of the thread: intra-op threads and denormals.
@@ -52,7 +52,7 @@ using AutocastDtypes = std::vector<std::pair<c10::DeviceType, c10::ScalarType>>;
 struct KernelState {
   NumericSettings settings;
   c10::DispatchKeySet autocast;   // autocast keys that were not excluded
-  AutocastDtypes autocastDtypes;  // per enabled device type; empty if `autocast` is
+  AutocastDtypes autocastDtypes;  // per enabled device type; empty if `autocast` is empty
 
   static KernelState now();  // on this thread
   bool isCurrent() const;    // equals now()
@@ -69,13 +69,13 @@ class KernelStates {
   const KernelState* last_ = nullptr;   // usually the current state
 };
 
-// The precision settings that products read in the kernel that `keys` select, as one number. A
-// replay under other settings raises: ebb cannot restore them, because torch has an old and a new
-// interface for them, and raises if a program uses both.
+// The precision settings of `read` that matter to the kernel that `keys` select, as one number. A
+// replay under other settings raises, because ebb cannot restore these settings: torch has an old
+// and a new interface for them, and raises if a program uses both.
 uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys);
 
-// Runs kernels as the forward did: below autograd, dispatch modes, functorch and interception, with
-// the recorded state in place of the state of backward's thread.
+// While the guard lives, kernels run as in the forward: below autograd, dispatch modes, functorch
+// and interception, with the recorded state in place of the state of backward's thread.
 class KernelStateGuard {
  public:
   // OfProcess: the settings of the process, visible to other threads, may change too. See Note
@@ -90,9 +90,9 @@ class KernelStateGuard {
  private:
   c10::impl::PODLocalDispatchKeySet saved_;  // the thread's own dispatch key sets
   const KernelState& state_;                 // the recorded state
-  NumericSettings outer_;                    // the settings before
-  std::optional<Commotion> commotion_;       // held if the settings differ
-  AutocastDtypes outerDtypes_;  // the autocast dtypes before, for the devices in `state_`
+  NumericSettings outer_;                    // the settings to restore
+  std::optional<Commotion> commotion_;       // for OfProcess, if the settings differ
+  AutocastDtypes outerDtypes_;  // the autocast dtypes to restore, for the devices in `state_`
 };
 
 }  // namespace ebb

@@ -220,9 +220,10 @@ RandomScope::~RandomScope() {
   }
 }
 
-// A clone can always be set back, since no other thread has seen it. A generator that moved is set
-// back, except on CUDA: see Note [Random state]. If no generator moved, the result is true if the
-// device's generator is known, except on an out-of-tree backend, which may have drawn from another.
+// A clone can always be set back, since no other thread has seen the clone. A generator whose state
+// has changed can be set back, except on CUDA: see Note [Random state]. If no state has changed,
+// the result is true if the device's generator is known, except on an out-of-tree backend, which
+// may have drawn from another generator.
 bool RandomScope::canBeginAgain() const {
   if (!state_ || clone_.defined()) {
     return state_ != nullptr;

@@ -23,11 +23,11 @@ namespace ebb {
 // state; CUDA: philox seed and offset). If the op takes a Generator argument, the replay passes a
 // private clone in that state and touches nothing else. Other ops draw from the device's default
 // generator, which is set for the replay and put back. Meanwhile no other thread in a region may
-// draw, so all such runs, first or replayed, hold one process-wide lock. A thread that records and
-// holds a graph's lock must never wait for the lock of draws, since replays take the lock of draws
-// with the graph's lock held. Where possible, ebb exchanges the state object of CUDA's generator,
-// and does not set the state: after a set, cuDNN's recurrent layers begin their masks anew, unlike
-// in eager.
+// draw, so all such runs, in a forward or a replay, hold one process-wide lock, the lock of draws.
+// A thread that records and holds a graph's lock must never wait for the lock of draws, since
+// replays take the lock of draws with the graph's lock held. Where possible, ebb exchanges the
+// state object of CUDA's generator, and does not set the state: after a set, cuDNN's recurrent
+// layers begin their dropout masks anew, unlike in eager.
 //
 // Note [Random numbers in a capture]
 // While a graph is captured, the offset of CUDA's generator counts from the beginning of the
@@ -81,7 +81,8 @@ class EBB_API RandomScope {
   RandomScope(const RandomScope&) = delete;
   RandomScope& operator=(const RandomScope&) = delete;
 
-  // Called after the op: the state for the recipe, null if the op drew nothing.
+  // Called after the op: the state for the recipe; null if the op drew nothing, or if
+  // drewFromUnknown() is true.
   std::unique_ptr<RandomState> finish();
 
   // Called after the op has thrown: true if beginAgain() can make a second run draw the same
@@ -100,11 +101,11 @@ class EBB_API RandomScope {
   void drawFromClone(c10::IValue& argument);
   void putCloneBack();
 
-  std::unique_ptr<RandomState> state_;  // null if the op cannot draw
+  std::unique_ptr<RandomState> state_;  // null if the op gets no recipe
   at::Tensor before_;     // the generator's state before the op; undefined: no generator
   at::Tensor cpuBefore_;  // the CPU generator's, if the op may draw from it
-  at::Generator clone_;   // drawn from in the original's place; usually undefined
-  std::optional<at::mt19937_data_pod> engineBefore_;  // of the original, if a clone is used
+  at::Generator clone_;   // the op draws from it in place of the original; undefined: not used
+  std::optional<at::mt19937_data_pod> engineBefore_;  // of the original; set if a clone is used
   bool confirm_ = false;               // the op is not tagged as random: compare states
   bool unknown_ = false;               // see Note [Which generator an op drew from]
   std::unique_lock<std::mutex> lock_;  // see Note [Random state]
@@ -130,7 +131,7 @@ class EBB_API RandomReplay {
   bool lend();
 
   const RandomState* state_;           // null if the op draws nothing
-  at::Generator clone_;                // drawn from, if the op takes a generator
+  at::Generator clone_;                // the op draws from it, if the op takes a generator
   at::Generator generator_;            // the shared generator to restore, if any
   at::Tensor outer_;                   // the state to restore, if the generator was set
   at::Generator lender_;               // the generator's own state, if the replay exchanged it

@@ -39,7 +39,8 @@ constexpr size_t kChunkBytes = size_t{16} << 10;
 constexpr size_t kLargest = kChunkBytes / 8;  // larger objects get a chunk of their own
 constexpr size_t kSpareChunks = 64;
 
-// Aligned to the chunk size, so that an object's address gives the chunk.
+// The start of a block of memory; the objects follow. newChunk() aligns the block to kChunkBytes,
+// so that arenaFree() can compute the chunk from an object's address.
 struct alignas(64) Chunk {
   // While a thread allocates ("cuts") objects from the chunk: kCutting minus the number of freed
   // objects, so that cutting needs no atomic operation. Afterwards: the number of objects that are

@@ -29,7 +29,7 @@ struct InArena {
   }
 };
 
-// For containers whose nodes live about as long as such objects.
+// For containers whose nodes live about as long as the objects in the arena.
 template <typename T>
 struct ArenaAllocator {
   using value_type = T;

@@ -10,8 +10,8 @@
 namespace ebb {
 namespace {
 
-// True if a file is CUDA's runtime. Archives of libtorch have libcudart-d0da41ae.so.13 beside
-// libcudart.so.13.
+// True if the file at `path` is CUDA's runtime. The name may contain a hash, as in the archives of
+// libtorch: libcudart-d0da41ae.so.13.
 bool isRuntime(std::string_view path) {
   return path.substr(path.rfind('/') + 1).starts_with("libcudart");
 }

@@ -43,10 +43,10 @@ constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGRE
 // Note [Tensors in host memory are counted]
 // torch counts the bytes of accelerators. For the CPU, torch counts only while a profiler listens,
 // at the cost of a lock and a table entry for each tensor. This allocator calls torch's CPU
-// allocator and its deleter, and counts bytes around both calls. A deleter gets no size, so
-// malloc_usable_size() gives it. That function rounds large blocks up to whole pages, so a table
-// holds the exact sizes of large blocks; allocating a large block takes so long that the table's
-// lock does not matter.
+// allocator and its deleter, and counts bytes around both calls. A deleter gets no size, so ebb
+// asks malloc_usable_size() for the size. For a large block, malloc_usable_size() rounds up to
+// whole pages, so a table holds the exact sizes of large blocks. Allocating a large block takes so
+// long that the table's lock does not matter.
 class CountingAllocator final : public c10::Allocator {
  public:
   static CountingAllocator& get() {

@@ -17,7 +17,7 @@ EBB_API c10::Device deviceInUse();
 // bytes that wait for another stream. For the CPU, the resident bytes of the process.
 EBB_API size_t bytesInUse(c10::Device device);
 
-// For tests: the result of bytesInUse(); 0: the true value.
+// For tests: if not 0, bytesInUse() returns this number.
 EBB_API extern std::atomic<size_t> insteadOfBytesInUse;
 
 // Bytes of all tensors on a device.

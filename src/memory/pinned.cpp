@@ -29,7 +29,7 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kPartOfThread = size_t{32} << 20;  // bytes; a thread for fewer does not pay
+constexpr size_t kPartOfThread = size_t{32} << 20;  // bytes; fewer are not worth a thread
 constexpr size_t kMostThreads = 8;
 
 // Note [Memory near the device]
@@ -39,7 +39,7 @@ constexpr size_t kMostThreads = 8;
 // device, while that node has room. If the process may not use that node (cpuset), the placement
 // does not change.
 
-// A set of nodes, in the kernel's format.
+// A set of memory nodes, in the format of the system call mbind.
 constexpr int kNodes = 1024;
 constexpr int kBits = CHAR_BIT * sizeof(unsigned long);
 using Nodes = std::array<unsigned long, kNodes / kBits>;
@@ -55,8 +55,8 @@ int nodeOfPciDevice(const std::string& busId) {
   return file >> node && node >= 0 && node < kNodes ? node : -1;
 }
 
-// Untouched pages of `memory` will be placed on `node`, if possible. Uses a system call, since
-// libnuma may be missing. If the kernel refuses, the placement does not change.
+// Asks Linux to place the untouched pages of `memory` on `node`, if possible. Uses a system call,
+// since libnuma may be missing. If the call fails, the placement does not change.
 void preferNode(void* memory, size_t nbytes, int node) {
   Nodes nodes{};
   nodes[node / kBits] = 1UL << (node % kBits);
@@ -80,7 +80,8 @@ int nodeOf(c10::Device device) {
   return place->second;
 }
 
-// Owns newly mapped pages. The pages have no memory yet, so none is on another node.
+// Owns newly mapped pages. Linux gives a page memory at the first write to the page, so
+// preferNode() can still choose the node.
 struct Pages {
   explicit Pages(size_t nbytes)
       : memory(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
@@ -118,9 +119,9 @@ void touch(char* from, const char* to) {
   }
 }
 
-// Touches the pages, so that the kernel gives them memory. Uses several threads, since the
-// registration would touch one page after the other. If no thread can be started, the registration
-// does the work.
+// Writes to each page, so that Linux gives the page memory. Uses several threads, because the
+// registration would do this work on one thread. If ebb cannot start threads, the registration does
+// the work.
 void touchAll(const Pages& pages) {
   const size_t count = std::min(
       {pages.nbytes / kPartOfThread, kMostThreads, size_t{std::thread::hardware_concurrency()}});

@@ -20,14 +20,15 @@ namespace ebb {
 // 3. ebb's own copies: of a leaf before a write, of bytes that backward may write to, and of values
 //    that come back from the host.
 // ebb does not see operators outside of regions, such as backward's own. If an allocation fails in
-// a replay ahead, that replay ends. Before an allocation fails, there are two costs, both only if
-// ebb has memory to free: ebb holds the arguments of some operators while they run, and copies
-// small buffers that those operators write to.
+// a replay ahead, that replay ends. While ebb has memory to free, there are two costs even if no
+// allocation fails: ebb holds the arguments of some operators while they run, and copies small
+// buffers that those operators write to.
 
 // The kind of memory that ran out.
 enum class Shortage : uint8_t { None, Host, Device };
 
-// The parts of ebb with memory to free, in the order in which they are asked.
+// The parts of ebb with memory to free, in the order in which ebb asks them: values on their way to
+// the host, and recomputable values that regions keep.
 enum class Reserve : uint8_t { Leaving, Kept };
 
 // Frees some memory of the given kind; returns false if there is none. The caller may hold a
@@ -35,14 +36,14 @@ enum class Reserve : uint8_t { Leaving, Kept };
 // the lock.
 using GiveBack = bool (*)(Shortage);
 
-// Sets the function of `reserve` for the whole process; null: none. Returns the function before.
+// Sets the function of `reserve` for the whole process; null: none. Returns the previous function.
 EBB_API GiveBack setReserve(Reserve reserve, GiveBack giveBack);
 
-// In a handler: the kind of memory that ran out, if the exception is a failed allocation.
+// Called in a catch block: the kind of memory that ran out; None if no allocation failed.
 Shortage shortageNow();
 
-// In a handler: true if the exception is a failed allocation, and memory has been freed since. Does
-// not throw.
+// Called in a catch block. If the exception is a failed allocation, frees memory. Returns true if
+// memory was freed. Does not throw.
 EBB_API bool relieved();
 
 // Counts an operator, replay or copy that failed, ran again because relieved() returned true, and

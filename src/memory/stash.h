@@ -1,4 +1,4 @@
-// The bytes of a value while they are not on the device.
+// Stands for a value's bytes while they are in host memory, on disk or in a page pool.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -11,14 +11,14 @@ namespace ebb {
 class EBB_API Stash : public c10::intrusive_ptr_target {
  public:
   // Brings the bytes back to the device, for the current stream. `living` is the original storage,
-  // if other code still holds it: then nothing is copied.
+  // if other code still refers to the storage: then nothing is copied.
   virtual c10::Storage fetch(const c10::Storage& living) = 0;
 
-  // Like fetch(), but on another thread, before backward needs the bytes. Null: only backward may
-  // fetch.
+  // Like fetch(), but on another thread, before backward needs the bytes. Returns null if only
+  // backward may fetch the bytes.
   virtual c10::Storage fetchAhead(const c10::Storage& living) = 0;
 
-  // True if the engine must be told when backward arrives at bytes that were fetched ahead.
+  // True if, after fetchAhead(), the engine must be told when the region's backward begins.
   virtual bool awaitsBackward() const {
     return false;
   }

@@ -14,9 +14,9 @@ namespace {
 std::atomic<uint32_t> replaysAhead{0};  // recipes that run, or are about to check for commotions
 std::atomic<uint32_t> commotions{0};
 
-// The threads that hold a Stillness. A kernel may be Python and begin a Commotion, which must not
-// wait for its own thread. There are few threads, and thread_locals are scarce: see Note [Static
-// TLS].
+// The threads that hold a Stillness. A kernel written in Python may begin a Commotion, which must
+// not wait for its own thread. The threads are few, so a list replaces a thread_local: see Note
+// [Static TLS].
 class StillThreads {
  public:
   static StillThreads& get() {
@@ -48,8 +48,8 @@ void leaveStillness() {
   }
 }
 
-// Lists the storages on which the program has a hand, and those that recipes read ahead: see Note
-// [Hands on a storage].
+// Lists the storages on which the program has a hand, and the storages that running replays ahead
+// read: see Note [Hands on a storage].
 struct Hands {
   struct Hand {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused

@@ -18,10 +18,11 @@ namespace ebb {
 // holds a Stillness while it runs one recipe, and runs only if no Commotion exists. Three kinds of
 // code hold a Commotion: the setters of torch's settings, a replay under settings other than the
 // process's, and code that resizes a storage. A Commotion waits for the recipe that is running,
-// never for another Commotion. A replay ahead never waits for a Commotion: it ends, and backward
-// does the work.
+// never for another Commotion. A replay ahead never waits for a Commotion: the replay ends, and
+// backward runs the recipes.
 
-// If holds() is true, a new Commotion waits for the end of this object.
+// If holds() is true, the thread may run one recipe ahead, and a new Commotion waits for the
+// destruction of this object. If not, a Commotion existed at the construction.
 class EBB_API Stillness {
  public:
   Stillness();
@@ -37,7 +38,8 @@ class EBB_API Stillness {
   bool holds_;
 };
 
-// While a Commotion exists, no replay ahead runs. The constructor waits, without the GIL.
+// While a Commotion exists, no replay ahead runs. The constructor waits for the recipes that run
+// ahead, without the GIL.
 class EBB_API Commotion {
  public:
   Commotion();
@@ -58,14 +60,15 @@ EBB_API void endCommotion();
 //    storage any more.
 // 2. While graphs wait for their backward, the program has taken an alias with its own version
 //    (`p.data`, `p.numpy()`, a pointer). The program may write through the alias and later restore
-//    the contents, and ebb cannot tell. Replays ahead of those graphs do not read the storage.
+//    the contents, and ebb cannot tell. Recipes of those graphs do not read the storage ahead.
 //    If a replay ahead is reading the storage when the program takes the alias, the program first
 //    waits until that recipe has run on the CPU, or has been launched on a device. ebb does not
 //    notice an alias that was taken before the recording of those graphs ended.
 constexpr uint64_t kForEver = UINT64_MAX;
 
-// Graphs are numbered in the order in which their recording ends. From now on, replays ahead of
-// graphs with a number up to `until` do not read `storage`. Waits while a recipe reads `storage`.
+// Graphs are numbered in the order in which their recording ends. From now on, recipes of graphs
+// with a number up to `until` do not read `storage` in a replay ahead. Waits while a recipe that
+// runs ahead reads `storage`.
 EBB_API void noteHandOn(const c10::Storage& storage, uint64_t until);
 
 // The number of weak references to `storage`, without the one that ebb holds for noteHandOn(). All
@@ -81,7 +84,7 @@ class EBB_API ReadAhead {
   ReadAhead(const ReadAhead&) = delete;
   ReadAhead& operator=(const ReadAhead&) = delete;
 
-  // True if there is no hand on any of the storages.
+  // True if the recipe may read the storages: see Note [Hands on a storage].
   bool isAllowed() const {
     return allowed_;
   }

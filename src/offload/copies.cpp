@@ -186,7 +186,8 @@ void Copies::stays(HostStash& stash, const TransferEvent& left) {
   stash.become(State::Kept);
 }
 
-// Copies the bytes of a stash that could not leave, before a write to the storage.
+// The copy of a stash to the host has failed, and the program is about to write to the storage.
+// Copies the bytes to other memory.
 void Copies::moveToCopy(HostStash& stash) {
   c10::Storage copy = via_.allocateOnDevice(stash.sent.nbytes, stash.device());
   std::memcpy(copy.mutable_data(), stash.onDevice.data(), stash.sent.nbytes);
@@ -369,8 +370,8 @@ bool Copies::freeLeaving() {
   return true;
 }
 
-// Waits for the streams, not for the lists: in static mode memory is used again before the host
-// knows that the copies are done.
+// Waits for the streams, not for the listed copies: in static mode a copy leaves its list before
+// the host knows that the copy is done.
 void Copies::finishAll() {
   for (const c10::Device device : devices_) {
     via_.finish(*via_.record(via_.outStream(device)));

@@ -29,8 +29,9 @@ namespace ebb {
 //    backward. With ebb, the stream that packed the value may still read the memory when the
 //    memory is freed. So record_stream tells the allocator about that stream; the call does nothing
 //    if the memory was allocated on that stream. The allocator does not know about the copying
-//    streams, so the memory is free at once.
-// 3. A write to the storage before the copy is done waits, on the writing stream, for the copy.
+//    streams, so their work does not delay the reuse of the memory.
+// 3. If the program writes to the storage before the copy is done, the writing stream waits for the
+//    copy.
 // 4. Any thread may start a copy back. The copy back runs after the copy to the host, and after all
 //    work given so far to the compute stream for which the device memory was allocated.
 // 5. The compute stream waits for the copy back. ebb asks torch for the compute stream at each use,
@@ -40,7 +41,7 @@ namespace ebb {
 //
 // Note [Transfers in a CUDA graph]
 // During a CUDA graph capture the host may not query or wait for an event. In static mode the host
-// never does: the compute stream waits instead. Memory is then free for later work on that stream.
+// never does: the compute stream waits instead. Later work on that stream may then use the memory.
 // Once no value is away, all work has joined the compute stream, as a capture demands. Host memory
 // is never freed: see Note [Whose host memory it is]. Captured work runs when the graph is launched
 // and other work runs at once, so neither may wait for the other. Copies in progress outside are
@@ -48,7 +49,7 @@ namespace ebb {
 // the capture is over. The outgoing stream joins the capture with the first copy, so a capture is
 // over when that stream is no longer captured.
 //
-// Copies has many methods: one for each event of a stash, and some for all stashes.
+// Copies has many methods: one for each step in the life of a stash, and some for all stashes.
 class Copies {
  public:
   explicit Copies(OffloadContext& context) : context_(context) {
@@ -64,7 +65,7 @@ class Copies {
     return captures_.current();
   }
 
-  // Sends a stash to the host, at once or after the next keepLast stashes.
+  // Sends a stash to the host once keepLast later stashes have been sent; at once if keepLast is 0.
   void send(HostStash& stash);
   size_t leavingBytes() const {
     return now_.leavingBytes + outside_.leavingBytes;
@@ -75,12 +76,13 @@ class Copies {
     return now_.unfetched + outside_.unfetched;
   }
 
-  // Like unfetched(), in the current capture or outside of all captures.
+  // Like unfetched(), but only the stashes for which isHere() is true.
   size_t unfetchedHere() const {
     return now_.unfetched;
   }
 
-  // The storage of a stash that has not left is about to be written on the current stream.
+  // Called before a write, on the current stream, to the storage of a stash. If the bytes are still
+  // on the device, the copy to the host comes first.
   void beforeWrite(HostStash& stash);
 
   // Starts the copy back to the device.
@@ -117,8 +119,8 @@ class Copies {
   // The host waits for a copy whose end gives host memory back; false if there is none.
   bool finishOne();
 
-  // Releases the device memory of leaving stashes once the lock is released. False if nothing is
-  // leaving.
+  // Waits for all copies to the host (static mode: on the compute streams), and releases their
+  // device memory, which is freed when the lock is released. False if there is no such copy.
   bool freeLeaving();
 
   // True if the stash was sent in the current capture or, without a capture, outside of all
@@ -150,7 +152,7 @@ class Copies {
 
   // Copies in progress, either in a capture or outside of all captures.
   struct UnderWay {
-    std::deque<HostStash*> kept;       // the latest stashes, not copied
+    std::deque<HostStash*> kept;       // the last keepLast stashes, not copied
     std::deque<Leaving> leaving;       // in the order of the copies
     std::deque<HostStash*> returning;  // in the order of the copies back
     HeldMemory held;                   // in the order of the events
@@ -177,7 +179,7 @@ class Copies {
   OffloadContext& context_;
   Transfer& via_ = context_.via;
   UnderWay now_;
-  UnderWay outside_;                   // put aside during a capture
+  UnderWay outside_;                   // copies put aside during a capture
   CaptureWatch captures_;              // of the compute streams
   std::optional<c10::Device> device_;  // device of the last call; during a capture, the capture's
                                        // device

@@ -50,18 +50,18 @@ class StashesInOrder {
 // Only the engine that sent the stash accesses the members, under the engine's lock.
 struct EBB_API HostStash final : Stash, InArena {
   enum class State : uint8_t {
-    Kept,       // still on the device: one of the latest values, not copied
+    Kept,       // still on the device: the copy has not begun, or has failed
     Leaving,    // being copied to the host
     Away,       // on the host only; if `written` is set, being copied to disk
     Spilled,    // on disk only
     Reading,    // being copied from disk to the host
-    Returning,  // being copied back
+    Returning,  // being copied back to the device
     Back,       // fetched: the engine is done with the stash
   };
 
   // The states that may follow each state, and why.
   static constexpr std::pair<State, State> kTransitions[] = {
-      {State::Kept, State::Leaving},     // a later value takes its place, or a write is coming
+      {State::Kept, State::Leaving},     // enough later values were sent, or a write is coming
       {State::Kept, State::Back},        // backward needs it
       {State::Leaving, State::Away},     // the copy has ended, or a write waits for the copy
       {State::Leaving, State::Kept},     // the copy failed
@@ -102,7 +102,7 @@ struct EBB_API HostStash final : Stash, InArena {
     return sent.stream.device();
   }
 
-  // The bytes, and when they were sent.
+  // The bytes that were sent, and the time of sending.
   struct Sent {
     size_t nbytes;
     c10::Stream stream;  // the compute stream at the time of sending
@@ -113,7 +113,7 @@ struct EBB_API HostStash final : Stash, InArena {
 
   // The copies to and from disk.
   struct OnDisk {
-    c10::Storage room;         // null unless needed
+    c10::Storage room;         // place in the disk file; null: none
     TransferEventPtr written;  // the end of the copy to disk
     TransferEventPtr read;     // the end of the copy from disk
   };
@@ -121,7 +121,7 @@ struct EBB_API HostStash final : Stash, InArena {
   // The copy back to the device.
   struct Return {
     TransferEventPtr end;
-    std::optional<c10::Stream> stream;  // stream that the fetch was for
+    std::optional<c10::Stream> stream;  // compute stream that gets the bytes
     bool ahead = false;                 // prefetched and not needed yet
   };
 
@@ -137,13 +137,13 @@ struct EBB_API HostStash final : Stash, InArena {
     return state_;
   }
 
-  const std::shared_ptr<Offload> engine;  // that sent it
-  const TransferAccountPtr account;       // where its transfers are booked
+  const std::shared_ptr<Offload> engine;  // sent the stash
+  const TransferAccountPtr account;       // counts the stash's transfers
   c10::Storage onDevice;                  // null while away
   Sent sent;
   bool lost = false;      // the storage got other memory before the copy was known to be done
   TransferEventPtr left;  // the end of the copy to the host
-  c10::Storage onHost;    // null when not needed any more
+  c10::Storage onHost;    // null once not needed any more
   OnDisk disk;
   Return back;
   Listed listed;

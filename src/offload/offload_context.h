@@ -16,7 +16,7 @@ namespace ebb {
 struct OffloadShared {
   DroppingMutex mutex;
   OffloadSettings settings;      // set by configure()
-  OffloadStats stats;            // counts
+  OffloadStats stats;            // counts of all engines
   bool warnedOfFailure = false;  // a failed copy to the host or disk was reported under these
                                  // settings
 

@@ -75,7 +75,8 @@ HostStashPtr Offload::send(
   const c10::Device device = storage.device();
   enter(device);
   triesAhead_ = true;
-  // If another stream is being captured, ebb's streams take part in that capture.
+  // If only another stream is being captured, ebb's streams take part in that capture, and cannot
+  // copy this value.
   const bool ours = copies_.capture() == 0 || isCapturing(via_.computeStream(device));
   c10::Storage host = ours ? spill_.hostMemory(nbytes, device) : c10::Storage();
   if (!host) {
@@ -228,7 +229,7 @@ HostStash* Offload::lastBefore(uint64_t sequence) const {
   return hostIsLater ? onHost : onDisk;
 }
 
-// Ends the stash's share of the prefetched bytes.
+// Subtracts the stash's bytes from the prefetched bytes, if the stash was prefetched.
 void Offload::notAheadAnyMore(HostStash& stash) {
   if (std::exchange(stash.back.ahead, false)) {
     aheadBytes_ -= stash.sent.nbytes;

@@ -43,8 +43,8 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
 
   // The bytes on the device, for the current stream. Starts to prefetch values that were sent
   // before the stash. `living` is the sent storage if other code still holds the storage; then
-  // nothing is copied. Throws if the storage got other memory during the copy. After a failed
-  // allocation the caller may try again: memory is freed only when the lock is released.
+  // nothing is copied. Throws if the storage got other memory during the copy. If an allocation
+  // fails, the caller may try again: the engine frees released memory only when it unlocks.
   c10::Storage fetch(HostStash& stash, const c10::Storage& living = {});
 
   // The sent storage is about to be written on the current stream.
@@ -82,7 +82,7 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   size_t aheadBytes_ = 0;      // prefetched and not needed yet
   bool triesAhead_ = true;     // no prefetch has failed for lack of device memory since the last
                                // send
-  bool wasStatic_ = false;     // static mode in the last call
+  bool wasStatic_ = false;     // static mode was on in the last reap() outside of captures
 };
 
 // The engine for new stashes: for torch's accelerator, or between memory and disk without an

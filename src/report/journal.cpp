@@ -396,7 +396,7 @@ ProfileValue profiled(const Line& line) {
       line.rows.mixed};
 }
 
-// `indices`: of lines in Profile::values.
+// `indices`: the index in Profile::values, for each line.
 ProfileOperator profiled(
     const OperatorLine& call,
     JournalTime duration,
@@ -425,8 +425,8 @@ ProfileOperator profiled(
 
 }  // namespace
 
-// Returns the duration of each call. Waits for devices without the lock, since calls never move and
-// are never removed.
+// Returns the duration of each call. Releases the lock before waiting for devices. The pointers
+// stay valid, because calls never move and are never removed.
 std::vector<JournalTime> Journal::durationsOfOperators() const {
   std::vector<const OperatorLine*> calls;
   {

@@ -35,7 +35,7 @@ namespace ebb {
 // refers to its line by an `Entry`. While reports are not recorded, a graph has no journal, and its
 // values have no entry.
 enum class Fate : uint8_t {
-  Unneeded,    // no code needs the value
+  Unneeded,    // not packed by autograd; at most a replay needs the value
   Saved,       // kept by the policy's decision
   Kept,        // kept because it cannot be recomputed; see Line::reason
   Recomputed,  // packed by autograd, and freed
@@ -81,14 +81,14 @@ struct LineUse {
 // The replays of a value.
 struct LineReplays {
   uint32_t count = 0;
-  uint32_t ahead = 0;         // before backward asked
+  uint32_t ahead = 0;         // before backward needed the value
   JournalTime time = 0;       // host time in replayed kernels
-  JournalTime timeAhead = 0;  // the part of `time` before backward asked
+  JournalTime timeAhead = 0;  // the part of `time` before backward needed the value
 };
 
 struct LineTimes {
   JournalTime made = 0;
-  JournalTime letGo = kNever;  // for values from outside: first seen held by regions alone
+  JournalTime letGo = kNever;  // values from outside: ebb first saw that only regions hold it
   JournalTime asked = kNever;  // backward unpacked the value
   JournalTime sent = kNever;   // to the host
   JournalTime back = kNever;   // recomputed or fetched
@@ -211,7 +211,7 @@ class Lines {
  public:
   Line& add(Line line);
 
-  // A later add() may reuse `line`: no reference to the line is left.
+  // Lets a later add() reuse `line`. No reference to the line may be left.
   void remove(Line& line) {
     unused_.push_back(&line);
   }
@@ -241,7 +241,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // The number of journals that exist.
   EBB_API static int64_t live();
 
-  // True if the journal records each operator, and each value to the end.
+  // True for a profile: the journal records each call of an operator, and keeps all lines.
   bool isProfile() const {
     return what_ == For::Profile;
   }
@@ -270,7 +270,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // out if only regions hold the value: when backward first unpacks, when a report is made, and,
   // for profiles, when a region is entered.
   void watch(const Entry& entry, std::function<RegionHold()> look);
-  // Backward has unpacked the value of `entry`.
+  // Notes that backward has unpacked the value of `entry`.
   void asked(const Entry& entry);
 
   Report report();
@@ -284,13 +284,13 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   friend class Entry;  // writes its line, under the lock
   const uint64_t step_;
   const For what_;
-  const int64_t start_;                // of the clock, in nanoseconds
+  const int64_t start_;                // time of the clock, in nanoseconds
   std::atomic<bool> wasAsked_{false};  // backward has unpacked a value
   JournalNames names_;
   mutable std::mutex mutex_;  // guards all members below
   Lines lines_;
   std::deque<OperatorLine> operators_;  // of a profile; of a report, the replays
-  uint64_t regions_ = 0;                // outermost ones
+  uint64_t regions_ = 0;                // outermost regions so far
   std::unordered_map<Line*, std::function<RegionHold()>> watched_;  // values from outside, by line
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate

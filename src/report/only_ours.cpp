@@ -45,8 +45,8 @@ bool OnlyOurs::wasPackedBefore(const Line& line) const {
   return other != nullptr && (other->use.packed || wasPackedBefore(*other));
 }
 
-// The last line before `line` about the same storage. A line of a result counts although the line
-// has ended with its region.
+// The latest earlier line about the same storage; null if there is none. The line of a region's
+// result counts, although that line ended with the region.
 const Line* OnlyOurs::before(const Line& line) const {
   const Line* last = nullptr;
   const auto [begin, end] = lines_.equal_range(line.memory.address);

@@ -1,4 +1,4 @@
-// Storages from outside of regions that only ebb holds.
+// Storages that a region read but did not make, and that only ebb holds.
 #pragma once
 
 #include <deque>
@@ -24,7 +24,7 @@ class OnlyOurs {
     return kept_.count(&line) > 0;
   }
 
-  // True if eager would hold the storage for backward, and no line of an earlier region says so.
+  // True if eager would hold the storage for backward, and no line of an earlier region counts it.
   bool isInEager(const Line& line) const;
 
   // The line of the region that made the storage, or that was the first to read it.

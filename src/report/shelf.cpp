@@ -25,7 +25,7 @@ struct Shelf {
   // destroys `old` after unlocking: see Note [Locks and the GIL].
   void begin(std::vector<JournalPtr>& old) {
     journals.push_back(std::make_shared<Journal>(step));
-    while (journals.size() > steps.load() + size_t{1}) {  // the last journal may be incomplete
+    while (journals.size() > steps.load() + size_t{1}) {  // 1 more: the last may be incomplete
       // Journals without records go first, such as those of steps that a profile recorded.
       const auto last = std::prev(journals.end());
       auto next = std::find_if(journals.begin(), last, std::mem_fn(&Journal::isEmpty));

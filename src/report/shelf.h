@@ -10,7 +10,8 @@ namespace ebb {
 // The journal of the current step; null while reports are not recorded.
 JournalPtr currentJournal();
 
-// Records into `profile` in place of the step's journal; null: into the step's journal again.
+// From now on, ebb records into `profile` in place of the step's journal; null: into the step's
+// journal again.
 void putJournalInPlace(JournalPtr profile);
 
 // Called when a step begins, see Note [What a step is].

@@ -14,7 +14,7 @@ class Timeline {
  public:
   void add(const Line& line, JournalTime now, const OnlyOurs& ours);
 
-  // Writes the curves, reduced to a number of points that can be drawn, with their highest points.
+  // Writes both curves and their peaks. Long curves lose points, but not the peak of held memory.
   void writeTo(Report& report);
 
  private:

@@ -1,4 +1,4 @@
-// Detects the capture of a graph, in which device work is recorded and not run.
+// Detects the capture of a CUDA graph or the like, in which device work is recorded and not run.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -15,9 +15,9 @@ namespace ebb {
 // While a graph (of CUDA, or of any device whose guard reports captures) is captured, the host may
 // neither wait for the device nor query its progress. torch reports captures since 2.12; before,
 // ebb asks CUDA's runtime. The runtime gives an error if another thread captures and this thread is
-// on the legacy stream. Then the answer is yes, since a wait there would end that capture. The
-// error is cleared. The functions below never throw; any other error shows in the next call of
-// torch.
+// on the legacy stream. Then isCapturing() returns true, since a wait on the legacy stream would
+// end that capture, and the error is cleared. The functions below never throw; any other error
+// shows in the next call of torch.
 
 // True if a graph is being captured on this thread's current stream of `device`.
 EBB_API bool isCapturing(c10::Device device);
@@ -44,18 +44,19 @@ class CaptureWatch {
     return current_;
   }
 
-  // True if the current capture is over. If ebb's stream `own` has joined the capture, the answer
-  // is that of `own`, else that of `compute`.
+  // True if the current capture is over. Checks the stream `own` of ebb if `own` has joined the
+  // capture; else checks `compute`.
   bool isOver(c10::Stream compute, c10::Stream own) const {
     return current_ != 0 && !isCapturing(joined_ ? own : compute);
   }
 
-  // The current capture is over. Returns its number.
+  // Notes that the current capture is over. Returns the capture's number.
   uint64_t end() {
     return std::exchange(current_, 0);
   }
 
-  // Begins a capture if there is none and `compute` is being captured. Returns whether one began.
+  // Numbers a new capture if `compute` is being captured and there is no current capture. Returns
+  // true if so.
   bool begin(c10::Stream compute) {
     const bool begins = current_ == 0 && isCapturing(compute);
     if (begins) {
@@ -65,12 +66,12 @@ class CaptureWatch {
     return begins;
   }
 
-  // The stream has been given work in the current capture, if there is one.
+  // Notes that ebb's stream has been given work in the current capture, if there is one.
   void join() {
     joined_ = true;
   }
 
-  // True if the stream runs in the same capture as the compute stream, or both in none.
+  // True if ebb's stream and the compute stream are in the same capture, or both in none.
   bool areTogether() const {
     return current_ == 0 || joined_;
   }
@@ -78,7 +79,7 @@ class CaptureWatch {
  private:
   uint64_t count_ = 0;    // captures so far
   uint64_t current_ = 0;  // see current()
-  bool joined_ = false;   // the stream has joined the current capture
+  bool joined_ = false;   // ebb's stream has joined the current capture
 };
 
 }  // namespace ebb

@@ -15,8 +15,8 @@ c10::Device currentDevice(c10::DeviceType type);
 // The stream on which this thread's ops on `device` run.
 EBB_API c10::Stream currentStream(c10::Device device);
 
-// A stream from torch's pool, so other code may use the same stream. Few users take streams of high
-// priority.
+// A stream from torch's pool, so other code may use the same stream. A stream of high priority is
+// rarely shared, because few programs take one.
 c10::Stream streamFromPool(c10::Device device, bool isHighPriority);
 
 // Work given to `later` from now on runs after all work given to `earlier` so far. The host does

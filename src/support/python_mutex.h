@@ -18,11 +18,12 @@ namespace ebb {
 // The order of all locks, in which a thread may take one while it holds others:
 //   1. Graph::mutex                          see Note [One lock per graph]
 //   2. the lock of draws, in random_state.cpp   not held while a custom operator runs
-//   3. the lock of the offload engines, that of the paging engine; neither under the other
+//   3. the lock of the offload engines, the lock of the paging engine; never both at once
 //   4. all other mutexes, which guard a few members each; code that holds one calls nothing that
 //      could take another lock or the GIL.
 // Lock 1 is a PythonMutex, and each lock 3 is a DroppingMutex on a PythonMutex. PythonMutex is
-// recursive: the last reference to a guarded object may be dropped under the lock.
+// recursive: a thread may drop the last reference to a guarded object under the lock, and the
+// object's destructor may take the lock again.
 class PythonMutex {
  public:
   void lock() {

@@ -31,8 +31,8 @@ struct PythonSupport {
   // Logs how many bytes of an operator's results a region holds, and how to free them.
   void (*tellUnrepeatable)(const std::string& op, const std::string& region, size_t bytes);
   // Compares the collectives of a region with those of the other ranks of a process group, unless
-  // they were compared before. `always`: in any case. Returns why they differ; empty: they are the
-  // same.
+  // they were compared before. `always`: compares them in any case. Returns why they differ; empty
+  // if they are the same.
   std::string (*compareCollectives)(
       const std::string& group,
       const std::string& region,

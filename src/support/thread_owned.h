@@ -12,10 +12,10 @@
 namespace ebb {
 
 // Note [Static TLS]
-// Initial-exec thread_locals are accessed without a call, as the cost per op demands. But a library
-// loaded late gets all its thread_locals from the static TLS that the process has left: some 1,500
-// bytes after `import torch`, of which libgomp (scikit-learn, xgboost, faiss) needs a part too. So
-// a thread_local of libebb is a pointer to a heap object, or a number, and never an object that
+// ebb reads thread_locals for each op, so they are initial-exec: reading them needs no call. But a
+// library loaded late gets all such thread_locals from the static TLS that the process has left:
+// some 1,500 bytes after `import torch`. libgomp (scikit-learn, xgboost, faiss) needs some of it.
+// So a thread_local of libebb is a pointer to a heap object, or a number, and never an object that
 // needs a guard. All thread_locals together take under 64 bytes; a test adds up the sizes. The heap
 // objects are deleted when the thread ends. Destructors of other objects may still call operators
 // after that. So the pointer becomes null before its object is deleted; a later use creates a new

@@ -20,10 +20,10 @@ namespace ebb {
 // The disk tier is one file without a name, in the user's directory, so the file disappears when
 // the process ends, however the process ends. The file grows by preallocation up to the limit, so a
 // full disk is noticed before anything relies on the space. Bytes bypass the page cache where the
-// file system allows (O_DIRECT), since page cache is memory too. Two threads, one per direction,
-// work in order.
-// A child of fork() has neither the threads nor a file of its own, and the parent continues to use
-// the old file. So the child opens another file, and does not read bytes written before the fork.
+// file system allows (O_DIRECT), since page cache is memory too. One thread does all writes in
+// order, and another thread all reads. A child of fork() has neither the threads nor a file of its
+// own, and the parent continues to use the old file. So the child opens another file, and does not
+// read bytes written before the fork.
 class DiskFile {
  public:
   // Throws c10::ValueError if the directory does not exist or ebb cannot create a file there.
@@ -55,8 +55,8 @@ class DiskFile {
   int descriptor_ = -1;
   std::mutex mutex_;               // guards the members below
   std::map<size_t, size_t> free_;  // lengths by offset, no two adjacent
-  size_t size_ = 0;                // preallocated
-  size_t used_ = 0;                // taken
+  size_t size_ = 0;                // preallocated bytes
+  size_t used_ = 0;                // bytes of ranges from take()
 };
 
 // The end of one read or write.
@@ -103,7 +103,7 @@ class Disk {
   TransferEventPtr write(const c10::Storage& room, const c10::Storage& from, size_t nbytes);
   TransferEventPtr read(const c10::Storage& to, const c10::Storage& room, size_t nbytes);
 
-  size_t used();  // bytes of the current file
+  size_t used();  // bytes in use in the current file
 
  private:
   struct Job;

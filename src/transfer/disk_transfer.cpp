@@ -25,8 +25,8 @@ void giveFreedMemoryBack() {
 #endif
 }
 
-// CPU ops run when called, so wait() blocks the host in the place of a compute stream. wait() on a
-// copy stream costs nothing: the engine passes only events that are done.
+// CPU ops run when called, so a wait() of the compute stream blocks the host. A wait() of a copy
+// stream costs nothing: the engine passes only events that are done.
 class DiskTransfer final : public Transfer {
  public:
   bool isDisk() const override {

@@ -18,13 +18,13 @@ c10::Storage HostPool::allocate(size_t nbytes, c10::Device device) {
 }
 
 // Note [Classes of sizes]
-// A tensor with another size in each step would find no memory of its size. At the limit, each step
-// would then free and allocate memory, and registering pinned memory with the device takes seconds
-// for some gigabytes. So if the pool must free memory in order to allocate, it rounds the new size
-// up to a size class; there are eight classes between a power of two and the next. At the limit,
-// the pool prefers free memory up to a quarter larger than the tensor over a new allocation. In a
-// step with constant sizes, or below the limit, memory exceeds the tensor's size by a twentieth at
-// most.
+// If a tensor has another size in each step, the pool has no free memory of exactly that size. At
+// the limit, each step would then free and allocate memory, and registering pinned memory with the
+// device takes seconds for some gigabytes. So if the pool must free memory in order to allocate, it
+// rounds the new size up to a size class; there are eight classes between a power of two and the
+// next. At the limit, the pool prefers free memory up to a quarter larger than the tensor over a
+// new allocation. In a step with constant sizes, or below the limit, memory exceeds the tensor's
+// size by a twentieth at most.
 size_t HostPool::classOf(size_t nbytes) {
   const size_t step = std::max<size_t>(std::bit_floor(nbytes) / 8, 1);
   return (nbytes + step - 1) / step * step;

@@ -1,4 +1,4 @@
-// Host memory, separated by the streams that may use the memory again.
+// Pools of host memory for offloading: one for each device, and memory of captured graphs.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -30,8 +30,8 @@ class HostPool {
   // Returns memory from take(); no copy may use the memory any more.
   void give(c10::Storage memory);
 
-  // Limits the bytes allocated; the pool frees unused memory beyond. With `retain` the pool frees
-  // nothing, and only uses memory again.
+  // Limits the allocated bytes; the pool frees unused memory beyond the limit. With `retain` the
+  // pool frees nothing, and keeps unused memory for reuse.
   void setLimit(size_t bytes, bool retain);
 
   // Frees all unused memory, even with `retain`.
@@ -60,13 +60,13 @@ class HostPool {
 };
 
 // Note [Whose host memory it is]
-// Host memory is free for a device's next copy if the device's outgoing stream is ordered after the
-// last copy; the host need not know that the last copy is done. Each device has its own pool,
-// because streams of different devices are not ordered with each other. Host memory of a captured
-// CUDA graph belongs to the graph for ever. Each replay of the graph writes to the same addresses,
-// whatever else is stored there, and a replay cannot wait for a copy that an eager step started.
-// Later copies of the same capture may use the graph's host memory again. Memory of graphs counts
-// as used for ever.
+// A device's next copy may use freed host memory if the device's outgoing stream is ordered after
+// the memory's last copy; the host need not know that this copy is done. Each device has its own
+// pool, because streams of different devices are not ordered with each other. Host memory of a
+// captured CUDA graph belongs to the graph for ever. Each launch of the graph writes to the same
+// addresses, whatever else is stored there, and a launch cannot wait for a copy that an eager step
+// started. Later copies of the same capture may use the graph's host memory again. Memory of graphs
+// counts as used for ever.
 //
 // HostMemory is not thread-safe: the engine's lock guards it.
 class HostMemory {
