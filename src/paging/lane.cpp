@@ -10,8 +10,8 @@
 namespace ebb {
 namespace {
 
-// True if `call` is over once `last` is over. The numbers decide, without the captures: a held call
-// belongs to the current capture, or was over when that capture began.
+// True if `call` is over once `last` is over. The captures of the calls need no comparison: a held
+// call belongs to the current capture, or was over when that capture began.
 bool isOverWith(const PageLane::Call& call, const PageLane::Call& last) {
   return call.number <= last.number;
 }

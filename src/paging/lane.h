@@ -25,10 +25,11 @@ namespace ebb {
 // compute stream. That stream waits for the calls whose results it needs; no other stream waits.
 // The tensor is held until the compute stream has waited for the call: later work on that stream
 // may then reuse the memory. A wait releases only tensors held for the waiting stream, so freeing
-// one stream's memory never depends on another stream. When a step is over, one stream waits for
-// all remaining calls, and ebb records that stream with the allocator (noteUse). ebb does the same
-// when a stream reads memory that another stream allocated. With a single compute stream, noteUse
-// has no effect. On the CPU there is no lane: calls are done when they return.
+// one stream's memory never depends on another stream. When a step is over, the current compute
+// stream waits for all remaining calls, and ebb records that stream with the allocator (noteUse).
+// ebb also calls noteUse when a stream reads memory that another stream allocated. With a single
+// compute stream, noteUse has no effect. On the CPU there is no lane: calls are done when they
+// return.
 //
 // Note [Pages in a CUDA graph]
 // All calls can be captured. A captured stream may not wait for an event from outside of the
@@ -103,7 +104,7 @@ class PageLane {
   const c10::Device device_;
   DroppingMutex& drops_;
   std::optional<c10::Stream> stream_;  // nothing on the CPU
-  uint64_t last_ = 0;                  // numbers calls and marks
+  uint64_t last_ = 0;                  // number of the latest mark
   uint64_t over_ = 0;                  // latest call that the host has waited for
   CaptureWatch captures_;              // of the compute streams
   Storages held_;

@@ -68,10 +68,12 @@ class PageLog {
 
   // Logs a tensor of `total` rows, of which `rows` are valid. Returns the tensor's number.
   size_t stashed(const PoolKey& pool, int64_t rows, int64_t total, const ScheduleEntry& entry);
+
+  // Logs that the tensor is back, or was dropped.
   void gone(size_t number);
 
-  // Empties the log. Returns the needs without the entries for which `skipped` is true, which are
-  // not paged.
+  // Empties the log. Returns the needs without the tensors of entries for which `skipped` is true:
+  // later steps do not page these.
   PageNeeds takeNeeds(int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped);
 
  private:
@@ -80,7 +82,7 @@ class PageLog {
     int64_t rows;  // valid
     int64_t total;
     ScheduleEntry entry;
-    size_t stash;  // index of the stash's record; for a stash: the record's own index
+    size_t stash;  // index of the tensor's stashed() record: this one, or, in gone(), an earlier
   };
 
   std::vector<Record> records_;  // in order of occurrence

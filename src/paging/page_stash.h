@@ -1,4 +1,4 @@
-// The valid rows of one storage, while away.
+// The valid rows of one storage, while they are in a pool or in a copy.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -85,14 +85,14 @@ struct PageStash final : Stash, InArena {
   }
   void beforeWrite() override;
 
-  // How the rows are to come back.
+  // The bytes of padding rows after a restore, and of the whole tensor after an error.
   PageFill fill(DeadRows deadRows) const;
   bool hasNan() const;
 
   // True if a replay ahead may fetch the stash: see Note [Pages that come back ahead].
   bool mayComeAhead() const;
 
-  // Throws if the pool is gone and had an error.
+  // Throws if the pool was dropped and had an error.
   void checkNotCondemned() const;
 
   // If Copied: a storage with the valid rows, and padding rows as in `fill`.
@@ -103,7 +103,7 @@ struct PageStash final : Stash, InArena {
   const PoolKey kind;
   const bool showDeadRows;
   const PageGroupPtr group;
-  const uint64_t step;  // step of the stash
+  const uint64_t step;  // number of the step that made the stash
   State state = State::Resident;
   c10::Storage bytes;               // Resident, Returning, Back: all rows; Copied: the valid rows
   std::optional<c10::Stream> made;  // stream that made `bytes`, unless `bytes` is the original

@@ -125,7 +125,8 @@ void Paging::sendToPool(PageStash& stash, const PageSource& source, const Tracke
   stash.pool = pool;
   stash.state = State::Paged;
   if (stash.fill(settings_.deadRows).deadRows == PageDeadRows::Filled) {
-    pool->lane().wait(stash.slot->stashed);  // else a fetch gets the held storage, not filled
+    // Releases the storage. A fetch of a living storage would get its old padding rows.
+    pool->lane().wait(stash.slot->stashed);
   }
   checkOverflow(*pool, source, stash);
   pool->letGraphsWait();
@@ -202,8 +203,8 @@ c10::Storage Paging::fetchAhead(PageStash& stash, const c10::Storage& living) {
   return std::exchange(stash.bytes, c10::Storage());
 }
 
-// A group without living stashes fetches nothing, so its backward does not begin. The cast is safe
-// because only page stashes wait for backward.
+// A group without living stashes fetches nothing, so its backward is not added to the schedule. The
+// cast is safe because `cameBack` contains only page stashes (Stash::awaitsBackward).
 void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack) {
   telling([&] {
     const Lock lock(mutex_);

@@ -28,10 +28,10 @@ void checkSettings(const PagingSettings& settings);
 // * The region's backward is added to the schedule, and the next region's pages are prefetched.
 // * The stash counts as back. Steps end and pools are sized by this count.
 // * Errors of the pool are thrown.
-// So none of these depends on the progress of a thread. For the same reason, the backward of a
-// region that may be replayed ahead begins when backward arrives there, not at the first fetch.
-// A stash is left to backward if the pool has had an error, or if a CUDA graph uses the pool, since
-// the compute stream then orders the pool's calls.
+// So none of these depends on how far the thread of replays ahead has come. For the same reason,
+// the backward of a region that may be replayed ahead begins when backward arrives there, not at
+// the first fetch. A replay ahead does not fetch a stash if the pool has had an error, or if a CUDA
+// graph uses the pool, since the compute stream then orders the pool's calls.
 //
 // Note [Dead rows]
 // The contents of padding rows do not matter: the user declares so with mark_rows. But kernels
@@ -41,8 +41,8 @@ void checkSettings(const PagingSettings& settings);
 // this purpose. In verify mode (not with demote, which promises correct gradients) padding rows
 // come back as NaN, to expose a program that depends on their contents.
 //
-// Paging has many methods. Values, users and stashes call the public ones; the private ones are
-// events of a stash.
+// Values, stashes and the Python functions of ebb.paging call the public methods. Most private
+// methods handle one event in the life of a stash.
 class EBB_API Paging {
  public:
   static Paging& get();

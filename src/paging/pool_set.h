@@ -28,11 +28,11 @@ class PoolSet {
   explicit PoolSet(DroppingMutex& mutex) : mutex_(mutex) {
   }
 
-  // The lane of a device. Throws c10::NotImplementedError if ebb cannot move pages there, before
-  // anything depends on the device.
+  // The lane of a device. The first call for a device tests if ebb can move pages there (but not in
+  // a capture), and throws c10::NotImplementedError if not.
   PageLane& laneOf(c10::Device device);
 
-  // Each compute stream waits for the calls given from that stream.
+  // On each device, the current compute stream waits for the calls given from that stream.
   void joinLanes();
 
   // True if a compute stream is being captured in a CUDA graph.
@@ -55,7 +55,7 @@ class PoolSet {
 
   // Error bits of all pools. Waits until the pools have finished all calls, including those of a
   // CUDA graph launched on the compute stream. During a capture the host may not wait: returns 0.
-  // Counts a step in which rows went to the second tier.
+  // Also counts the step if rows went to the second tier.
   int64_t readErrors();
 
   // Marks pools that overflowed, so that make() makes them larger.

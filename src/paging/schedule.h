@@ -15,12 +15,12 @@ namespace ebb {
 // A position in a pipeline.
 struct PipelinePlace {
   int32_t stage = 0;
-  std::optional<int32_t> microbatch;  // nothing: micro-batches are counted
+  std::optional<int32_t> microbatch;  // nothing: PageSchedule counts
 
   bool operator==(const PipelinePlace&) const = default;
 };
 
-// The latest place that the user set on this thread.
+// The place that the user set last on this thread.
 EBB_API PipelinePlace pipelinePlace();
 
 // Sets this thread's place and returns the previous place.
@@ -29,7 +29,7 @@ EBB_API PipelinePlace exchangePipelinePlace(PipelinePlace place);
 // The forward or backward of one layer on one micro-batch. PageSchedule numbers the layers.
 struct ScheduleEntry {
   int32_t stage = 0;       // pipeline stage
-  int32_t layer = 0;       // region name
+  int32_t layer = 0;       // number of the region name
   int32_t microbatch = 0;  // from 0
   bool backward = false;
 
@@ -42,9 +42,10 @@ struct ScheduleEntry {
 // Note [Page schedules]
 // A step with a fixed order (ebb.paging.step(), run_step(fixed_order=True)) is a list of entries.
 // The first such step is recorded, and all later ones must run the same list. So ebb knows the next
-// entry. A layer whose backward directly follows its forward is not paged, and a layer's pages come
-// back while the layer after it runs backward. Other steps have no list. A step that is not
-// explicit begins with the first stash, and ends when no stash is left.
+// entry. A layer whose backward directly follows its forward is not paged. When the backward of one
+// layer begins, ebb starts to restore the pages of the layer whose backward comes next. Other steps
+// have no list. A step that the user has not begun begins with the first stash, and ends when no
+// stash is left.
 class EBB_API PageSchedule {
  public:
   // Begins a step. The first step that ends after clear() is the recorded step.
@@ -60,14 +61,14 @@ class EBB_API PageSchedule {
   // Records the next step.
   void clear();
 
-  // Adds the forward of a region. Micro-batches are counted unless the user names one.
+  // Adds the forward of a region. Without `microbatch`, counts the micro-batches of the region.
   ScheduleEntry forward(
       const std::string& region, int32_t stage, std::optional<int32_t> microbatch);
 
   // Adds the backward of an entry from forward().
   void backward(const ScheduleEntry& forward);
 
-  // True if the backward of the latest entry comes next.
+  // True if the last entry is a forward whose own backward comes next.
   bool isTurningPoint() const;
 
   // True if the backward of `forward` comes next in the recorded step.
@@ -101,7 +102,7 @@ class EBB_API PageSchedule {
   size_t next_ = 0;                                          // index of the next entry
   std::vector<ScheduleEntry> recorded_;                      // entries of the recorded step
   std::vector<std::string> layers_;                          // region names
-  std::map<std::pair<int32_t, int32_t>, int32_t> forwards_;  // by stage and layer
+  std::map<std::pair<int32_t, int32_t>, int32_t> forwards_;  // counts, by stage and layer
 };
 
 }  // namespace ebb

@@ -38,8 +38,8 @@ class PageStep {
     return bracketed_ && raisesLate_;
   }
 
-  // True if the next stash begins a new step: this step has ended, or cannot end because some graph
-  // is kept alive.
+  // True if the next stash begins a new step: this step has ended, or cannot end because the
+  // program keeps an autograd graph alive.
   bool isOver() const;
 
   // Called for each stash of `group`, the stashes of one region. The first call in a step adds the
@@ -58,8 +58,8 @@ class PageStep {
   // `stash` is back, or was dropped without a fetch.
   void countBack(const PageStash& stash);
 
-  // Called when a stash dies without a fetch. Ends the step if no stash is left, unless nothing of
-  // the step was fetched: then a graph without a backward died, and the step goes on.
+  // Called when a stash dies without a fetch. Ends the step if none of its stashes is left and at
+  // least one was fetched. If none was fetched, a graph died without a backward: the step goes on.
   void endIfDone();
 
   // True if no stash of the step is left.
@@ -84,7 +84,7 @@ class PageStep {
  private:
   PageSchedule schedule_;
   PageLog log_;
-  std::map<ScheduleEntry, std::weak_ptr<PageGroup>> groups_;  // of this step, by forward
+  std::map<ScheduleEntry, std::weak_ptr<PageGroup>> groups_;  // of this step, by their forward
   uint64_t number_ = 0;                                       // of this step
   uint64_t count_ = 0;          // stashes of this step that are not back
   uint64_t groupsEntered_ = 0;  // regions that stashed in this step

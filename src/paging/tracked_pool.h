@@ -33,7 +33,7 @@ class PoolFlags {
   // Starts to copy `flags`, the pool's flags on the device.
   void startReading(PageLane& lane, const at::Tensor& flags, PageLane::After after);
 
-  // `copied` is the end of the copy.
+  // Notes that the copy has ended once `copied` is over.
   void noteReading(PageLane::Call copied);
   const std::optional<PageLane::Call>& reading() const {
     return reading_;
@@ -61,7 +61,7 @@ class PoolFlags {
  private:
   at::Tensor seen_;                        // pinned memory
   std::optional<PageLane::Call> reading_;  // the end of the copy to seen_
-  bool used_ = false;                      // since the last reading began
+  bool used_ = false;                      // seen_ may be out of date
   int64_t condemned_ = 0;                  // see condemn()
 };
 
@@ -82,7 +82,7 @@ class TrackedPool {
   TrackedPool(const PagePoolOptions& options, PageLane& lane);
   ~TrackedPool();
 
-  // Copies the valid rows of `storage`; `count` is their number.
+  // Copies the valid rows of `storage` to pages; `count` is their number.
   SlotPtr stash(const c10::Storage& storage, PageRows whole, const at::Tensor& count);
 
   // Copies the rows back to `storage`, with padding rows as in `fill`.

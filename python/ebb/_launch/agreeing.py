@@ -33,8 +33,8 @@ _sessions = itertools.count()
 #    as many. Plans may then differ, which costs memory or time on a rank.
 #
 # With EBB_BUDGET=auto, the first rank that cannot hold all activations writes to the store the step
-# at which all ranks begin to measure. The step lies ahead, since hosts of other ranks may be some
-# steps further.
+# at which all ranks begin to measure. That step is some steps ahead of the rank's own, since other
+# ranks may have run more steps already.
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Ranks:
 
         Args:
             offer: None if this rank has not measured yet.
-            gave_up: this rank will never have an offer.
+            gave_up: True if this rank will never have an offer.
             plan: makes a plan from a combined offer.
 
         Returns:

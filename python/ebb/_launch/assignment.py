@@ -21,7 +21,7 @@ class Assignment:
     """Policies, and the calls and modules to which they apply."""
 
     policy: Policy  # of modules, and of torch.utils.checkpoint's calls without one of their own
-    text: str  # the user's text for it, such as "EBB=1"
+    text: str  # the user's text for the policy, such as "EBB=1"
     patterns: tuple[str, ...]  # globs over module names
     # Further policies for modules, each with globs over their names.
     others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
@@ -33,7 +33,7 @@ class Assignment:
     # Checkpoint functions whose calls have become regions. If modules have become regions by name,
     # TORCHS is here too.
     announced: set[str] = field(default_factory=set)
-    has_calls_in_graphs: bool = False  # compiled code calls torch.utils.checkpoint
+    has_calls_in_graphs: bool = False  # True if compiled code calls torch.utils.checkpoint
 
     def modules(self) -> tuple[tuple[Policy, tuple[str, ...]], ...]:
         """Policies of modules, with globs over the modules' names."""

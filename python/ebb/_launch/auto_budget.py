@@ -33,8 +33,8 @@ class AutoBudget(Budget):
         self._limited: set[torch.device] = set()  # devices that have a limit
         self._kept_steps = 0  # steps that have ended while everything was saved
         self._is_full = False
-        self._has_told = False  # about a failed allocation
-        self._others: Ranks | None = None  # while everything is saved
+        self._has_told = False  # True if the user was told of a failed allocation
+        self._others: Ranks | None = None  # the job's ranks while everything is saved
 
     def start(self, undo: ExitStack) -> None:
         super().start(undo)
@@ -70,7 +70,7 @@ class AutoBudget(Budget):
                 self.blocks.take()
                 return
             self._begin_to_plan()
-            is_step = False  # the ended step saved everything, unlike those to be measured
+            is_step = False  # the step that ended saved everything; measured steps recompute
         super()._step_ended(is_step)
 
     def _begins(self) -> bool:

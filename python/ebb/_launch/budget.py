@@ -45,7 +45,7 @@ _NO_BLOCKS = (
     "EBB_MODULES='*.layers.*' (python -m ebb --list-modules SCRIPT lists their names)"
 )
 _MOST_MEASURED = 5  # maximum number of times that steps are measured in a job
-_SOON = 64  # steps after a plan in which a single excess does not mean that steps have changed
+_SOON = 64  # steps after a plan in which one step over the budget does not mean a change for good
 _ROOM = 1.25  # times the peak without regions, see Note [Other blocks]
 _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that takes more than both
 
@@ -84,7 +84,7 @@ class Budget(Meets):
 
     Args:
         budget: bytes, or a share of the peak that a step without regions allocates.
-        text: the user's text for it.
+        text: the user's text for the budget.
         patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
         assignment: the policy for calls of torch.utils.checkpoint.
     """
@@ -100,16 +100,16 @@ class Budget(Meets):
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._measuring: Measuring | None = None  # while steps are measured
         self._outcome: Outcome | None = None
-        self._steps = 0  # that have ended
+        self._steps = 0  # steps that have ended
         self._ranks: Ranks | None = None  # until the ranks have agreed
         self._watch = Watch()
         self._measured = 0  # how many measurements led to a plan
-        self._beside: int | None = None  # bytes of other tensors at the first measurement
+        self._beside: int | None = None  # at the first measurement, see Outcome.beside
         self._leasts: dict[int, float] = {}  # lowest peak in bytes, by Blocks.candidate
         self._plain_peak = 0  # peak bytes of a step without regions
         self._since = 0  # steps that have ended under the plan
-        self._has_regions = False  # under the plan
-        self._waits = False  # for the first backward of a block
+        self._has_regions = False  # True if the plan has regions
+        self._waits = False  # True while ebb waits for the first backward of a block
         self._sized = 0  # steps that recorded the sizes of page pools
         self._moved = ExitStack()  # restores the process settings that a plan has changed
         self._reported: ReportedPlan | None = None  # the plan in place
@@ -254,7 +254,8 @@ class Budget(Meets):
 
         Args:
             why: why the current blocks are not sufficient.
-            least: the plan with the lowest peak for them; None: they cannot be measured.
+            least: the plan with the lowest peak for the current blocks; None: they cannot be
+                measured.
 
         Returns:
             False if no other blocks may be better.

@@ -75,7 +75,7 @@ class Block:
         self.root = weakref.ref(root)
         self.policy: Policy | None = None
         self.in_graphs = False  # True: a region also under torch.compile
-        self.calls = 0  # with gradients since the last `Blocks.take`
+        self.calls = 0  # calls with gradients since the last `Blocks.take`
         self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
         self.met_recomputation = False  # True if another function recomputed a call
         mark(module).region = self

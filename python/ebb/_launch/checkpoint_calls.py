@@ -269,8 +269,8 @@ class Calls:
 _calls: Calls | None = None  # while ebb takes them over
 
 
-# Not a generator-based context manager. If a signal handler raised in one, its region could stay
-# open until the frames that refer to the generator are freed.
+# Returns contexts, and is no generator-based context manager. If a signal handler raised in such a
+# generator, the region could stay open until the frames that refer to the generator are freed.
 def region_of_call(
     function: Callable[..., Any], context_fn: Any, source: str = TORCHS
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -26,7 +26,7 @@ class Decided:
     peak: int  # predicted peak bytes that a step allocates
     plain_peak: int  # the same without regions
     too_small: str  # why the budget is too small; empty if the plan stays within it
-    settings: ProcessSettings  # that the policies need
+    settings: ProcessSettings  # settings that the policies need
     reported: ReportedPlan | None  # the plan as reports show it; None: reports do not know it
 
 

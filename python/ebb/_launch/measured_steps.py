@@ -67,8 +67,8 @@ class Measuring:
         blocks: blocks whose policies it sets.
         optimizers: returns the job's optimizers.
         budget: bytes in total, or a share.
-        beside: bytes of the program's other tensors at the first measurement; None: this is the
-            first. Growth since the first measurement counts against the budget.
+        beside: `Outcome.beside` of the first measurement; None: this is the first. Growth of these
+            bytes since the first measurement counts against the budget.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Measuring:
         self._times_away: list[float] = []
         self._base = self._beside = 0
         self._calls: int | None = None  # calls of blocks in a step that counts
-        self._other_calls: int | None = None  # the same in the last step, if it did not count
+        self._other_calls: int | None = None  # `_calls` of the last step, if it did not count
 
     def step_ended(self, calls: int, peak: int) -> Outcome | None:
         """Record the step that has ended, and begin the next one.

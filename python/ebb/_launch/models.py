@@ -42,10 +42,10 @@ _MOST_OTHERS = 100  # steps of other optimizers during the wait for one
 
 # Note [When models are looked at]
 # A global forward hook slows each module call (by 1 us), torch.compile warns about it, and
-# torch.export refuses it. So ebb installs the hook only for two steps of an optimizer. If something
-# is new, ebb installs it for two more: a module was registered in another, or an optimizer updates
-# parameters of an unknown model (a fold, a second stage, a late critic). At other times a forward
-# has no extra cost.
+# torch.export refuses it. So ebb installs the hook only for two steps of an optimizer. ebb installs
+# it for two more if a new model may have appeared: a module was registered in another, or an
+# optimizer updates parameters of an unknown model (a fold, a second stage, a late critic). At other
+# times a forward has no extra cost.
 
 
 class Meets:
@@ -59,10 +59,10 @@ class Meets:
 
 
 class Models:
-    """The models of a job. Each is looked at when it first runs, by each of `receivers`."""
+    """The models of a job. Passes each model to all `receivers` when the model first runs."""
 
     def __init__(self, receivers: Iterable[Meets]) -> None:
-        self.roots: list[weakref.ref[torch.nn.Module]] = []  # models that were looked at
+        self.roots: list[weakref.ref[torch.nn.Module]] = []  # models that receivers have met
         # Optimizers that have stepped, with their number of parameter groups.
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._receivers = tuple(receivers)
@@ -117,7 +117,7 @@ class Models:
             self._look_again()
 
     def _has_strangers(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True if the optimizer has parameters of a model that has not been looked at."""
+        """True if the optimizer has parameters of a model that ebb has not seen."""
         modules = list(self._seen.values())
         known = {id(p) for module in modules for p in module._parameters.values()}
         return any(id(p) not in known for group in optimizer.param_groups for p in group["params"])
@@ -157,7 +157,7 @@ class ByName(Meets):
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._lines: set[str] = set()  # messages about modules that became regions
-        self._warned = False  # about patterns that match no module
+        self._warned = False  # True after the warning about patterns that match no module
 
     def meet(self, model: torch.nn.Module) -> None:
         made = []

@@ -41,11 +41,12 @@ class StepClock:
     ) -> None:
         self._at_boundary = at_boundary
         self._has_no_end = has_no_end
-        self._thread: int | None = None  # the optimizers' thread
+        self._thread: int | None = None  # the thread of the first optimizer step
         self._elsewhere = 0  # steps on other threads
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
         self._count = 0  # steps of the leader
-        # For other optimizers: the count at their last step, and how often they stepped since.
+        # For each other optimizer: the leader's count at its last step, and its number of steps at
+        # that count.
         self._others: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -67,7 +68,8 @@ class StepClock:
         self._thread = self._thread or get_ident()
         self._elsewhere += self._thread != get_ident()
         if self._thread != get_ident() and self._elsewhere <= _SILENT:
-            return  # reported on the first thread: a recording must end where it began
+            # The first thread reports this, since a recording must end on the thread of its begin.
+            return
         if self._elsewhere:
             self._has_no_end(
                 "optimizers step on several threads, so ebb cannot tell where a step ends"

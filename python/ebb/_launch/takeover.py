@@ -36,10 +36,10 @@ def install(
 
     Args:
         policy: for calls of torch.utils.checkpoint without a policy of their own, and for modules.
-        text: the user's text for it.
+        text: the user's text for the policy.
         patterns: globs over module names.
         finds_blocks: True if the blocks of models become regions, see Note [Blocks of a job].
-        stay: True if they stay regions in a job that calls torch.utils.checkpoint.
+        stay: True if blocks stay regions in a job that calls torch.utils.checkpoint.
     """
     remove()
     assignment = Assignment(policy, f"EBB={text}", patterns)
@@ -69,10 +69,10 @@ def install_budget(
 
     Args:
         budget: bytes or a share; or a limit, below which everything is saved, see `AutoBudget`.
-        text: the user's text for it.
+        text: the user's text for the budget.
         patterns: globs over names of modules that are planned; empty: ebb finds the blocks.
         calls: the policy of torch.utils.checkpoint calls outside planned modules, and the user's
-            text for it. Default: recompute everything, as torch does.
+            text for that policy. Default: recompute everything, as torch does.
     """
     remove()
     policy, said = calls or (recompute_all, "")
@@ -101,9 +101,9 @@ def remove() -> None:
 
 
 def _watch_late_rules(assignment: Assignment, undo: ExitStack) -> None:
-    """Report rules that match no operator, after the first optimizer step, or at exit if ebb has
-    taken something over: a library that ebb has not met may register operators until then. Stop
-    when `undo` is closed.
+    """Report rules that match no operator, until `undo` is closed. ebb reports them after the first
+    optimizer step, or at exit if ebb has taken something over, since a library that is imported
+    late may register the operators until then.
 
     Raises:
         ValueError: EBB_STRICT is set; raised in the optimizer's step.

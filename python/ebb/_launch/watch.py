@@ -6,11 +6,11 @@ from ebb import _C
 from ebb._report.text import size
 from ebb._support import devices
 
-_OVER = 1.02  # times the budget, above which a step exceeds it
+_OVER = 1.02  # times the budget; a step with more bytes counts as over the budget
 _MUCH_MORE = 1.25  # times the last step's peak: the limit from the second `accept` on
 _SLACK = 4096  # bytes in addition, since small allocations are rounded up
 _FAR_BELOW = 0.85  # times the planned bytes
-_STEPS_BELOW = 32  # consecutive steps below that, after which steps count as changed
+_STEPS_BELOW = 32  # consecutive steps so far below the plan, after which steps count as changed
 _LESS = 0.98  # times the planned bytes: maximum for the next plan
 
 
@@ -24,7 +24,7 @@ class Watch:
         # peak is not reset after each step: the peak since the last reset.
         self.peak = 0
         self.has_plan = False  # True if a plan is in place
-        self.planned = 0  # its prediction of `peak`
+        self.planned = 0  # the plan's prediction of `peak`
         self.was_over = False  # True if the step before the last one exceeded the budget
         self._began = self._next = 0  # bytes in use when the last step began, and when it ended
         self._whole: int | None = None  # the budget in total bytes

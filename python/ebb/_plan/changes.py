@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import torch
 
 Span = tuple[float, float]
-"""The begin and the end of a time."""
+"""The begin and the end of an interval, in milliseconds."""
 
 
 class Changes:
     """Allocations and frees over time.
 
     Args:
-        changes: times and bytes; bytes are negative for a free.
+        changes: pairs of time and bytes; bytes are negative for a free.
     """
 
     def __init__(self, changes: Iterable[tuple[float, int]]) -> None:

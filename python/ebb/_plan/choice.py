@@ -16,12 +16,13 @@ Operators = frozenset[int]
 
 @dataclass(frozen=True)
 class Choice:
-    """Decisions for the results of a region's operators. Others are recomputed once."""
+    """Decisions for the results of a region's operators. Operators in none of the sets are
+    recomputed once."""
 
     saved: Operators = frozenset()
     offloaded: Operators = frozenset()  # and fetched for backward
     each_time: Operators = frozenset()  # recomputed each time that something needs the results
-    inputs: bool = False  # True if inputs that another function made are offloaded too
+    inputs: bool = False  # True if inputs with a grad_fn are offloaded too
     paged: Operators = frozenset()  # the valid rows go to page pools
     paged_inputs: bool = False  # True if the valid rows of inputs go to page pools
 

@@ -16,22 +16,22 @@ from ebb._plan.step import Call, Step
 Chosen = Mapping[str, Point]
 """The point for each region, by the region's name."""
 
-OUTSIDE = "outside of regions"  # a use of the peak
+OUTSIDE = "outside of regions"  # in `users_of_peak`
 _MOST_TRIED = 300  # choices tried for the lowest peak
-_MOST_WORK = 12_000  # operators simulated for that, in about 0.1 s
-_MOST_TIGHT_WORK = 30_000  # operators simulated for lower peaks, with repeated replays
+_MOST_WORK = 12_000  # operators simulated in that search, in about 0.1 s
+_MOST_TIGHT_WORK = 30_000  # operators simulated in the search for lower peaks, see `_tight`
 _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 
 
 # Note [How a plan is chosen]
 # Regions with the same operators, sizes and dependencies share one front of choices, see `front`.
-# All regions begin with the choice that needs the fewest bytes. Then the chooser takes
-# steps along the hulls of the fronts, those with the largest gain in time per byte first. Each step
-# is taken by as many regions as the budget allows, found by bisection. The latest regions come
-# first, since backward frees their saved tensors first. Also, backward begins with the last region,
-# whose results are all in memory at that time in any case. At last, choices between the corners of
-# the hulls fill the rest of the budget. The whole step is simulated after each change, so no plan
-# exceeds the budget in the simulation.
+# All regions begin with the choice that needs the fewest bytes. Then the chooser goes along the
+# lower convex hulls of the fronts, from corner to corner, and takes the moves with the largest gain
+# in time per byte first. As many regions make each move as the budget allows, found by bisection.
+# Regions at the end of forward come first, since backward frees their saved tensors first. Also,
+# backward begins with the last region, whose results are all in memory at that time in any case. At
+# last, choices between the corners fill the rest of the budget. The whole step is simulated after
+# each change, so no plan exceeds the budget in the simulation.
 
 
 class Chooser:
@@ -46,7 +46,7 @@ class Chooser:
         self.simulator = simulator
         self._given = given or {}
         self._estimates: dict[tuple[Choice | None, ...], Estimate] = {}
-        self._plans: list[tuple[Estimate, Chosen]] = []  # that were found
+        self._plans: list[tuple[Estimate, Chosen]] = []  # all plans that `choose` found
         self.calls: dict[str, list[int]] = defaultdict(list)  # by region name
         for number, call in enumerate(simulator.step.calls):
             self.calls[call.region].append(number)
@@ -166,7 +166,7 @@ class Chooser:
         return min(fitting, key=lambda chosen: self.estimate(chosen).duration, default=None)
 
     def _candidates(self, simulator: Simulator) -> Iterable[Chosen]:
-        """Choices for groups of like regions."""
+        """Choices that `least_made_once` tries, for groups of like regions."""
         longest = max(map(len, self.fronts.values()), default=0)
         for index in range(longest):
             yield {r: points[min(index, len(points) - 1)] for r, points in self.fronts.items()}
@@ -195,8 +195,8 @@ class Chooser:
         return Point(choice, points[0].resident, sum(point.added for point in points))
 
     def choose(self, budget: int) -> Chosen | None:
-        """The fastest choice that was found; None if none stays within the budget, in bytes that
-        the step may allocate."""
+        """The fastest choice that was found; None if none stays within the budget. `budget`: bytes
+        that the step may allocate."""
         plain = self.plain()
         if self.estimate(plain).peak <= budget:
             return plain
@@ -263,7 +263,7 @@ class Chooser:
     def _raise(
         self, chosen: dict[str, Point], regions: Sequence[str], to: Point, budget: int
     ) -> None:
-        """Give a choice to as many regions as the budget allows, the latest first."""
+        """Give a choice to as many regions as the budget allows, from the end of forward on."""
         order = sorted(regions, key=lambda region: -self.calls[region][0])
 
         def fits(count: int) -> bool:

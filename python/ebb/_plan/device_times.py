@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from ebb._plan.profile import Profile
 
-_TIMES = ("made", "let_go", "asked", "again", "ended")  # of a value
-_LEAST = 1e-3  # minimum of device time per host time while no operator of a region runs
+_TIMES = ("made", "let_go", "asked", "again", "ended")  # attributes of a value that are times
+_LEAST = 1e-3  # minimum ratio of device time to host time while no operator of a region runs
 
 
 def on_device(profile: Profile) -> Profile:
@@ -30,7 +30,7 @@ def on_device(profile: Profile) -> Profile:
     """
     busy = _busy(profile)
     points = [0.0]  # host times
-    took = [0.0]  # device time since the point before; -1: to be divided in proportion
+    took = [0.0]  # device time from the point before; -1: a share of the remaining time
     for start, end, kernels in busy:
         start = max(start, points[-1])
         points += [start, max(start, end)]

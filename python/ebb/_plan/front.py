@@ -24,7 +24,7 @@ from ebb._plan.simulate import Simulator
 _MOST_POINTS = 40
 _MOST_OPERATORS = 12_000  # of all points together: large regions get fewer points
 _MOST_TRIED = 24  # operators tried between two corners
-_MOST_CUTS, _MOST_PAIRED = 16, 6  # cuts of a region's operators: single ones, and pairs of these
+_MOST_CUTS, _MOST_PAIRED = 16, 6  # cuts of a region's operators: tried alone, and in pairs
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,9 @@ def _in_order(choice: Choice) -> tuple[object, ...]:
 
 
 def _with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) -> Iterable[Choice]:
-    """Choices that offload saved results: as much as the region's own forward can hide, half of
-    that, or all. `sets`: operators whose results may be saved."""
+    """Choices that offload saved results, inputs, or both. Of the results they offload none, as
+    many as the region's own forward can hide, half as many, or all. `sets`: sets of operators whose
+    results are saved."""
     link, region = simulator.link, simulator.step.calls[call]
     if link.room == 0:
         return
@@ -283,9 +284,9 @@ def _first(simulator: Simulator, call: int, kept: Operators, room: float) -> Ope
 def recomputed_each_time(simulator: Simulator, call: int) -> Iterable[Choice]:
     """Choices that cut the sequence of a region's operators once or twice. A value made before a
     cut stays resident only if an operator after the cut reads it; the others are recomputed each
-    time. So, of the results made before a cut, backward of the operators after it needs only
-    those that stay resident. If there are two cuts, the values between them are recomputed from
-    those that are resident at the first cut. See Note [Made each time].
+    time. So backward of the operators after a cut needs no results made before the cut except the
+    resident ones. If there are two cuts, the values between them are recomputed from those that are
+    resident at the first cut. See Note [Made each time].
     """
     count = len(simulator.step.calls[call].operators)
     cuts = _spread(range(1, count + 1), _MOST_CUTS)

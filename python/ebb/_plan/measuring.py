@@ -36,8 +36,9 @@ from ebb.policies import recompute_all
 # allocated in a step that is not recorded would never appear to be freed. So the step before a
 # profile is recorded, too.
 #
-# If values can be offloaded and the predicted step fits, ebb runs steps that offload everything
-# that autograd saves, and times all but the first. The time shows how much copies slow computation.
+# If values can be offloaded, ebb also runs steps that offload everything that autograd saves,
+# unless the predicted peak of such a step is too high. ebb times all of them but the first. The
+# time shows how much copies slow computation.
 RECOMPUTED = (Purpose.WARM_UP, *[Purpose.PROFILE] * 2, *[Purpose.TIME] * 2)
 AWAY = (Purpose.SKIP, Purpose.TIME)
 _UNDER_A_PLAN = (Purpose.WARM_UP, Purpose.PROFILE, *[Purpose.TIME] * 3)
@@ -46,7 +47,7 @@ offload_all = Policy(default=OFFLOAD)
 
 class Callers:
     """Observes with hooks, until `close`, whether modules run in the forward of the module around
-    them. A module does not if another module, or a method other than forward, calls it.
+    them. They do not if another module, or a method other than forward, calls them.
 
     Args:
         pairs: tuples of a module's name, the module, and the module around it.

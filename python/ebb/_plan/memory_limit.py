@@ -14,7 +14,7 @@ from ebb._support.sizes import number_of_bytes
 
 _SHARE = 0.9  # share of the available memory that the job may use
 _CGROUP = "/sys/fs/cgroup"
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of versions 2 and 1
+_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroup versions 2 and 1
 _USED = ("memory.current", "memory/memory.usage_in_bytes")
 _NONE = 2**60  # version 1 reports larger numbers if there is no limit
 
@@ -23,9 +23,8 @@ _NONE = 2**60  # version 1 reports larger numbers if there is no limit
 class Limit:
     """A limit on memory in use."""
 
-    # Bytes; None: a share of the available memory. ebb asks the device for that when ebb first
-    # meets a model, and no earlier: asking initialises the device, and after that a process cannot
-    # fork workers.
+    # Bytes; None: a share of the available memory. ebb asks the device for its memory only when a
+    # model first runs: asking initialises the device, and after that a process cannot fork workers.
     given: int | None = None
 
     def nbytes(self, device: torch.device) -> int:

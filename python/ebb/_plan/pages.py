@@ -40,8 +40,8 @@ class Pager:
     page_rows: int = 64  # as in ebb.paging.configure
     headroom: float = 1.1
     limit: float = math.inf  # maximum bytes of all pools
-    # True if copies run on a stream of ebb's. Then a paged storage stays in memory until the next
-    # region pages something.
+    # True if copies run on a stream of ebb's own. Then a paged storage stays in memory until the
+    # next region pages something.
     beside: bool = False
     # As in ebb.paging.step: a layer whose backward directly follows its forward is not paged.
     fixed_order: bool = False
@@ -94,7 +94,7 @@ class _Use:
     """Rows and pages of one pool: current and largest numbers."""
 
     pages: int = 0
-    rows: int = 0  # if the pool is a stack
+    rows: int = 0  # rows in use if the pool is a stack
     most_pages: int = 0
     most_rows: int = 0
     stack: list[Paged] = field(default_factory=list)

@@ -33,7 +33,7 @@ from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, shown
 from ebb._support.sizes import whole_number
 
-_EQUAL, _UNKNOWN = 0.01, 0.3  # spread of times: exact below the first, unknown above the second
+_EQUAL, _UNKNOWN = 0.01, 0.3  # spread up to which times count as exact; above which, as unknown
 
 
 class Plan(ModulePolicies):
@@ -78,7 +78,7 @@ class Plan(ModulePolicies):
             pages=self.pool_bytes > 0,
         )
         self._chooser, self._chosen = chooser, chosen
-        self._reported: planned.ReportedPlan | None = None  # of the last apply()
+        self._reported: planned.ReportedPlan | None = None  # made by the last apply()
 
     def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
         self._reported = self._for_reports()
@@ -245,7 +245,7 @@ def plan_of(
     plain = simulator.plain.peak
     bytes_allowed = allowed(budget, measured.base, plain)
     if isinstance(budget, float) and budget == 1.0:
-        bytes_allowed = plain  # a margin would make the eager step exceed its own peak
+        bytes_allowed = plain  # with a margin, the eager step would not fit
     copying = list(_with_copies(measured))
     choosers = []
     if ahead_is_on():
@@ -283,8 +283,8 @@ def ahead_is_on() -> bool:
 
 
 def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen] | None:
-    """The fastest choice of all choosers. A chooser that offloads does not try fewer copies if
-    copies are the bottleneck, so choosers without copies compete too."""
+    """The fastest choice of all choosers. If copies are the bottleneck, a chooser that offloads
+    does not try to copy less, so choosers without copies compete too."""
     chosen = ((chooser, chooser.choose(budget)) for chooser in choosers)
     fitting = [(chooser, choices) for chooser, choices in chosen if choices is not None]
     return min(fitting, key=lambda pair: pair[0].estimate(pair[1]).duration, default=None)

@@ -51,14 +51,14 @@ class RegionEstimate:
         self.replays = Replays(step, call, self._kept, self._each_time, begins)
         self.sent: list[Sent] = []  # storages that are offloaded
         self.paged: list[Paged] = []  # storages whose rows go to pools
-        # For memory that the program still holds: when replays need a second block of its size.
+        # By memory that the program still holds: when replays need a second block of that size.
         self._beside: dict[int, list[Span]] = defaultdict(list)
         self.needs = [
             *self._of_results(),
             *self._of_inputs(choice),
             *self._of_lasting(self._find_lasting()),
         ]
-        # Times, and bytes that copies and replays allocate or free in addition.
+        # (time, change in bytes) of copies, and of other memory that replays need in addition.
         self.copies = [
             *self._copies_before_writes(),
             *self._copies_in_passing(),
@@ -140,7 +140,7 @@ class RegionEstimate:
                     if (op, time) in self.replays.early and self.replays.is_passing(op, time):
                         continue  # see `_in_passing_ahead`
                     until = max(self._replayed_until(value, op, time), time + EPSILON)
-                    if program_until > time:  # the program holds a later state of it
+                    if program_until > time:  # the program holds the storage with later contents
                         self._beside[memory].append((time, until))
                     else:
                         yield Need(memory, time, until)
@@ -396,7 +396,7 @@ class Rows:
     """Effects of paging: padding rows come back with other contents. See Note [Rows]."""
 
     def __init__(self, step: Step, call: Call, choice: Choice) -> None:
-        self.kept: set[int] = set()  # operators whose results must stay in memory because of that
+        self.kept: set[int] = set()  # operators whose results must stay in memory for that reason
         self._lossy: set[int] = set()
         if not choice.pages:
             return

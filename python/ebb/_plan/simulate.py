@@ -47,11 +47,11 @@ class Measured:
 class CallEstimate:
     """Simulated time and memory of one region."""
 
-    own: Changes  # of memory that no other region uses
-    shared: tuple[Need, ...]  # of memory that other regions use too, or that is offloaded
+    own: Changes  # allocations and frees of memory that no other region uses
+    shared: tuple[Need, ...]  # needs of memory that other regions use too, or that is offloaded
     sent: tuple[Sent, ...]  # storages that are offloaded
     paged: tuple[Paged, ...]  # storages whose rows go to pools
-    resident: int  # bytes of its own that are in memory when forward ends
+    resident: int  # bytes that the region allocated and that are in memory when forward ends
     replays: int = 0  # how many operators are recomputed
     kernels: float = 0.0  # time of their kernels in forward
     replaying: float = 0.0  # milliseconds of all replays
@@ -78,7 +78,7 @@ class Simulator:
     """Simulates a measured step under other choices.
 
     Args:
-        measured: of a step.
+        measured: the measurements of the step.
         ahead: True if the next region is replayed ahead during a region's backward.
     """
 

@@ -19,7 +19,7 @@ from ebb._policy.policy import Policy
 from ebb.policies import save_all
 
 _LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)  # blocks in a group
-_MOST_SHARES = 8  # how many numbers of groups are tried for a length
+_MOST_SHARES = 8  # for each length: how many different numbers of groups are tried
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Stacked:
             for number in run
         }
         self.simulator = simulator.with_step(_joined(self._blocks, around, stacks))
-        self.choices = {  # by the name of such a region
+        self.choices = {  # by the name of the module around the blocks
             name: list(_choices(self._blocks, stack)) for name, stack in self._stacks.items()
         }
 
@@ -156,7 +156,8 @@ def _choices(step: Step, stack: Stack) -> Iterable[Choice]:
     """Choices with groups of several lengths, of all blocks or the first ones."""
     run = stack.calls[0]
     first = step.calls[run.start].operators.start
-    outputs: dict[int, set[int]] = {number: set() for number in run}  # operators, by call
+    # By call: operators whose results a later block reads.
+    outputs: dict[int, set[int]] = {number: set() for number in run}
     for value in stack.passed_on.values():
         maker = step.maker[value]
         if step.call_of[maker] in outputs:

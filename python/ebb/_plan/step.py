@@ -92,7 +92,8 @@ class Call:
     operators: range  # indices
     begins: float
     ends: float
-    # The program's first allocation after `ends`. Only the region held memory freed before that.
+    # Time of the program's first allocation after `ends`. Memory freed between `ends` and that time
+    # was held only by the region.
     next_allocation: float = math.inf
     unpacked: list[tuple[float, int]] = field(default_factory=list)  # times and values, in order
     forward_ends: float = 0.0  # just before backward next unpacks a value of any region
@@ -292,7 +293,7 @@ class Step:
         return calls
 
     def _find_memories(self, allocations: Allocations) -> list[tuple[float, int]]:
-        known: dict[tuple[int, float], int] = {}  # by address and begin
+        known: dict[tuple[int, float], int] = {}  # memory, by its address and begin
         for value, record in enumerate(self.values):
             allocation = allocations.find(record.address, record.made)
             if record.memory == 0 or allocation is None or allocations.is_replay(allocation[0]):
@@ -327,7 +328,7 @@ class Step:
             )
             is_computed_input = value not in self.maker and value in self.memory_of
             if is_computed_input or record.asked < 0 or max(replayed, default=-1.0) <= record.asked:
-                continue  # autograd itself holds an input that an operator computed: no copy
+                continue  # ebb does not copy an input that an operator computed: autograd holds it
             index = bisect.bisect_left(begins, (max(record.asked, record.again), 0))
             if index < len(begins) and begins[index][1] == record.memory:
                 copies.add(begins[index][0])

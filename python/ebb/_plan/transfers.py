@@ -71,7 +71,7 @@ class Transfers:
         """Storages that are offloaded, when each has left, and how long the host waits."""
         offloaded: list[Sent] = []
         left: dict[Sent, float] = {}
-        in_flight: deque[tuple[Sent, float]] = deque()  # with the end of the copy
+        in_flight: deque[tuple[Sent, float]] = deque()  # each with the end of its copy
         used = flying = 0
         done = waited = 0.0
         for sent in order:

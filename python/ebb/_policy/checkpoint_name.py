@@ -14,8 +14,8 @@ def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
     """Give a tensor a name for rules with ``name=``, as JAX's ``checkpoint_name`` does.
 
     checkpoint_name does nothing outside of regions, for tensors that no region computed, and under
-    ``torch.compile``. The rule that decided when the tensor was computed keeps its effect
-    if it comes before the rule with the name.
+    ``torch.compile``. The decision made when the tensor was computed stays if its rule comes before
+    the rule with the name.
 
     Args:
         x: a tensor of any shape.

@@ -41,15 +41,15 @@ class RegionHandle:
         self, modules: dict[str, torch.nn.Module], numbered: list[torch.nn.Module]
     ) -> None:
         self._modules: dict[str, torch.nn.Module] | None = modules
-        self._numbered = numbered  # modules that tell ebb when they run
+        self._numbered = numbered  # modules whose forward tells ebb that they run
         self.names = tuple(modules)
 
     def remove(self) -> None:
         """Restore the modules' own forward.
 
         Raises:
-            RuntimeError: remove() was called before, or other code has wrapped a module's forward
-                or class since (undo that first). Nothing has changed then.
+            RuntimeError: remove() was called before; or, after :func:`apply`, other code has
+                wrapped a module's forward or class (undo that first). No module is changed.
         """
         if self._modules is None:
             raise RuntimeError("ebb: remove() was already called on this handle")
@@ -161,7 +161,7 @@ def apply(
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: no module matches, a matching module is already a region or is a lazy module
-            with uninitialized parameters, or ``escapes`` is unknown. Nothing has changed then.
+            with uninitialized parameters, or ``escapes`` is unknown. No module is changed.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())

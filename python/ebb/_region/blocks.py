@@ -54,8 +54,9 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def block_candidates(model: nn.Module) -> list[tuple[str, ...]]:
-    """The blocks of :func:`find_blocks`; then the parts of the model, for budgets where the blocks
-    leave too much work outside of regions; then the model itself.
+    """Possible sets of regions, in the order in which a budget tries them: the blocks of
+    :func:`find_blocks`; the parts of the model, if blocks leave too much work outside of regions;
+    the model itself.
     """
     parts = [one for part in model.children() if _layers(part) > 0 for one in _callable(part)]
     parts = [one for one in parts if one._modules or not _is_torchs(one)]

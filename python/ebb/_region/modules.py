@@ -257,7 +257,7 @@ def unmark(module: torch.nn.Module) -> None:
 
 
 def unmark_if_unused(module: torch.nn.Module) -> None:
-    """Removes marks that nothing needs any more, unless other code has wrapped the module since."""
+    """Removes marks that nothing needs any more, unless other code has wrapped ebb's wrapper."""
     marks = marks_of(module)
     if marks and marks.region is None and marks.number == 0 and can_unmark(module):
         unmark(module)
@@ -302,8 +302,8 @@ def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def unnumber(modules: list[torch.nn.Module]) -> None:
-    """Undoes `number_modules`. Modules that another call has numbered keep their number; modules
-    that other code has wrapped since keep their class."""
+    """Undoes `number_modules`. Modules that another call has numbered keep their number. If other
+    code has wrapped ebb's wrapper, the module keeps its class."""
     for module in modules:
         marks = marks_of(module)
         if marks is None:

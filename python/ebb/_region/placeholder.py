@@ -77,15 +77,15 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
 
     Args:
         tensor: marked by :func:`ebb.discardable` inside its region, or returned by
-            ``ebb.checkpoint(..., discard_output=True)``, and not written since.
+            ``ebb.checkpoint(..., discard_output=True)``, and not written after that.
         restore_at: a tensor that requires grad and depends on all readers of ``tensor``, such as
             the result of the last function that read it. Backward reaches ``restore_at`` before
             those readers.
 
     Raises:
         TypeError: an argument is not a tensor.
-        ValueError: ``tensor`` is not marked, or was written since; or ``restore_at`` does not
-            require grad.
+        ValueError: ``tensor`` is not marked, or was written after the mark; or ``restore_at`` does
+            not require grad.
 
     Examples:
         >>> x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
@@ -123,7 +123,7 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
         discarded = owner()
         if type(discarded) is _Discarded:
             discarded.__class__ = torch.Tensor  # type: ignore[assignment]
-        if aliases:  # popped: the hook lives as long as the graph, but the memory need not
+        if aliases:  # pop drops the alias: the hook, which lives longer, must not keep the memory
             placeholder.refill(aliases.pop())
 
     restore_at.register_hook(refill)  # type: ignore[no-untyped-call]

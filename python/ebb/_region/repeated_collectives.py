@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 _GLOO: Any = getattr(dist, "ProcessGroupGloo", ())  # torch may be built without gloo
 _SECONDS_BETWEEN_SENDS = 0.5
-_TAG = 2**31 - 10  # of these sends; programs have other tags
+_TAG = 2**31 - 10  # of the sends in `_has`; programs use other tags
 
 
 class _Group:
-    """One process group: what its ranks have compared."""
+    """The lists of collectives that the ranks of one process group have compared."""
 
     def __init__(self) -> None:
         self.agreed: dict[str, set[str]] = {}  # for each region: lists that all ranks have

@@ -24,8 +24,8 @@ def share_storage(dst: torch.Tensor, src: torch.Tensor) -> None:
     Raises:
         TypeError: an argument is not a tensor.
         ValueError: the tensors differ in one of these properties, are not plain strided tensors, or
-            ``dst``'s storage is not resizable (numpy owns its memory, or another tensor shares it
-            as ``src``). Nothing has changed then.
+            ``dst``'s storage is not resizable (numpy owns its memory, or it was ``src`` in an
+            earlier call). The tensors are not changed.
 
     Examples:
         >>> a, b = torch.zeros(3), torch.ones(3)

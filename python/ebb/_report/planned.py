@@ -36,7 +36,7 @@ class Cut:
     # Freed bytes and milliseconds by recomputed operator, the longest time first.
     again: Mapping[str, tuple[int, float]]
     away: Mapping[str, int]  # offloaded bytes by operator, and "what it reads" for inputs
-    paged: Mapping[str, int]  # bytes of valid rows that go to page pools, likewise
+    paged: Mapping[str, int]  # bytes of valid rows that go to page pools, as for `away`
     often: Mapping[str, int]  # number of runs, by operator with RECOMPUTE_EACH_TIME
 
 
@@ -88,7 +88,8 @@ class ReportedPlan:
         return self._points
 
     def keep_points(self, wanted: bool) -> None:
-        """Computes ``points`` now if `wanted`, else drops them; frees the data they come from."""
+        """Computes ``points`` now if `wanted`, else drops them. Then frees the data from which they
+        are computed."""
         self._points = self.points if wanted else ()
 
     @property
@@ -146,7 +147,8 @@ def thinned(timeline: Iterable[tuple[float, int]], most: int = 600) -> list[tupl
 # Note [Steps under a plan]
 # A report finds its plan by the number of its step and by the name of a region of the plan. A step
 # that had recorded rows before the plan was put in place does not count as under the plan. Step
-# numbers are those of the statistics; a reset keeps only plans that are in place then.
+# numbers are those of ebb.stats(). ebb.reset_stats() restarts them, so ebb then forgets all plans
+# that are no longer in place.
 
 
 @dataclass
@@ -160,7 +162,7 @@ _known: list[_InPlace] = []
 
 
 def begins(plan: ReportedPlan) -> None:
-    """Puts a plan in place for the steps from now on."""
+    """Shows a plan in reports of the steps from now on."""
     recorded = [(found["step"], bool(found["rows"])) for found in _C.reports()]
     now = _step()
     _known[:] = [
@@ -172,7 +174,7 @@ def begins(plan: ReportedPlan) -> None:
 
 
 def ends(plan: ReportedPlan) -> None:
-    """Ends the time of a plan."""
+    """Shows a plan only in reports of steps up to the current one."""
     for one in _known:
         if one.plan is plan and one.last is None:
             one.last = _step()

@@ -20,13 +20,13 @@ const stackOf = row => report.stacks[row.stack];
 const sourceOf = row => (stackOf(row)[0] || "").replace(/ in [^ ]*$/, "");
 const sum = (rows, key) => rows.reduce((all, row) => all + row[key], 0);
 
-// Names begin and end with what tells them apart.
+// Shortens a text in its middle, since names often differ only at the beginning or the end.
 function cut(text, most) {
   const head = Math.ceil((most - 1) / 2);
   return text.length <= most ? text : most < 4 ? "" : text.slice(0, head) + "…" + text.slice(text.length - (most - 1 - head));
 }
 const cell = (text, most) => `<span title="${escaped(text)}">${escaped(cut(text, most))}</span>`;
-const letter = 6.7;  // the width of one on the pictures
+const letter = 6.7;  // width of a letter in the pictures, in SVG units
 const label = (text, x, y, width, kind) => {
   const shown = cut(text, Math.floor((width - 6) / letter));
   return shown && `<text class="${kind}" x="${x + 4}" y="${y}">${escaped(shown)}</text>`;
@@ -44,7 +44,7 @@ function tip(event, text) {
 const legend = entries => entries.map(([name, colour, title]) =>
   `<span title="${escaped(title || "")}"><i style="background:${colour}"></i>${escaped(name)}</span>`).join("");
 
-// Of the regions for which replays ran ahead.
+// Words for the outcomes in `report.ahead`.
 const outcomes = { in_time: "replayed ahead in time", late: "replayed ahead late", in_vain: "replayed ahead unused",
   held: "not freed", stopped: "replayed ahead in part" };
 
@@ -76,7 +76,7 @@ function figures() {
 
 const frame = { left: 78, right: 1126, top: 24, bottom: 226 };
 
-// Steps of 1, 2 or 5 times a power of ten.
+// Distance between ticks of an axis: 1, 2 or 5 times a power of ten.
 function round(most, count) {
   const raw = most / count, power = 10 ** Math.floor(Math.log10(raw));
   return power * [1, 2, 5, 10].find(factor => factor * power >= raw * .999);
@@ -93,7 +93,7 @@ function byteTicks(least, most) {
 const bytes = value => size(Math.round(value)).replace(".0 ", " ");
 const time = value => `${+value.toPrecision(6)} ms`;
 
-// Lines and words for an axis of times or bytes, and one of bytes or times.
+// Grid lines and their labels: vertical lines at `xs`, labelled by `along`; horizontal ones at `ys`, labelled by `up`.
 function grid(x, xs, along, y, ys, up, below = 22) {
   const { left, right, top, bottom } = frame;
   return ys.map(value => `<line x1="${left}" x2="${right}" y1="${y(value)}" y2="${y(value)}" stroke="var(--line)"/>` +
@@ -103,7 +103,7 @@ function grid(x, xs, along, y, ys, up, below = 22) {
 }
 const scale = (least, most, from, to) => value => from + (to - from) * (value - least) / (most - least || 1);
 
-// Points tell a time and the level from then on.
+// A path of horizontal steps. Each point has a time, and the level from that time on.
 function levels(points, place, x, y) {
   let level = y(0), path = `M${x(0)},${level}`;
   for (const point of points) {
@@ -119,7 +119,7 @@ function levelAt(points, time, place) {
   return found;
 }
 
-// A line that follows the mouse, and what `words` says of where it is.
+// A vertical line that follows the mouse, with a tooltip: `words` describes the time at the line.
 function follow(svg, end, words) {
   const { left, right, top, bottom } = frame;
   svg.innerHTML += `<line y1="${top}" y2="${bottom}" stroke="var(--soft)" visibility="hidden"/>`;
@@ -140,7 +140,7 @@ const orange = "var(--kept)";
 const courses = [["eager, predicted", "plain", "var(--plain)"], ["predicted", "predicted", "var(--saved)"],
   ["measured", "measured", "var(--recomputed)"]];
 
-// Under a plan what the step allocates, predicted and measured; else what is held for backward.
+// Under a plan, shows the bytes that the step allocates, predicted and measured; else the bytes saved for backward.
 function memory() {
   const { plan } = report;
   const begins = Math.min(...[...report.spans.map(span => span[2]), ...report.timeline.map(point => point[0])]) * 1e3;
@@ -233,7 +233,7 @@ function planCurve(plan) {
   const order = [...plan.points].sort((a, b) => a.peak - b.peak || b.duration - a.duration);
   const peaks = order.map(point => point.peak), end = Math.max(plan.budget, plan.plain.peak, ...peaks);
   const share = point => added(plan, point) / plan.plain.duration;
-  // Times lie on a logarithmic axis, whose lowest line stands for all that is less.
+  // The axis of added times is logarithmic; its lowest line stands for all smaller values.
   const most = Math.max(1e-3, ...order.map(share)), least = Math.min(most / 10, Math.max(1e-4, ...order.map(share).filter(s => s > 0).slice(-1)));
   const up = scale(Math.log10(least), Math.log10(most), frame.bottom, frame.top);
   const x = scale(0, end, frame.left, frame.right), y = value => up(Math.log10(Math.max(value, least)));
@@ -335,7 +335,7 @@ function tree() {
   $("tree").onclick = event => { if (rowAt(event)) choose(rowAt(event)); };
 }
 
-// Where in the program the storages of a row were made.
+// Shows the details of a row, with the Python stack where its storages were made.
 function choose(row) {
   const [here, ...callers] = stackOf(row);
   $("chosen").innerHTML = `<b>${escaped(short(row.op))}</b> <span class="chip" style="background:${colour(row.fate)}">${row.fate}</span><br>` +
@@ -356,7 +356,7 @@ const columns = [
   ["replays", row => row.replays, row => row.replays || "", "number"],
   ["replay ms", row => row.replay_seconds, row => milliseconds(row.replay_seconds), "number"],
   ["rule or reason", why, row => cell(why(row), 28)]];
-const words = new Map();  // of rows, in which a filter looks
+const words = new Map();  // for each row, the text in which the filter searches
 const wordsOf = row => words.get(row) || words.set(row, [row.op, layers(row), row.region, row.fate, row.dtype,
   row.shape.join("×"), sourceOf(row), row.rule, row.reason].join(" ").toLowerCase()).get(row);
 let sortBy = 0, descending = true, found = [], written = 0;
@@ -375,7 +375,7 @@ function table() {
   $("shown").textContent = `${found.length} rows, ${size(sum(found, "bytes"))}`;
 }
 
-// Rows are written as somebody scrolls down to them.
+// Adds the next 100 rows to the table. Called again when the user scrolls down.
 function more() {
   const next = found.slice(written, written + 100);
   $("body").insertAdjacentHTML("beforeend", next.map((row, i) => `<tr data-row="${written + i}">` + columns.map(([, , show, kind]) =>

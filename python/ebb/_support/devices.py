@@ -11,7 +11,7 @@ import torch
 
 def in_use() -> torch.device | None:
     """The kind of accelerator that this process uses; None before the process uses one."""
-    device = torch.accelerator.current_accelerator()  # of the build: initialises nothing
+    device = torch.accelerator.current_accelerator()  # of torch's build: initialises nothing
     if device is None:
         return None
     module = torch.get_device_module(device)

@@ -30,10 +30,10 @@ _TOLD = "_EBB_TOLD"  # lines already printed, inherited by child processes
 
 
 class _Known:
-    """Values that are not available later."""
+    """Values to remember, because a later call cannot read them again."""
 
     rank: int | None = None  # from torch.distributed, which loses it at shutdown
-    inherited = os.environ.get("RANK")
+    inherited = os.environ.get("RANK")  # the value when ebb was imported
 
 
 def _number(variable: str) -> int:

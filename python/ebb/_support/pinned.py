@@ -6,7 +6,7 @@ from ebb._support.log import log
 
 
 def tell(op: str, region: str, nbytes: int) -> None:
-    """Logs an operator that is not one of torch's and that no rule names. Called once for each."""
+    """Logs a custom operator that no rule names. Called once for each such operator."""
     name = op.removesuffix(".default")
     log.warning(
         "ebb: region %r saves %.1f MiB of results of %s although the policy says RECOMPUTE, "

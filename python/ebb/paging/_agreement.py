@@ -27,18 +27,19 @@ class PageOverflowError(RuntimeError):
 
 # Note [Ranks agree on a step]
 # Ranks agree through the store of their process group, never by a collective. If the function
-# raised on this rank, other ranks may wait in a collective that this rank did not reach. Any
-# collective that this rank started in the group would be matched with that one.
+# raised on this rank, other ranks may wait in a collective that this rank did not reach. If this
+# rank then started another collective in the group, the backend would match the two.
 #
-# Each run of a step's function has its own meetings, numbered from 0. A process joins a meeting:
+# In a meeting, each process reports if the step is valid so far, and reads the reports of all. Each
+# run of a step's function has its own meetings, numbered from 0. A process joins a meeting:
 #  1. before the first optimizer of the run steps;
 #  2. when the function calls step_ok();
 #  3. after the function has returned, repeatedly until all have returned. So ranks may differ in
 #     the number of optimizers and of calls of step_ok().
-# The last rank to arrive writes down all reports, and the others wait for that. A rank whose
-# function raised reports this at its next meeting and does not wait; later meetings do not count
-# it. The step runs again only if all ranks take part and no gradients have been used, that is, no
-# meeting of kind 1 or 2 has found the step valid.
+# The last rank to arrive writes all reports to the store, where the others wait for them. A rank
+# whose function raised reports this at its next meeting and does not wait; later meetings do not
+# count it. The step runs again only if all ranks take part and no gradients have been used, that
+# is, no meeting of kind 1 or 2 has found the step valid.
 _OVERFLOW = "overflow"  # a pool was too small, and this process can run the step again
 _BROKEN = "broken"  # paging failed, and this process cannot run the step again
 _FAILED = "failed"  # the function raised an error unrelated to paging
@@ -55,7 +56,8 @@ _HALF_WAY = (
     "after run_step(), or after ebb.paging.step_ok() has returned True in all processes."
 )
 
-# True if some process has not finished its part of the run; and pairs of rank and error word.
+# The outcome of a meeting: True if some process has not finished its part of the run; and pairs of
+# rank and error word.
 Found = tuple[bool, list[tuple[int, str]]]
 _FIELD = 20  # bits of each of three counts in one number: arrived, not finished, with an error
 
@@ -85,7 +87,8 @@ class _Peers:
             self._store.set(f"{key}/{self._rank}", word)
         total = self._store.add(key, 1 | (not at_end) << _FIELD | bool(word) << 2 * _FIELD)
         if total % 2**_FIELD == 1 and len(self._read) == 2:
-            # All have joined the last meeting, so all have read the outcome of the one before it.
+            # All processes have joined the meeting before this one, so all have read the outcome of
+            # the one before that.
             self._store.delete_key(self._read[0])
             self._store.delete_key(f"{self._read[0]}/found")
         if total % 2**_FIELD < expected:

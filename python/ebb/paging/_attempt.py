@@ -33,7 +33,8 @@ class Before:
                 )
 
     def keep_gradients_of(self, outputs: Iterable[Any], inputs: Iterable[Any]) -> None:
-        """Call before a backward from `outputs`, for these inputs or all leaves."""
+        """Copies the gradients of `inputs`, and of the leaves that a backward from `outputs` would
+        reach. Call before that backward."""
         self._keep_gradients(_leaves_behind(outputs))
         self._keep_gradients(x for x in inputs if isinstance(x, torch.Tensor))
 
@@ -101,8 +102,8 @@ class Attempt:
 
 
 _current: Attempt | None = None
-_run_backward: Any = None  # torch's original, once run_step has been called
-_start_thread: Any = None  # Python's original, likewise
+_run_backward: Any = None  # torch's original function; None until run_step is called
+_start_thread: Any = None  # the original Thread.start; None until run_step is called
 
 
 def is_any() -> bool:

@@ -12,7 +12,7 @@ from ebb._support.subclasses import plain_tensors
 from ebb.paging import _attempt
 from ebb.paging._optimizers import guard_optimizers
 
-marks: Counter[bool] = Counter()  # marks with grad enabled; key: True inside run_step
+marks: Counter[bool] = Counter()  # calls with grad enabled; key: True inside run_step
 
 
 def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from ebb.paging._attempt import of_this_thread
 def step(fixed_order: bool = True) -> Iterator[None]:
     """Mark one training step: all its forwards and backwards.
 
-    Optional: without this mark a step ends when no value is paged any more.
+    Optional: without this mark a step ends as soon as no value is paged.
 
     Args:
         fixed_order: True if all such steps run the same layers forward and backward in the same

@@ -36,7 +36,7 @@ constexpr int64_t kPagesUsedUp = 1;      // neither tier had room for the tensor
 constexpr int64_t kTooManyRows = 2;      // more valid rows than the tensor has
 constexpr int64_t kNegativeRows = 4;     // a count below zero
 constexpr int64_t kNotStashed = 8;       // restored twice, or never stashed
-constexpr int64_t kStaleTicket = 16;     // stashed before the last reset
+constexpr int64_t kStaleTicket = 16;     // restored, but stashed before the last reset
 constexpr int64_t kAlreadyStashed = 32;  // stashed twice without being restored
 
 struct PageTier {

@@ -1,5 +1,5 @@
-// Plans of calls on a page pool, and the state afterwards. The CPU and kernels share this code;
-// only the copies differ. See Note [Page pools].
+// Plans the calls on a page pool, and updates the pool's state after a call's copies. The CPU and
+// kernels share this code; only the copies differ. See Note [Page pools].
 #pragma once
 
 #include "paging/pool/layout.h"
@@ -57,12 +57,12 @@ EBB_DEVICE_TOO PagePlan planGiveBack(const PagePoolState& pool, const PageTicket
   return {pool.errors, ticket.rows, ours ? pagesFor(pool, ticket.rows) : 0, ticket.tier};
 }
 
-// The id of the tensor's page `slot`, before the stash takes the pages.
+// The id of the free page that a stash takes as the tensor's page number `slot`.
 EBB_DEVICE_TOO int64_t pageToTake(bool isStack, const PageTier& tier, int64_t slot) {
   return isStack ? tier.head + slot : tier.free[(tier.head + slot) % tier.capacity];
 }
 
-// The id of a stashed tensor's page.
+// The id of a stashed tensor's page number `slot`.
 EBB_DEVICE_TOO int64_t pageTaken(bool isStack, const PageTicketState& ticket, int64_t slot) {
   return isStack ? ticket.first + slot : ticket.pages()[slot];
 }

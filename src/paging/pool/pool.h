@@ -17,7 +17,7 @@ struct PagePoolOptions {
   int64_t rowBytes = 0;
   int64_t pageRows = 64;
   int64_t devicePages = 0;
-  int64_t hostPages = 0;  // in pinned memory, for when the device has no room
+  int64_t hostPages = 0;  // in pinned memory, used if the device pages are taken
   bool isStack = false;   // tensors come back in reverse order; pages of one row, no list of free
                           // pages
 };

@@ -161,7 +161,7 @@ def discard_output(itself: Any, hook_tensor: torch.Tensor) -> None:
     if not hook_tensor.requires_grad:
         return
     for output in outputs:
-        with suppress(ValueError):  # written since: the result keeps its memory
+        with suppress(ValueError):  # written after the mark: the result keeps its memory
             discard(output, restore_at=hook_tensor)
 
 
