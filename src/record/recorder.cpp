@@ -180,11 +180,8 @@ void Recorder::call(Call& call) {
       callInplaceView(call);
       return;
     case OpKind::Recorded:
-      if (call.op.arguments.writes && earlierParts_.any()) {
-        earlierParts_.beforeCall(call, context_.regionName());
-      }
-      if (call.op.arguments.writes && readResults_.any()) {
-        readResults_.beforeCall(call, *context_.counters);
+      if (call.op.arguments.writes && needed_.any()) {
+        needed_.beforeCall(call, context_);
       }
       OpRecording(context_, values_, rows_, call).run();
       return;
@@ -255,7 +252,7 @@ void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
 // needs the old contents raises.
 [[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
-    readResults_.beforeWrite(tensor, *context_.counters);
+    needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     ++values_.replaceByLeaf(tensor).facts.opaque;
   }
@@ -312,8 +309,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
 // See Note [Communication]
 [[gnu::cold]] void Recorder::collectiveWrites(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
-    earlierParts_.beforeWrite(tensor, isComputed(tensor), "a collective", context_.regionName());
-    readResults_.beforeWrite(tensor, *context_.counters);
+    needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
     leaf.facts.underWay = true;
@@ -392,7 +388,7 @@ bool Recorder::storageEmptied(c10::StorageImpl* storage) {
   const auto found = values_.all().find(storage);
   const bool splits = found != values_.all().end() && !found->second->facts.madeHere &&
                       found->second->uses.readers() > 0;
-  earlierParts_.storageEmptied(storage, splits);
+  needed_.storageEmptied(storage, splits);
   return splits;
 }
 
@@ -401,7 +397,7 @@ void Recorder::close(bool onlyPart) {
     values_.clear();
     rows_.clear();
     sender_.clear();
-    earlierParts_.ended(onlyPart);
+    needed_.ended(onlyPart);
     std::erase_if(context_.graph->fromOutside, [](const auto& value) { return value.expired(); });
     context_.graph.reset();
   });
@@ -415,7 +411,7 @@ void Recorder::close(bool onlyPart) {
   for (const auto& entry : values_.all()) {
     closeOthers(entry.second);
     if (onlyPart) {
-      earlierParts_.add(entry.second, context_.graph);
+      needed_.add(entry.second, context_.graph, true);
     }
   }
   followInBackward(*context_.graph, before_);
@@ -479,7 +475,7 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   }
   const bool isRead = value.state() == ValueState::Held && value.uses.readers() > 0;
   if (isRead && (value.facts.madeHere || value.facts.isResult)) {
-    readResults_.add(entry, context_.graph);
+    needed_.add(entry, context_.graph, false);
   }
 }
 

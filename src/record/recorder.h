@@ -99,8 +99,7 @@ class Recorder final : public Interceptor {
   ValueMap values_{context_, sender_};
   RowMarks rows_{context_, values_, sender_};
   Results results_;
-  ReadResults readResults_;
-  EarlierParts earlierParts_;  // of the open region
+  NeededStorages needed_;
   Unrepeatable unrepeatable_;
   WeakGraph last_{c10::intrusive_ptr<Graph>()};    // the graph opened last
   WeakGraph before_{c10::intrusive_ptr<Graph>()};  // the graph opened before `last_`

@@ -5,15 +5,34 @@
 
 #include "graph/geometry.h"
 #include "intercept/each_tensor.h"
-#include "intercept/key.h"
+#include "memory/stash.h"
 #include "record/value_map.h"
+#include "verify/compare.h"
 
 namespace ebb {
 namespace {
 
-// True if backward needs the contents of the storage of `value`.
-bool isNeeded(const Value& value) {
-  return !value.home.isPrivate() && (value.uses.readers() > 0 || value.uses.handles() > 0);
+// `storage`, which has the contents of `value`, is about to be written. `value` belongs to `graph`,
+// which is not the open one. As ValueMap::supersede() and ValueMap::settle().
+void supersedeEarlier(
+    const Context& context, Graph& graph, Value& value, const c10::Storage& storage) {
+  const bool isRead = value.state() == ValueState::Held && value.uses.readers() > 0;
+  if (value.rare->witness) {
+    stateEnds(value, true);
+  }
+  if (value.stash()) {
+    value.stash()->beforeWrite();
+    value.home.own();
+  } else if (isRead && !value.home.isPrivate() && value.available()) {
+    makePrivate(graph, value, *context.counters);
+  } else if (!isRead && !value.home.isPrivate()) {
+    value.home.take();
+  }
+  value.home.supersede();
+  value.home.leave();
+  if (value.uses.handles() > 0) {
+    value.rare.set(&RareParts::redefined, storage);
+  }
 }
 
 }  // namespace
@@ -54,132 +73,91 @@ void Results::forgetDead() {
 // a parameter emptied and gathered again by FSDP, so the bytes at the time of the write may differ
 // from the bytes read by the recipe. ebb does not see writes outside of regions and writes of other
 // threads; the replay then raises.
-void ReadResults::add(
-    const c10::intrusive_ptr<Value>& leaf, const c10::intrusive_ptr<Graph>& graph) {
-  if (all_.size() >= sweepAt_) {
-    forgetDead();
+//
+// Note [Writes in a later part]
+// Each part of a region that was split has its own graph, but the program has written one region,
+// in which ebb sees every write. So until the region ends, a write in a later part has the same
+// effect on the values of earlier parts as on the values of its own part. Recipes of earlier parts
+// read a copy of a leaf, or recompute a value that has a recipe. Handles show the written storage:
+// see Note [Silent writes]. If torch counts the write, a handle raises before, as eager does. ebb
+// copies no leaf that the program has emptied since the part read the leaf: FSDP gathers such a
+// parameter again, and restores its contents before backward.
+void NeededStorages::add(
+    const c10::intrusive_ptr<Value>& value,
+    const c10::intrusive_ptr<Graph>& graph,
+    bool untilRegionEnds) {
+  const c10::StorageImpl* storage = value->home.storage()._unsafe_get_target();
+  const bool isUsed = value->uses.readers() > 0 || value->uses.handles() > 0;
+  if (storage == nullptr || !isUsed ||
+      std::find(emptied_.begin(), emptied_.end(), storage) != emptied_.end()) {
+    return;
   }
-  Readers& readers = all_[leaf->home.bytes().unsafeGetStorageImpl()];
-  forgetDead(readers);
-  readers.push_back({c10::weak_intrusive_ptr<Value>(leaf), WeakGraph(graph)});
+  if (all_.size() >= sweepAt_) {
+    forget([](const Needed& needed) { return needed.value.expired(); });
+    sweepAt_ = 2 * all_.size() + 64;
+  }
+  hasParts_ |= untilRegionEnds;
+  auto& ofStorage = all_[storage];
+  const auto isDead = [](const Needed& needed) { return needed.value.expired(); };
+  ofStorage.erase(std::remove_if(ofStorage.begin(), ofStorage.end(), isDead), ofStorage.end());
+  ofStorage.push_back({c10::weak_intrusive_ptr<Value>(value), WeakGraph(graph), untilRegionEnds});
 }
 
-[[gnu::cold]] void ReadResults::beforeCall(const Call& call, RegionCounters& counters) {
+template <class IsOver>
+void NeededStorages::forget(const IsOver& isOver) {
+  for (auto entry = all_.begin(); entry != all_.end();) {
+    auto& all = entry->second;
+    all.erase(std::remove_if(all.begin(), all.end(), isOver), all.end());
+    entry = all.empty() ? all_.erase(entry) : std::next(entry);
+  }
+}
+
+void NeededStorages::storageEmptied(const c10::StorageImpl* storage, bool splits) {
+  if (splits) {
+    emptied_.push_back(storage);
+  }
+  const auto found = all_.find(storage);
+  if (found != all_.end()) {
+    auto& all = found->second;
+    const auto isLeaf = [](const Needed& needed) {
+      const auto value = needed.value.lock();
+      return !value || !value->recipe();
+    };
+    all.erase(std::remove_if(all.begin(), all.end(), isLeaf), all.end());
+  }
+}
+
+void NeededStorages::ended(bool onlyPart) {
+  emptied_.clear();
+  if (!onlyPart && std::exchange(hasParts_, false)) {
+    forget([](const Needed& needed) { return needed.untilRegionEnds; });
+  }
+}
+
+[[gnu::cold]] void NeededStorages::beforeCall(const Call& call, const Context& context) {
   forEachTensor(
       call.arguments, call.op.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
         const ArgUse use = call.op.arguments.uses[i];
         if (tensor.defined() && use != ArgUse::Read && use != ArgUse::Unread) {
-          beforeWrite(tensor, counters);
+          beforeWrite(tensor, context);
         }
       });
 }
 
-[[gnu::cold]] void ReadResults::beforeWrite(const at::Tensor& tensor, RegionCounters& counters) {
+[[gnu::cold]] void NeededStorages::beforeWrite(const at::Tensor& tensor, const Context& context) {
   const auto found = isRecordable(tensor) ? all_.find(storageOf(tensor)) : all_.end();
   if (found == all_.end()) {
     return;
   }
-  const Readers readers = std::move(found->second);
+  const auto all = std::move(found->second);
   all_.erase(found);
-  for (const Reader& reader : readers) {
-    const auto graph = reader.graph.lock();
-    const auto leaf = reader.leaf.lock();
-    if (graph && leaf) {
-      std::lock_guard<PythonMutex> lock(graph->mutex);
-      const bool isRead = leaf->state() == ValueState::Held && leaf->uses.readers() > 0;
-      if (isRead && !leaf->home.isPrivate() && leaf->available()) {
-        makePrivate(*graph, *leaf, counters);
-      }
-    }
-  }
-}
-
-void ReadResults::forgetDead(Readers& readers) {
-  const auto dead = std::remove_if(
-      readers.begin(), readers.end(), [](const Reader& reader) { return reader.leaf.expired(); });
-  readers.erase(dead, readers.end());
-}
-
-void ReadResults::forgetDead() {
-  for (auto entry = all_.begin(); entry != all_.end();) {
-    forgetDead(entry->second);
-    entry = entry->second.empty() ? all_.erase(entry) : std::next(entry);
-  }
-  sweepAt_ = 2 * all_.size() + 64;
-}
-
-// Note [Writes in a later part]
-// Within a region ebb sees every write by an operator, and keeps or copies the old contents. A
-// region that was split has several graphs, and the graph of an earlier part learns of a write only
-// from the version counters it knows. A write through `.data`, or by a collective, moves none of
-// them, so the part would recompute from other contents without noticing. ebb cannot copy the old
-// contents: see Note [Results that are written later]. So ebb refuses such a write until the region
-// ends, except to storages that the program has emptied, as FSDP does before it gathers them again.
-// A write to running statistics (ArgUse::Scratch) is allowed, because no result depends on them.
-void EarlierParts::add(
-    const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph) {
-  const c10::StorageImpl* storage = value->home.storage()._unsafe_get_target();
-  const bool isEmptied = std::find(emptied_.begin(), emptied_.end(), storage) != emptied_.end();
-  if (isNeeded(*value) && !isEmptied) {
-    all_[storage].push_back({c10::weak_intrusive_ptr<Value>(value), WeakGraph(graph)});
-  }
-}
-
-void EarlierParts::storageEmptied(const c10::StorageImpl* storage, bool splits) {
-  all_.erase(storage);
-  if (splits) {
-    emptied_.push_back(storage);
-  }
-}
-
-void EarlierParts::ended(bool onlyPart) {
-  emptied_.clear();
-  if (!onlyPart) {
-    all_.clear();
-  }
-}
-
-[[gnu::cold]] void EarlierParts::beforeCall(const Call& call, const std::string& region) const {
-  const ArgumentTraits& traits = call.op.arguments;
-  forEachTensor(call.arguments, traits.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
-    if (traits.uses[i] == ArgUse::Write || traits.uses[i] == ArgUse::Overwrite) {
-      const bool counted = (traits.counted[i] && !insidePythonDispatch()) ||
-                           (call.op.limits.communicates && isComputed(tensor));
-      beforeWrite(tensor, counted, call.op.name, region);
-    }
-  });
-}
-
-[[gnu::cold]] void EarlierParts::beforeWrite(
-    const at::Tensor& tensor,
-    bool counted,
-    const std::string& op,
-    const std::string& region) const {
-  const bool recordable = tensor.defined() && isRecordable(tensor);
-  const auto found = recordable ? all_.find(storageOf(tensor)) : all_.end();
-  if (found == all_.end()) {
-    return;
-  }
-  for (const Needed& needed : found->second) {
+  for (const Needed& needed : all) {
     const auto graph = needed.graph.lock();
     const auto value = needed.value.lock();
-    if (!graph || !value) {
-      continue;
+    if (graph && value) {
+      std::lock_guard<PythonMutex> lock(graph->mutex);
+      supersedeEarlier(context, *graph, *value, tensor.storage());
     }
-    std::lock_guard<PythonMutex> lock(graph->mutex);
-    const bool isSeen =
-        counted && value->versions.know(tensor.unsafeGetTensorImpl()->version_counter());
-    TORCH_CHECK(
-        !isNeeded(*value) || isSeen,
-        "ebb: ",
-        op,
-        " in region '",
-        region,
-        "' writes to a tensor that backward needs for earlier ops of the region, and torch does "
-        "not count the write (a write through .data or by a collective, for example). ebb has "
-        "split the region where the program freed a parameter, and cannot keep the old contents "
-        "for the ops before. Let these ops read a copy (tensor.clone()), or write to the tensor "
-        "after backward.");
   }
 }
 

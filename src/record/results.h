@@ -5,13 +5,11 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
-#include <string>
-
-#include "ebb/report.h"
 #include "graph/graph.h"
 #include "graph/lookahead.h"
 #include "graph/value.h"
 #include "intercept/interceptor.h"
+#include "record/context.h"
 
 namespace ebb {
 
@@ -38,74 +36,47 @@ class Results {
   size_t sweepAt_ = 64;                        // size at which dead entries are removed
 };
 
-// Graphs that read results of regions. A later region may write to such results: see Note [Results
-// that are written later].
-class ReadResults {
+// Storages whose contents ended graphs need for backward, and to which a later op of the thread may
+// write: see Note [Results that are written later] and Note [Writes in a later part].
+class NeededStorages {
  public:
-  // Recipes of `graph`, whose region has ended, read `leaf`. The program owns the leaf's bytes too.
-  void add(const c10::intrusive_ptr<Value>& leaf, const c10::intrusive_ptr<Graph>& graph);
+  // The region of `graph`, or a part of it, has ended. Backward needs the contents of `value`.
+  // `untilRegionEnds`: the program may write to the storage unseen once the region has ended.
+  void add(
+      const c10::intrusive_ptr<Value>& value,
+      const c10::intrusive_ptr<Graph>& graph,
+      bool untilRegionEnds);
 
   bool any() const {
     return !all_.empty();
   }
 
   // Called before an operator that writes. The caller holds no graph's lock.
-  void beforeCall(const Call& call, RegionCounters& counters);
+  void beforeCall(const Call& call, const Context& context);
 
   // Called before a write to `tensor`. The caller holds no graph's lock.
-  void beforeWrite(const at::Tensor& tensor, RegionCounters& counters);
+  void beforeWrite(const at::Tensor& tensor, const Context& context);
 
- private:
-  struct Reader {
-    c10::weak_intrusive_ptr<Value> leaf;
-    WeakGraph graph;
-  };
-  using Readers = c10::SmallVector<Reader, 1>;
-
-  static void forgetDead(Readers& readers);
-  void forgetDead();
-
-  ska::flat_hash_map<const c10::StorageImpl*, Readers> all_;
-  size_t sweepAt_ = 64;  // size at which dead entries are removed
-};
-
-// Storages that the earlier parts of an open region need for their recomputation: see Note [Writes
-// in a later part].
-class EarlierParts {
- public:
-  // The part recorded in `graph` has ended. Adds the storage of `value`, if the part needs it.
-  void add(const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph);
-
-  bool any() const {
-    return !all_.empty();
-  }
-
-  // Throws if the operator writes to a storage that an earlier part needs, and the write moves no
-  // version counter known to that part. `region`: for the message.
-  void beforeCall(const Call& call, const std::string& region) const;
-  // Throws if an earlier part needs the storage of `tensor`, unless the write is `counted` (moves
-  // the tensor's version) and the part knows the tensor's counter.
-  void beforeWrite(
-      const at::Tensor& tensor,
-      bool counted,
-      const std::string& op,
-      const std::string& region) const;
-
-  // The program empties `storage`, and will restore the contents for backward. `splits`: the part
-  // ends before the next op.
+  // The program empties `storage`. `splits`: the open part of the region ends before the next op.
   void storageEmptied(const c10::StorageImpl* storage, bool splits);
 
-  // A part has ended, and the region too unless `onlyPart`.
+  // A part of the region has ended, and the region too unless `onlyPart`.
   void ended(bool onlyPart);
 
  private:
   struct Needed {
     c10::weak_intrusive_ptr<Value> value;
     WeakGraph graph;
+    bool untilRegionEnds;
   };
+
+  template <class IsOver>
+  void forget(const IsOver& isOver);
 
   ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<Needed, 1>> all_;
   c10::SmallVector<const c10::StorageImpl*, 1> emptied_;  // storages whose emptying ends the part
+  size_t sweepAt_ = 64;                                   // size at which dead entries are removed
+  bool hasParts_ = false;                                 // the open region has ended parts
 };
 
 }  // namespace ebb
