@@ -32,7 +32,7 @@ inline void asksFor(Graph& graph) {
   }
 }
 
-// Called before code unseen by torch writes to `tensor`: see Note [Hands on a storage].
+// Called before code that torch does not see may write to `tensor`: see Note [Hands on a storage].
 EBB_API void beforeUnseenWrite(const at::Tensor& tensor);
 
 // For tests: if `on`, a worker replays each graph as soon as recording has ended, while the program

@@ -24,7 +24,9 @@ namespace ebb {
 struct Graph;
 using WeakGraph = c10::weak_intrusive_ptr<Graph>;
 
-// Process-wide limit for bytes that are held or replayed before backward needs them.
+// Process-wide limit for the bytes of recomputable values that are replayed ahead, or that stay in
+// memory after packing until the thread enters the next outermost region. See Note [Replays ahead
+// of backward].
 class EBB_API AheadBudget {
  public:
   static AheadBudget& get();

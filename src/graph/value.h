@@ -233,8 +233,8 @@ struct StreamsOfBytes {
 // A materialised value stays Held until nothing refers to it, so each op is replayed at most once.
 // Note [Made each time] has the exceptions.
 //
-// The parts of a value are members, so that each storage that an op produced needs one block of
-// memory. Rare parts are in another block.
+// The parts of a value are members and not pointers, so ebb allocates one block of memory for each
+// value. Rare parts are in another block.
 struct Value final : c10::intrusive_ptr_target, InArena {
   Value();
   ~Value() override;

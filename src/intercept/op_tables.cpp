@@ -86,9 +86,10 @@ struct RepeatableCollective {
   std::string_view name;
   std::string_view output;  // the argument that receives the result; empty: none is written whole
 };
-// All ranks of the group call these collectives with the same kinds of arguments. Not here: send
-// and receive, reduce, gather and scatter, where ranks differ; broadcast_, whose tensor one rank
-// has computed and the other ranks have only allocated; operators with lists of lists.
+// If an argument of these collectives is computed on one rank, it is computed on all, so all ranks
+// list the same collectives (see Note [Repeated collectives]). Not here: send and receive, reduce,
+// gather and scatter, where ranks differ; broadcast_, whose tensor one rank has computed and the
+// other ranks have only allocated; operators with lists of lists.
 constexpr RepeatableCollective kRepeatable[] = {
     {"c10d::allreduce_", ""},
     {"c10d::allreduce_coalesced_", ""},

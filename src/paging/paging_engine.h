@@ -69,7 +69,8 @@ class EBB_API Paging {
   c10::Storage fetchAhead(PageStash& stash, const c10::Storage& living);
 
   // Backward has arrived at the region of `group`; `cameBack` lists the stashes fetched ahead.
-  // Removes each stash that is done. A stash with an error to throw stays in the list.
+  // Handles the stashes from the last to the first, and removes each one after its error check. A
+  // stash with an error to throw stays in the list.
   void backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<Stash>>& cameBack);
 
   // Called by the stash's destructor.

@@ -21,7 +21,7 @@ namespace ebb {
 // In a recorded step, valid rows are copied to memory of exactly their size, so the host waits for
 // each count. When the step is over, the peak use is known. ebb makes pools for the peak plus
 // headroom, and from then on the host does not wait. A step in which a pool overflowed has invalid
-// gradients, so ebb records the next step again.
+// gradients. ebb records the next step to size the pools anew.
 class PoolSet {
  public:
   // `mutex` is the lock under which all methods are called.

@@ -117,11 +117,11 @@ void TrackedPool::settleFreed() {
 }
 
 // Gives the pages of a freed slot back. Adds the slot to `stays` if a later call must try again. If
-// the rows were stashed before a capture and freed in the capture, the call is captured, so the
-// pages return at the graph's first launch. The program may never launch the graph, so the slot
-// also goes into `stays`: the next call outside of captures gives the pages back, unless a launch
-// has done so. A slot stashed in a capture has no pages outside of that capture, so only the graph
-// gives its pages back.
+// the rows were stashed before a capture and are freed in the capture, the operation that gives the
+// pages back is captured, so the pages return at the graph's first launch. The program may never
+// launch the graph, so the slot also goes into `stays`: the next call outside of captures gives the
+// pages back, unless a launch has done so. A slot that was stashed in a capture takes pages only
+// when the graph is launched, so only the graph gives these pages back.
 void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
   const uint64_t now = lane_.capture();
   const uint64_t of = slot->stashed.capture;

@@ -55,7 +55,7 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   // True if some rule asks for the running module.
   bool asksForModules() const;
 
-  // True if some rule or default gives this decision.
+  // True if some rule or default, or the decision for inputs, is this one.
   bool gives(Decision decision) const;
 
   // A rule that can match an operator, or a default. An operator's candidates are in the policy's

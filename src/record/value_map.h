@@ -38,7 +38,7 @@ class ValueMap {
   ValueMap(const Context& context, Sender& sender) : context_(context), sender_(sender) {
   }
 
-  // Keeps values, and sends them away.
+  // Decides whether a kept value's bytes stay, or go to the host or to pages.
   Sender& sender() const {
     return sender_;
   }

@@ -31,8 +31,9 @@ namespace {
   journal.add("reload", op, start, value.home.nbytes());
 }
 
-// Restores the bytes of an offloaded or paged value. Returns null if an unseen write changed the
-// storage while the stash still depended on the storage, or if `watch` does not allow the copy yet.
+// Restores the bytes of an offloaded or paged value. Returns null if `watch` does not allow the
+// copy yet, or if an unseen write moved the version before a recorded write made the stash
+// independent of the storage (Home::isPrivate). See Note [Offloaded values].
 c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.home.living();

@@ -152,9 +152,10 @@ def _told_apart_by(function: Any) -> Any:
 
 # Note [Calls around blocks]
 # The outermost region is the boundary of recomputation, so a region around a block would decide
-# when the block's operators are recomputed. Therefore a torch.utils.checkpoint call that has run a
-# block is no region any more, and the block follows its planned policy. ebb finds these calls
-# in the first step, in which everything is recomputed anyway.
+# when the block's operators are recomputed. Therefore, once a block has run in a
+# torch.utils.checkpoint call of some function, later such calls of that function are not regions,
+# and the block follows its planned policy. ebb finds these calls in the first step, in which
+# everything is recomputed anyway.
 
 
 class Blocks:

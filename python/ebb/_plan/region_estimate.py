@@ -51,7 +51,8 @@ class RegionEstimate:
         self.replays = Replays(step, call, self._kept, self._each_time, begins)
         self.sent: list[Sent] = []  # storages that are offloaded
         self.paged: list[Paged] = []  # storages whose rows go to pools
-        # By memory that the program still holds: when replays need a second block of that size.
+        # Key: a memory that the program still holds, with later contents. Value: the times in which
+        # replayed contents need another allocation of the same size.
         self._beside: dict[int, list[Span]] = defaultdict(list)
         self.needs = [
             *self._of_results(),

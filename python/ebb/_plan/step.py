@@ -361,8 +361,9 @@ class Step:
         program had released them."""
         outside: dict[int, list[int]] = defaultdict(list)
         for value, memory in self.memory_of.items():
-            # In a region, torch.rand(3) fills a storage made outside of it. The value before that
-            # write is unneeded, but has the same memory.
+            # torch dispatches torch.rand(3) past ebb, because it has no tensor argument. ebb sees
+            # only the uniform_ that fills the storage, so the storage counts as made outside of the
+            # region. The value before that write is unneeded, but has the same memory.
             record = self.values[value]
             is_before = record.fate == "unneeded" and record.let_go < 0
             if (value not in self.maker and not is_before) or record.fate == "outside":

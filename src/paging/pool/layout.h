@@ -89,7 +89,8 @@ struct PageRows {
 
 // The contents of padding rows after a restore. Untouched: not written. Filled: bytes of
 // PageFill::dead. FirstRow: copies of the first valid row; without a valid row, bytes of
-// PageFill::dead. The engine never restores a tensor without a row: see RowCount::kept.
+// PageFill::dead. That case does not occur with the paging engine, which stashes at least one row
+// of each tensor: see RowCount::kept.
 enum class PageDeadRows : unsigned char { Untouched, Filled, FirstRow };
 
 // How a tensor is restored.
