@@ -16,12 +16,7 @@
 #include "record/value_map.h"
 
 namespace ebb {
-namespace {
 
-using PartsInside = c10::SmallVector<at::Tensor, 3>;
-
-// Returns the dense tensors inside a sparse or compressed tensor. For any other tensor with a
-// storage, returns the storage's bytes. A write to the tensor may write to any of these parts.
 PartsInside partsInside(const at::Tensor& tensor) {
   PartsInside parts;
   const auto add = [&](const at::Tensor& part) {
@@ -43,6 +38,8 @@ PartsInside partsInside(const at::Tensor& tensor) {
   }
   return parts;
 }
+
+namespace {
 
 bool isWrite(ArgUse use) {
   return use != ArgUse::Read && use != ArgUse::Unread;

@@ -19,6 +19,12 @@ namespace ebb {
 
 class ValueMap;
 
+using PartsInside = c10::SmallVector<at::Tensor, 3>;
+
+// Returns the dense tensors inside a sparse or compressed tensor. For any other tensor with a
+// storage, returns the storage's bytes. A write to the tensor may write to any of these parts.
+PartsInside partsInside(const at::Tensor& tensor);
+
 // One tensor argument, or one element of a list argument.
 struct Argument {
   const at::Tensor* tensor;  // undefined only in lists

@@ -209,6 +209,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   c10::Storage storage;
   c10::VariableVersion counter;
   if (tensor.defined() && isRecordable(tensor)) {
+    needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     values_.settle();
     storage = tensor.storage();
@@ -407,12 +408,12 @@ void Recorder::close(bool onlyPart) {
   unrepeatable_.closing();
   for (const auto& entry : values_.all()) {
     closeOwned(*entry.second);
-  }
-  for (const auto& entry : values_.all()) {
-    closeOthers(entry.second);
     if (onlyPart) {
       needed_.add(entry.second, context_.graph, true);
     }
+  }
+  for (const auto& entry : values_.all()) {
+    closeOthers(entry.second);
   }
   followInBackward(*context_.graph, before_);
   const auto closing = context_.graph->journal ? noteClosing(values_) : std::vector<Closing>();

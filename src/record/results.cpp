@@ -6,33 +6,55 @@
 #include "graph/geometry.h"
 #include "intercept/each_tensor.h"
 #include "memory/stash.h"
+#include "record/arguments.h"
 #include "record/value_map.h"
 #include "verify/compare.h"
 
 namespace ebb {
 namespace {
 
-// `storage`, which has the contents of `value`, is about to be written. `value` belongs to `graph`,
-// which is not the open one. As ValueMap::supersede() and ValueMap::settle().
+// True if the program has emptied the storage of a leaf that recipes read.
+bool isEmptied(const Value& value) {
+  const c10::Storage& bytes = value.home.bytes();
+  return !value.recipe() && bytes && !value.home.isPrivate() &&
+         bytes.nbytes() != value.home.nbytes();
+}
+
+// True if recipes of `graph` need a copy of the bytes of `value` before a write. A value with bytes
+// and a recipe is recomputed instead, unless that could repeat a collective which other ranks do
+// not repeat.
+bool needsCopy(const Graph& graph, const Value& value) {
+  const bool isHeld =
+      value.state() == ValueState::Held || (value.state() == ValueState::Kept && graph.collectives);
+  return isHeld && value.uses.readers() > 0 && !value.home.isPrivate() && value.available();
+}
+
+// The storage of `value` is about to be written. `value` belongs to `graph`, which is not the open
+// one. Like ValueMap::supersede() and ValueMap::settle(), but handles show the written storage even
+// if torch counts the write: then the handle's version check raises first.
 void supersedeEarlier(
     const Context& context, Graph& graph, Value& value, const c10::Storage& storage) {
-  const bool isRead = value.state() == ValueState::Held && value.uses.readers() > 0;
+  if (value.home.storage()._unsafe_get_target() != storage.unsafeGetStorageImpl()) {
+    return;  // the value has another storage by now
+  }
+  const bool copies =
+      needsCopy(graph, value) && value.home.hasMemoryOf(*storage.unsafeGetStorageImpl());
   if (value.rare->witness) {
     stateEnds(value, true);
+  }
+  value.home.supersede();  // before the copy, which may fail: a replay then raises
+  if (value.uses.handles() > 0) {
+    value.rare.set(&RareParts::redefined, storage);
   }
   if (value.stash()) {
     value.stash()->beforeWrite();
     value.home.own();
-  } else if (isRead && !value.home.isPrivate() && value.available()) {
+  } else if (copies) {
     makePrivate(graph, value, *context.counters);
-  } else if (!isRead && !value.home.isPrivate()) {
+  } else if (value.recipe() && !value.home.isPrivate()) {
     value.home.take();
   }
-  value.home.supersede();
   value.home.leave();
-  if (value.uses.handles() > 0) {
-    value.rare.set(&RareParts::redefined, storage);
-  }
 }
 
 }  // namespace
@@ -75,12 +97,11 @@ void Results::forgetDead() {
 // threads; the replay then raises.
 //
 // Note [Writes in a later part]
-// Each part of a region that was split has its own graph, but the program has written one region,
-// in which ebb sees every write. So until the region ends, a write in a later part has the same
-// effect on the values of earlier parts as on the values of its own part. Recipes of earlier parts
-// read a copy of a leaf, or recompute a value that has a recipe. Handles show the written storage:
-// see Note [Silent writes]. If torch counts the write, a handle raises before, as eager does. ebb
-// copies no leaf that the program has emptied since the part read the leaf: FSDP gathers such a
+// Each part of a region that was split has its own graph, but the program has written one region.
+// So until the region ends, a write in a later part has the same effect on the values of earlier
+// parts as on the values of its own part. Recipes of earlier parts read a copy of a leaf, or
+// recompute a value that has a recipe. Handles show the written storage: see Note [Silent writes].
+// ebb copies no leaf that the program has emptied since the part read the leaf: FSDP gathers such a
 // parameter again, and restores its contents before backward.
 void NeededStorages::add(
     const c10::intrusive_ptr<Value>& value,
@@ -88,7 +109,7 @@ void NeededStorages::add(
     bool untilRegionEnds) {
   const c10::StorageImpl* storage = value->home.storage()._unsafe_get_target();
   const bool isUsed = value->uses.readers() > 0 || value->uses.handles() > 0;
-  if (storage == nullptr || !isUsed ||
+  if (storage == nullptr || !isUsed || isEmptied(*value) ||
       std::find(emptied_.begin(), emptied_.end(), storage) != emptied_.end()) {
     return;
   }
@@ -117,20 +138,29 @@ void NeededStorages::storageEmptied(const c10::StorageImpl* storage, bool splits
     emptied_.push_back(storage);
   }
   const auto found = all_.find(storage);
-  if (found != all_.end()) {
-    auto& all = found->second;
-    const auto isLeaf = [](const Needed& needed) {
-      const auto value = needed.value.lock();
-      return !value || !value->recipe();
-    };
-    all.erase(std::remove_if(all.begin(), all.end(), isLeaf), all.end());
+  if (found == all_.end()) {
+    return;
   }
+  const auto willBeRestored = [](const Needed& needed) {
+    const auto graph = needed.graph.lock();
+    const auto value = needed.value.lock();
+    if (!graph || !value) {
+      return true;
+    }
+    std::lock_guard<PythonMutex> lock(graph->mutex);
+    return !value->recipe() && !value->stash() && !value->home.isPrivate();
+  };
+  auto& all = found->second;
+  all.erase(std::remove_if(all.begin(), all.end(), willBeRestored), all.end());
 }
 
 void NeededStorages::ended(bool onlyPart) {
   emptied_.clear();
   if (!onlyPart && std::exchange(hasParts_, false)) {
     forget([](const Needed& needed) { return needed.untilRegionEnds; });
+    if (all_.empty()) {
+      decltype(all_)().swap(all_);  // the time of forget() grows with the table
+    }
   }
 }
 
@@ -145,13 +175,17 @@ void NeededStorages::ended(bool onlyPart) {
 }
 
 [[gnu::cold]] void NeededStorages::beforeWrite(const at::Tensor& tensor, const Context& context) {
-  const auto found = isRecordable(tensor) ? all_.find(storageOf(tensor)) : all_.end();
+  if (!isRecordable(tensor)) {
+    for (const at::Tensor& part : partsInside(tensor)) {
+      beforeWrite(part, context);
+    }
+    return;
+  }
+  const auto found = all_.find(storageOf(tensor));
   if (found == all_.end()) {
     return;
   }
-  const auto all = std::move(found->second);
-  all_.erase(found);
-  for (const Needed& needed : all) {
+  for (const Needed& needed : found->second) {
     const auto graph = needed.graph.lock();
     const auto value = needed.value.lock();
     if (graph && value) {
@@ -159,6 +193,7 @@ void NeededStorages::ended(bool onlyPart) {
       supersedeEarlier(context, *graph, *value, tensor.storage());
     }
   }
+  all_.erase(found);
 }
 
 }  // namespace ebb

@@ -41,7 +41,7 @@ class Results {
 class NeededStorages {
  public:
   // The region of `graph`, or a part of it, has ended. Backward needs the contents of `value`.
-  // `untilRegionEnds`: the program may write to the storage unseen once the region has ended.
+  // `untilRegionEnds`: the entry ends with the open region. Later writes are then unseen.
   void add(
       const c10::intrusive_ptr<Value>& value,
       const c10::intrusive_ptr<Graph>& graph,

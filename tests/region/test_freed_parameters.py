@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
+from ebb import _testing
 
 WIDTH = 8
 
@@ -163,6 +164,7 @@ class Later:
             y = h * 2
             write(self)
             y = y.exp()
+        self.computed = self.unsaved = None  # backward recomputes them
         y.sum().backward()
         return [y, self.x.grad, self.unit.weight.grad]
 
@@ -219,6 +221,23 @@ def to_bytes(tensor):
     tensor.untyped_storage()[8:12].fill_(64)
 
 
+def through_a_sparse_tensor(tensor):
+    indices = torch.arange(len(tensor))[None]
+    torch.sparse_coo_tensor(
+        indices, tensor.data, tensor.shape, is_coalesced=True, check_invariants=False
+    ).neg_()
+
+
+def by_a_view_in_place(tensor):
+    tensor.data.unsqueeze_(0).mul_(2)
+
+
+def by_growing(tensor):
+    flat = tensor.data.view(-1)
+    flat.resize_(3 * tensor.numel())
+    flat[: tensor.numel()].mul_(2)
+
+
 UNCOUNTED = (
     through_data,
     through_a_view_of_data,
@@ -229,6 +248,9 @@ UNCOUNTED = (
     by_opaque_code,
     by_a_method_without_operators,
     to_bytes,
+    through_a_sparse_tensor,
+    by_a_view_in_place,
+    by_growing,
 )
 WAYS = {
     "": ebb.region,
@@ -236,7 +258,17 @@ WAYS = {
     "reports": lambda: entered(ebb.record_reports(), ebb.region()),
     "save": lambda: ebb.region(ebb.Policy(default=ebb.SAVE)),
     "each time": lambda: ebb.region(ebb.Policy(default=ebb.RECOMPUTE_EACH_TIME)),
+    "offload": lambda: ebb.region(ebb.Policy(default=ebb.OFFLOAD)),
+    "ahead": lambda: entered(replays_ahead(2), ebb.region()),
 }
+
+
+@pytest.fixture
+def _disk(tmp_path):
+    """Host memory to offload to."""
+    before = ebb.offload.configure(disk=tmp_path, min_bytes=0)
+    yield
+    ebb.offload.configure(**before)
 
 
 @contextlib.contextmanager
@@ -247,6 +279,7 @@ def entered(*contexts):
         yield
 
 
+@pytest.mark.usefixtures("_disk")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", ["buffer", "computed", "unsaved"])
 @pytest.mark.parametrize("write", UNCOUNTED)
@@ -304,16 +337,65 @@ def test_a_later_part_gathers_a_parameter_again():
     assert ebb.stats()["total"]["bytes_copied"] == 0
 
 
-def test_a_later_part_empties_and_fills_what_an_earlier_part_has_computed():
+@pytest.mark.usefixtures("_disk")
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_later_part_empties_and_fills_what_an_earlier_part_has_computed(way, other):
     def write(job):
         contents = job.computed.detach() + 1
         storage = job.computed.untyped_storage()
         size = storage.nbytes()
         storage.resize_(0)
+        keeper = torch.empty_like(contents) if other else None  # may get the old memory
         storage.resize_(size)
         job.computed.data.copy_(contents)
+        del keeper
 
-    Later().assert_exact(write)
+    Later().assert_exact(write, WAYS[way])
+
+
+@pytest.mark.parametrize("way", ["", "verify", "ahead"])
+def test_a_leaf_made_in_the_region_is_emptied_before_a_part_ends(way):
+    """ebb must not copy what is in its new memory."""
+    contents = torch.linspace(1, 2, WIDTH * WIDTH).reshape(WIDTH, WIDTH)
+
+    def gradients_of(enter):
+        unit = Unit(0)
+        x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
+        with enter():
+            gathered = contents.clone()
+            dist.broadcast(gathered, src=0)
+            h = (x.sin() @ gathered).cos()
+            storage = gathered.untyped_storage()
+            size = storage.nbytes()
+            storage.resize_(0)
+            y = unit(h) * 2
+            storage.resize_(size)
+            gathered.data.fill_(7)
+            gathered.data.copy_(contents)
+        y.sum().backward()
+        return [y, x.grad, unit.weight.grad]
+
+    expected = gradients_of(contextlib.nullcontext)
+    actual = gradients_of(WAYS[way])
+    assert all(map(same_bits, actual, expected))
+
+
+def test_a_copy_that_fails_is_noticed():
+    """The program catches the error and writes nevertheless."""
+
+    def write(job):
+        alias = job.buffer.data
+        _testing.fail_allocations(1)
+        try:
+            with pytest.raises(RuntimeError, match="memory"):
+                alias.mul_(2)
+        finally:
+            _testing.fail_allocations(0)
+        alias[1, 2] = 5.0
+
+    with pytest.raises(RuntimeError, match="ebb must recompute"):
+        Later().run(ebb.region, write)
 
 
 @pytest.mark.parametrize("training", [(True, True), (False, True), (True, False)])
