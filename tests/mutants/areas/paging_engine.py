@@ -175,7 +175,7 @@ PLACES: Places = {
             "engine-filled-dead-rows-wait",
             "pool->lane().wait(stash.slot->stashed);",
             "",
-            "pool->lane().wait(stash.slot->stashed);  // else",
+            " rows.\n    pool->lane().wait(stash.slot->stashed);",
         ),
         (
             (PAGING_BESIDE_CAPTURES + "::test_a_replay_between_a_forward_and_its_backward",),

@@ -120,10 +120,10 @@ PLACES: Places = {
         ),
         (
             (PAGING_CAPTURES + "::test_replays_and_eager_steps_without_a_wait_between",),
-            "lane-simply-waits",
-            "simply",
+            "lane-always-waits",
+            "always",
             "false",
-            "|| simply)",
+            "|| always)",
         ),
         (
             (PAGING_COSTS + "::test_what_has_left_is_free_when_the_step_ends_on_another_stream",),
