@@ -207,7 +207,7 @@ struct StateFacts {
   bool tampered : 1 = false;     // a leaf that was written unseen before its bytes were copied
   bool underWay : 1 = false;     // see Note [Communication]
   bool unfilled : 1 = false;     // uninitialised memory, as long as the fingerprint matches
-  bool isResult : 1 = false;     // a leaf that an earlier region of the thread computed
+  bool isEarlierResult : 1 = false;  // a leaf that an earlier region of the thread computed
   // Packed through a tensor whose version does not show all writes: an inner tensor of a wrapper
   // subclass, or an alias with a counter of its own. Eager's backward sees such writes, so handles
   // show the new contents.

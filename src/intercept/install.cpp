@@ -44,7 +44,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   ExcludeInterception guard;
   const c10::DispatchKeySet below = keysBelowInterception(keys);
   if (Interceptor* interceptor = interceptorFor(keys)) {
-    show(*interceptor, op, below, canBeRepeated(keys), stack, [&] {
+    show(*interceptor, op, below, areRepeatable(keys), stack, [&] {
       op.redispatchBoxed(below, stack);
     });
   } else {

@@ -25,7 +25,7 @@ inline c10::DispatchKeySet keysBelowInterception(c10::DispatchKeySet keys) {
 }
 
 // False where torch's Python dispatcher chooses the kernels, as under a tracer.
-inline bool canBeRepeated(c10::DispatchKeySet keys) {
+inline bool areRepeatable(c10::DispatchKeySet keys) {
   return !keys.has(c10::DispatchKey::PythonDispatcher);
 }
 

@@ -167,7 +167,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
       result.emplace(op_.redispatch(below, arguments...));  // not moved: the op may be run again
       return shownResult.emplace(*result).values.data();
     };
-    Call call{traits_, below, canBeRepeated(keys), shown.data(), run};
+    Call call{traits_, below, areRepeatable(keys), shown.data(), run};
     interceptor->call(call);
     if constexpr (std::is_reference_v<Result>) {
       return result->get();

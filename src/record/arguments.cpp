@@ -99,7 +99,8 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 [[gnu::noinline]] void Arguments::addWrite(
     const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted) {
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
-  const bool ahead = op_.limits.untrusted && op_.arguments.counted[argument] && isAhead(tensor);
+  const bool movedFirst =
+      op_.limits.untrusted && op_.arguments.counted[argument] && hasMovedFirst(tensor);
   c10::StorageImpl* storage = storageOf(tensor);
   const auto same = std::find_if(
       writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
@@ -119,7 +120,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
        counted,
        versionOf(tensor),
        use == ArgUse::Scratch,
-       ahead});
+       movedFirst});
 }
 
 // Note [Versions that move first]
@@ -133,7 +134,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // fingerprints of results would reveal an unseen write. Counters begin at 0. So for a counter that
 // the recorder has not seen yet, such as that of a result of torch.zeros, the expected version is
 // 0: see Note [Version stamps].
-[[gnu::cold]] bool Arguments::isAhead(const at::Tensor& tensor) {
+[[gnu::cold]] bool Arguments::hasMovedFirst(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   if (known == nullptr || !counter.enabled()) {

@@ -45,7 +45,7 @@ struct Write {
   bool counted;                      // autograd will move the version; see Note [Version stamps]
   uint32_t version;                  // before the op
   bool sideEffect;                   // ArgUse::Scratch
-  bool ahead;                        // see Note [Versions that move first]
+  bool movedFirst;                   // see Note [Versions that move first]
 };
 
 class Arguments {
@@ -89,7 +89,7 @@ class Arguments {
   void scan(const at::Tensor& tensor, size_t argument, int32_t element);
   void addWrite(
       const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted);
-  bool isAhead(const at::Tensor& tensor);
+  bool hasMovedFirst(const at::Tensor& tensor);
   bool isUnfilled(const at::Tensor& tensor) const;
   ArgUse useOf(size_t argument) const {
     return op_.arguments.useOf(argument, condition_);

@@ -347,7 +347,7 @@ void OpRecording::runKernel() {
          followed ? write.tensor.storage() : c10::Storage(),
          {},
          write.counted && versionOf(write.tensor) == write.version,
-         write.ahead ? &op_ : nullptr});
+         write.movedFirst ? &op_ : nullptr});
     values_.put(write.storage, std::move(after));
   }
 }
@@ -366,7 +366,7 @@ void OpRecording::giveRecipe(
   if (after->rare->rows) {
     after->rare->rows->lossy |= after->decision.isPaged() || wasLossy;
   }
-  pinIfFromElsewhere(after, verdict);
+  keepIfUntrusted(after, verdict);
   if (!after->recipe()) {
     after->decision.mustBeKept();
   }
@@ -382,7 +382,7 @@ void OpRecording::addOutput(
   }
 }
 
-[[gnu::noinline]] void OpRecording::pinIfFromElsewhere(
+[[gnu::noinline]] void OpRecording::keepIfUntrusted(
     const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
   if (replay_.obstacle == kFromElsewhere && recomputes(verdict.decision) && value->facts.madeHere) {
     context_.unrepeatable->add(value, op_);
@@ -420,7 +420,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   if (value->rare->rows) {
     value->rare->rows->lossy |= value->decision.isPaged();
   }
-  pinIfFromElsewhere(value, verdict);
+  keepIfUntrusted(value, verdict);
   if (op_.limits.uninitialised && context_.allRepeat && tensor.is_cpu()) {
     value->facts.unfilled = true;
     value->home.setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));

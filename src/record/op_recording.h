@@ -71,7 +71,7 @@ class OpRecording {
       int32_t element);
   // Makes `value`, which `tensor` shows, an output of the recipe.
   void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
-  void pinIfFromElsewhere(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
+  void keepIfUntrusted(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
 
   const Context& context_;
   ValueMap& values_;

@@ -475,7 +475,7 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
     results_.add(value, context_.graph);
   }
   const bool isRead = value.state() == ValueState::Held && value.uses.readers() > 0;
-  if (isRead && (value.facts.madeHere || value.facts.isResult)) {
+  if (isRead && (value.facts.madeHere || value.facts.isEarlierResult)) {
     needed_.add(entry, context_.graph, false);
   }
 }

@@ -218,10 +218,10 @@ c10::intrusive_ptr<Value>& ValueMap::current(
 c10::intrusive_ptr<Value> ValueMap::leafOf(
     const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before) {
   auto leaf = c10::make_intrusive<Value>();
-  leaf->facts.isResult = before && before->facts.isResult;
+  leaf->facts.isEarlierResult = before && before->facts.isEarlierResult;
   leaf->facts.opaque = before ? before->facts.opaque : 0;
   if (const WeakGraph* maker = before ? nullptr : context_.results->madeBy(tensor)) {
-    leaf->facts.isResult = true;
+    leaf->facts.isEarlierResult = true;
     Lookahead* lookahead = context_.graph->lookahead.get();
     if (lookahead && !maker->expired()) {
       lookahead->reads(*maker);
@@ -279,8 +279,8 @@ ValueMap& ValueMap::settle() {
       continue;
     }
     const bool counted = entry.counted && !after.versions.hold();
-    if (entry.ahead != nullptr && entry.counted && !counted) {
-      entry.ahead->state.movesFirst.store(true, std::memory_order_relaxed);
+    if (entry.movedFirst != nullptr && entry.counted && !counted) {
+      entry.movedFirst->state.movesFirst.store(true, std::memory_order_relaxed);
     }
     if (counted) {
       after.versions.countWrite();

@@ -26,7 +26,7 @@ struct Unsettled {
   c10::VariableVersion viewed;       // counter moved by an in-place view; else empty
   bool counted;                      // torch moves the version by one before settle()
   // the op, if the version moved first: see Note [Versions that move first]
-  const OpTraits* ahead = nullptr;
+  const OpTraits* movedFirst = nullptr;
 };
 
 // See Note [Ownership]

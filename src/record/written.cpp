@@ -52,7 +52,7 @@ c10::intrusive_ptr<Value> stateAfter(
   after->versions.inherit(before.versions);
   after->facts.madeHere = before.facts.madeHere;
   after->facts.writtenHere = !before.facts.madeHere;
-  after->facts.isResult = before.facts.isResult;
+  after->facts.isEarlierResult = before.facts.isEarlierResult;
   after->facts.opaque = before.facts.opaque;
   after->rare.set(&RareParts::rows, std::move(rows));
   after->facts.rule = verdict.rule;
