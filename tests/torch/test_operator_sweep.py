@@ -159,13 +159,19 @@ def test_what_eager_refuses_is_refused_with_the_same_error():
 
 
 FILLS = (0x00, 0x55, 0x7F, 0xFE)
+MINUTES = {"grid_sampler_3d"}  # takes some, so only `make test-full` runs it
 
 
 @pytest.mark.slow
-@pytest.mark.sweep
 @pytest.mark.not_sanitized
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("op", ON_THE_CPU, ids=name_of)
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op, marks=() if op.name in MINUTES else pytest.mark.sweep, id=name_of(op))
+        for op in ON_THE_CPU
+    ],
+)
 def test_results_do_not_depend_on_what_new_memory_holds(op):
     """In every dtype. A replay of such an operator would give other bits than the forward."""
     if op.name in NOT_REPRODUCED:
