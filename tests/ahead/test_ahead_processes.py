@@ -53,6 +53,7 @@ finally:
     assert done.stdout.strip() in ("1", ""), done.stderr
 
 
+@pytest.mark.sweep
 def test_the_program_ends_with_work_left():
     done = in_a_process(
         SETUP

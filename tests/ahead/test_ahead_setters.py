@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import fork_server
+import pytest
 import torch
 
 import ebb
@@ -31,6 +32,7 @@ def test_every_setter_of_torch_waits_or_need_not():
     assert not [name for name in commotion.SETTERS if HARMLESS.fullmatch(name)]
 
 
+@pytest.mark.sweep
 def test_functions_that_replays_ahead_watch_stay_the_objects_that_they_were():
     """A table of a __torch_function__ finds them, and so does who has imported one."""
     program = """

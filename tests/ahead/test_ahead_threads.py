@@ -240,6 +240,7 @@ def test_many_threads_read_and_have_hands_on_storages():
     assert _testing.hands_are_known(4, 300_000)
 
 
+@pytest.mark.sweep
 def test_references_are_counted_while_another_thread_has_hands_on_storages():
     """In a process of its own, which remembers them."""
     done = in_a_process("import ebb._testing; print(ebb._testing.hands_are_counted(1_000_000))")

@@ -85,6 +85,7 @@ class Saves(torch.autograd.Function):
         return gradient * ctx.saved_tensors[0], None
 
 
+@pytest.mark.sweep
 @on_two_ranks
 def test_rank_0_sees_the_contents_late():
     """What the other tests rely on: the operator has returned, and the contents are not there."""

@@ -6,6 +6,7 @@ import contextlib
 import io
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from comparing import plain
@@ -149,6 +150,7 @@ def test_no_rank_waits_for_one_that_trains_nothing():
     dist.barrier()
 
 
+@pytest.mark.sweep
 @on_two_ranks
 def test_no_rank_waits_for_one_that_is_busy():
     """Rank 0 pauses before each of its steps. Rank 1 trains on, and then plans alone."""

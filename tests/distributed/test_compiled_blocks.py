@@ -72,6 +72,7 @@ def test_compiled_blocks(strategy, order):
     assert_exact(train)
 
 
+@pytest.mark.sweep
 @on_two_ranks
 def test_a_compiled_model_that_ddp_splits():
     """DDP's optimizer splits the graph at its buckets, also within regions."""
@@ -92,6 +93,7 @@ def test_a_compiled_model_that_ddp_splits():
         dist._DEFAULT_FIRST_BUCKET_BYTES = before
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("strategy", [data_parallel, tensor_parallel])
 @on_two_ranks
 def test_dropout_with_results_larger_than_a_generator_s_state(strategy):

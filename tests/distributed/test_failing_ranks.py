@@ -121,6 +121,7 @@ def test_the_other_rank_ends_like_in_eager(strategy, policy, fault, phase, step)
     assert_ends_like(plain(strategy, fault, phase, step), found)
 
 
+@pytest.mark.sweep
 def test_the_rank_with_the_store_is_killed():
     case = ("kill", "loss", 0, (0,))
     found = run_job(job(MEGATRON, "recompute_collectives", *case), has_agent=False)
@@ -142,6 +143,7 @@ def uninterrupted():
     return run_job(job("FSDP2", None, steps=6))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["kill", "terminate"])
 def test_a_job_that_starts_again_continues_from_its_checkpoint(fault, tmp_path):
     """A job that is terminated saves a checkpoint before it ends."""

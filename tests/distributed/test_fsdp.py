@@ -197,6 +197,7 @@ def test_placeholders_come_back_after_parameters(how, order):
     assert_exact(train, ["recompute_all"])
 
 
+@pytest.mark.sweep
 def test_the_example():
     program = Path(__file__).parents[2] / "examples" / "fsdp_gpt.py"
     size = "--steps 2 --dim 64 --layers 2"

@@ -326,6 +326,7 @@ def test_what_came_before_is_told_to_all_ranks():
             ebb.paging.run_step(lambda: 3)
 
 
+@pytest.mark.sweep
 @on_two_ranks
 def test_a_rank_that_does_not_come():
     store = dist.distributed_c10d._get_default_store()

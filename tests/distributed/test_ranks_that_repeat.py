@@ -33,6 +33,7 @@ def error_of(policy, group):
     return ""
 
 
+@pytest.mark.sweep
 @on_two_ranks
 def test_one_rank_repeats_nothing():
     group = group_with_little_time()
@@ -105,6 +106,7 @@ def test_collectives_that_cannot_be_repeated():
         ebb.Policy([rule])
 
 
+@pytest.mark.sweep
 @on_two_ranks
 def test_an_error_does_not_spoil_what_follows():
     group = group_with_little_time()

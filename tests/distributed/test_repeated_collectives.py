@@ -220,6 +220,7 @@ def test_programs(program, rules):
     assert_exact_under(train, ebb.Policy([*REPEATED.rules, *more]))
 
 
+@pytest.mark.sweep
 @on_two_ranks
 def test_many_steps_of_a_small_region():
     """gloo's thread may hold the forward's result while backward repeats the collective."""

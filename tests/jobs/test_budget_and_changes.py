@@ -173,6 +173,7 @@ def test_a_step_that_grows_is_told_and_the_budget_holds_again(install, told, kin
     assert "for a step; ebb profiles steps again" in lines[2]
 
 
+@pytest.mark.sweep
 def test_a_kind_of_step_that_recurs_is_planned_for(install, told):
     """Every eighth step is larger: it is in no step that is measured, so what it took tells."""
 
@@ -383,6 +384,7 @@ class Growing(Quiet):
         super().__init__(rows=lambda step: ROWS + 16 * max(0, step - PLANNED))
 
 
+@pytest.mark.sweep
 def test_steps_that_grow_on_are_told_of_a_few_times(install, told):
     install("35%")
 

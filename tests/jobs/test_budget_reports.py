@@ -309,6 +309,7 @@ def test_a_job_that_does_not_know_of_it_as_json(tmp_path):
     assert {"budget", "predicted", "measured", "deviation", "plain", "points"} == set(plan)
 
 
+@pytest.mark.sweep
 def test_a_job_that_does_not_know_of_it_as_text(tmp_path):
     run_job(tmp_path / "r.txt")
 

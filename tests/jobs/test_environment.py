@@ -157,6 +157,7 @@ def test_a_file_of_modules_that_are_not_there(script, tmp_path, monkeypatch):
     assert "EBB_MODULES=* is ignored" in errors
 
 
+@pytest.mark.sweep
 def test_modules(script):
     expected, _ = job(script)
     found, errors = job(script, EBB="recompute_all", EBB_MODULES="*layers.?, other")
@@ -235,6 +236,7 @@ def test_a_bad_setting_of_another_variable_does_not_break_torch(script):
     assert "ebb: EBB_OFFLOAD_MIN_BYTES=1 mile is ignored: min_bytes must be" in errors
 
 
+@pytest.mark.sweep
 def test_unknown_variables_warn():
     done = run("-c", "import ebb", EBB_MODULS="x", EBB_TEST_ANYTHING="1", EBB_BUILD_DIR="x")
     assert "unknown environment variable EBB_MODULS: did you mean EBB_MODULES?" in done.stderr
@@ -249,6 +251,7 @@ def test_a_misspelt_variable_alone_warns(script):
     assert errors.count("unknown environment variable EBB_BUGDET: did you mean EBB_BUDGET?") == 1
 
 
+@pytest.mark.sweep
 def test_variables_that_ask_for_nothing_alone_import_nothing(script):
     found, errors = job(
         script, EBB_OFFLOAD_MIN_BYTES="1MiB", EBB_TEST_ANYTHING="1", EBB_DISABLE="1"

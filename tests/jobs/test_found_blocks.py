@@ -179,6 +179,7 @@ def in_place(model):
     return model
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("compiled", [whole, each, in_place])
 def test_compiled_blocks_are_regions_in_their_graphs(install, capsys, compiled):

@@ -178,6 +178,7 @@ def test_modules_without_EBB_are_told_of_once_in_a_job(script):
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("environment", [{"EBB": "0"}, {"EBB_DISABLE": "1"}])
 def test_modules_of_an_ebb_that_is_switched_off_are_no_mistake(environment):
     assert launch("-c", "import torch", EBB_MODULES="*", **environment) == []

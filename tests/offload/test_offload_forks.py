@@ -26,6 +26,7 @@ FORKS = (
 )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("first", ["forward", "backward", "configure"])
 def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
     program = (

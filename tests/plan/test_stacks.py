@@ -220,6 +220,7 @@ def test_what_operators_outside_of_blocks_made_is_handed_on_by_nobody():
     assert stacked(skipping)[2] is None
 
 
+@pytest.mark.sweep
 @every_stack
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
 def test_budgets_below_that_of_a_region_for_each_block(make, part):
@@ -276,6 +277,7 @@ def test_lists_and_dictionaries_call_nothing():
     assert parent_of(model, "body") == ""
 
 
+@pytest.mark.sweep
 def test_from_the_budget_alone():
     """`ebb.plan` finds out which module calls the blocks."""
     program = built(pre_ln)

@@ -193,6 +193,7 @@ def test_a_rule_is_one_or_an_error_of_ours(arguments):
         assert eval(repr(policy), {"ebb": ebb, "torch": torch}) == policy
 
 
+@pytest.mark.sweep
 @fuzzed
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
 def test_any_module_and_name_comes_back_from_a_file(tmp_path_factory, module, name):

@@ -409,6 +409,7 @@ def test_under_compile_conditions_that_torch_does_not_know_are_left_out():
     assert any("sees no module names" in str(warning.message) for warning in caught)
 
 
+@pytest.mark.sweep
 def test_naming_does_not_wait_with_the_gil_for_a_replay():
     """The replay of an operator in Python needs the GIL."""
     program = """

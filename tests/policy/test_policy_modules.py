@@ -135,6 +135,7 @@ def test_names_leave_out_wrappers(net, x):
     assert saved(rule, net, x, root=net) >= 0
 
 
+@pytest.mark.sweep
 def test_compiled_submodules(net, x):
     net[0].act = torch.compile(net[0].act, backend="aot_eager")
     assert saved(in_modules("1.*"), net, x, root=net) == 64

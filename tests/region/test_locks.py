@@ -201,5 +201,6 @@ def test_the_lock_of_a_graph():
     assert_ends(REPLAYING)
 
 
+@pytest.mark.sweep
 def test_the_lock_of_the_paging_engine():
     assert_ends(PAGING)

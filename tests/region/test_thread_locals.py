@@ -78,6 +78,7 @@ def test_threads_that_come_and_go_leave_no_memory_behind():
     assert least_growth(lambda: threads(200)) < 1000
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [1, 300])
 def test_regions_one_after_the_other_leave_no_memory_behind(count):
     """What an operator with many arguments needs has memory of its own."""

@@ -133,6 +133,7 @@ with ebb.region(ebb.policies.save_all, "block"):
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("under_a_with_block", [False, True])
 def test_out_of_memory(under_a_with_block):
     program = OUT_OF_MEMORY

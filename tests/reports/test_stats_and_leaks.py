@@ -79,6 +79,7 @@ def test_reset():
     assert set(stats["total"].values()) == {0}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "torchtitan", "save_all"])
 def test_a_thousand_steps_leave_everything_where_it_was(policy):
     net = nn.Sequential(

@@ -186,6 +186,7 @@ attempt(7, 8)
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.once
 @pytest.mark.skipif(
     not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
