@@ -113,13 +113,13 @@ void NeededStorages::add(
       std::find(emptied_.begin(), emptied_.end(), storage) != emptied_.end()) {
     return;
   }
+  const auto isDead = [](const Needed& needed) { return needed.value.expired(); };
   if (all_.size() >= sweepAt_) {
-    forget([](const Needed& needed) { return needed.value.expired(); });
+    forget(isDead);
     sweepAt_ = 2 * all_.size() + 64;
   }
   hasParts_ |= untilRegionEnds;
   auto& ofStorage = all_[storage];
-  const auto isDead = [](const Needed& needed) { return needed.value.expired(); };
   ofStorage.erase(std::remove_if(ofStorage.begin(), ofStorage.end(), isDead), ofStorage.end());
   ofStorage.push_back({c10::weak_intrusive_ptr<Value>(value), WeakGraph(graph), untilRegionEnds});
 }

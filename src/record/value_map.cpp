@@ -115,12 +115,8 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
   }
 }
 
-bool isComputed(const at::Tensor& tensor) {
-  return tensor.requires_grad() && !tensor.is_leaf();
-}
-
 void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
-  if (isComputed(tensor)) {
+  if (tensor.requires_grad() && !tensor.is_leaf()) {
     moveVersionIfNeeded(tensor, ours);
   }
 }

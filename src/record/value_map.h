@@ -130,11 +130,8 @@ c10::Storage escapedStorage(const Value& value);
 // graphs may need the old contents.
 void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours);
 
-// True if `tensor` has a grad_fn. If so, ebb moves the version when a collective writes to the
-// tensor, since torch does not.
-bool isComputed(const at::Tensor& tensor);
-
-// Calls moveVersionIfNeeded() for a tensor written by a collective, if isComputed().
+// Calls moveVersionIfNeeded() for a tensor written by a collective, if the tensor has a grad_fn:
+// torch does not move the version.
 void moveVersionOfComputed(const at::Tensor& tensor, size_t ours);
 
 }  // namespace ebb

@@ -237,9 +237,12 @@ def _in_order(choice: Choice) -> tuple[object, ...]:
 
 
 def _with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) -> Iterable[Choice]:
-    """Choices that offload saved results, inputs, or both. Of the results they offload none, as
-    many as the region's own forward can hide, half as many, or all. `sets`: sets of operators whose
-    results are saved."""
+    """Choices that offload saved results, the region's inputs, or both.
+
+    For each set of operators in `sets`, a choice saves the results of these operators. It offloads
+    either no result, or the results whose copies take as long as the region's forward, or half of
+    that time, or all results.
+    """
     link, region = simulator.link, simulator.step.calls[call]
     if link.room == 0:
         return
