@@ -7,6 +7,7 @@ import os
 import re
 
 import exactness
+import fork_server
 import pytest
 import torch
 from ahead_programs import wait_for_replays
@@ -52,7 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Tests collect garbage hundreds of times, which takes a second when it looks at all that the
     test modules have imported: what exists now is never garbage.
+
+    Frameworks that these modules import may have set environment variables. Programs of tests do
+    not need new processes because of them.
     """
+    fork_server.ENVIRONMENT.update(os.environ)
     gc.collect()
     gc.freeze()
 

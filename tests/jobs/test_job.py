@@ -54,6 +54,10 @@ def launch(*command, program=None, **environment):
     return [line for line in done.stderr.splitlines() if line.startswith("ebb")]
 
 
+def test_programs_of_tests_do_not_need_new_processes():
+    assert fork_server.is_for_the_server(os.environ)
+
+
 @pytest.fixture
 def script(tmp_path):
     def write(*parts):

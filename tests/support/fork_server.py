@@ -34,7 +34,7 @@ MAY_DIFFER = (
     "RANK", "LOCAL_", "WORLD_SIZE", "GROUP_RANK", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI_",
 )  # fmt: skip
 
-ENVIRONMENT = dict(os.environ)  # before any test changes it
+ENVIRONMENT = dict(os.environ)  # conftest.py adds what imports of test modules set
 
 
 def run(
