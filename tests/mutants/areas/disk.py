@@ -53,26 +53,24 @@ MUTANTS = (
     ),
     spill(
         "dying-and-captured-is-not-written",
-        text="!alive || first->sent.capture != 0",
+        text="!alive || first.sent.capture != 0",
         instead="!alive",
         tests=(f"{AROUND}::test_what_a_capture_has_left_does_not_go_to_disk",),
     ),
     spill(
         "written-after-it-left",
-        text="context_.via.isDone(*first->left)",
+        text="context_.via.isDone(*first.left)",
         instead="true",
         tests=(f"{DEVICE}::test_what_a_write_made_leave_goes_to_disk_after_its_copy",),
     ),
     spill(
         "written-is-not-away",
-        text="StashesInOrder::takeOut(stash);",
-        within=("StashesInOrder::takeOut(stash);\n  spilling_"),
+        text="context_.away.erase(stash.sent.sequence);",
         tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "read-is-not-on-disk",
-        text="StashesInOrder::takeOut(stash);",
-        within=("StashesInOrder::takeOut(stash);\n  reading_"),
+        text="context_.spilled.erase(stash.sent.sequence);",
         tests=(f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
     ),
     spill(
