@@ -150,7 +150,8 @@ MUTANTS = (
     ),
     disk(
         "a-job-of-the-parents-fails",
-        text=("if (!job.refused.empty()) {\n      return job.refused;\n    }"),
+        text="place.process != process_",
+        instead="false",
         tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
     ),
     disk(
@@ -167,7 +168,8 @@ MUTANTS = (
     ),
     disk(
         "an-event-of-the-parents-is-over",
-        text=("if (!isOfThisProcess()) {\n    return true;\n  }"),
+        text="!isOfThisProcess() || done_.load()",
+        instead="done_.load()",
         tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
     ),
     disk(
@@ -179,8 +181,9 @@ MUTANTS = (
     ),
     disk(
         "an-event-of-the-parents-failed",
-        text="isOfThisProcess() || done_",
+        text="isOfThisProcess() || done_.load()",
         instead="true",
+        within="return isOfThisProcess() || done_.load()",
         tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
     ),
     host_memory(
