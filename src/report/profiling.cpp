@@ -26,12 +26,11 @@ const auto kKind = c10::DebugInfoKind::PROFILER_STATE;
 // profiler's callbacks would take the log for their own state.
 class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
-  // The times are those of `journal`.
   explicit MemoryLog(JournalPtr journal)
       : ProfilerStateBase(
             torch::profiler::impl::ProfilerConfig(
                 torch::profiler::impl::ProfilerState::Disabled, false, true)),
-        journal_(std::move(journal)) {
+        journal(std::move(journal)) {
   }
 
   // True if torch's profiler or another log is installed on this thread.
@@ -68,7 +67,7 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
     if (closed_.load(std::memory_order_relaxed)) {
       return;
     }
-    const double time = static_cast<double>(journal_->now()) * 1e-6;
+    const double time = static_cast<double>(journal->now()) * 1e-6;
     std::lock_guard<std::mutex> lock(mutex_);
     events_.push_back({time, reinterpret_cast<uintptr_t>(address), bytes});
   }
@@ -77,8 +76,9 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
     return torch::profiler::impl::ActiveProfilerType::NONE;
   }
 
+  const JournalPtr journal;  // of the same profile; the log uses its clock
+
  private:
-  const JournalPtr journal_;
   std::atomic<bool> closed_{false};
   int logLevelBefore_ = 0;  // torch's level, which is higher while a log is installed
   std::mutex mutex_;        // guards all members below
@@ -86,64 +86,50 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
 };
 
 struct Going {
-  JournalPtr journal;  // null: no profile has begun
-  std::shared_ptr<MemoryLog> memory;
+  std::mutex mutex;                // guards `log`
+  std::shared_ptr<MemoryLog> log;  // null: no profile has begun
 };
 
-struct Shared {
-  std::mutex mutex;  // guards `going`
-  Going going;
-};
-
-Shared& shared() {
-  static auto* instance = new Shared;
+Going& going() {
+  static auto* instance = new Going;
   return *instance;
 }
-
-Going going() {
-  std::lock_guard<std::mutex> lock(shared().mutex);
-  return shared().going;
-}
-
-// Begins the profile `next` if no profile is active; an empty `next` ends the active profile.
-// Returns false if there is nothing to end, or if a profile is active already.
-bool change(Going next) {
-  std::lock_guard<std::mutex> lock(shared().mutex);
-  const bool changes = (shared().going.journal == nullptr) != (next.journal == nullptr);
-  if (changes) {
-    std::swap(shared().going, next);
-  }
-  return changes;
-}
-
-constexpr const char* kAlreadyRecording =
-    "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a time";
 
 }  // namespace
 
 void beginProfile() {
-  TORCH_CHECK(!going().journal, kAlreadyRecording);
+  std::lock_guard<std::mutex> lock(going().mutex);
+  TORCH_CHECK(
+      !going().log,
+      "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a "
+      "time");
   TORCH_CHECK(
       !MemoryLog::isTaken(),
       "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop it "
       "first");
-  const auto journal = std::make_shared<Journal>(0, Journal::For::Profile);
-  const auto memory = std::make_shared<MemoryLog>(journal);
-  TORCH_CHECK(change({journal, memory}), kAlreadyRecording);
-  memory->install(memory);
-  putJournalInPlace(journal);
+  const auto log = std::make_shared<MemoryLog>(std::make_shared<Journal>(0, Journal::For::Profile));
+  going().log = log;
+  log->install(log);
+  putJournalInPlace(log->journal);
 }
 
 Profile endProfile() {
-  const auto [journal, memory] = going();
-  TORCH_CHECK(journal, "ebb: no profile has begun");
+  std::shared_ptr<MemoryLog> log;
+  {
+    std::lock_guard<std::mutex> lock(going().mutex);
+    log = going().log;
+  }
+  TORCH_CHECK(log, "ebb: no profile has begun");
   putJournalInPlace(nullptr);
   TORCH_CHECK(
-      memory->close(),
+      log->close(),
       "ebb: a profile must end on the thread on which it began; nothing more is recorded");
-  change({});
-  Profile found = journal->profile();
-  found.allocations = memory->take();
+  {
+    std::lock_guard<std::mutex> lock(going().mutex);
+    going().log = nullptr;
+  }
+  Profile found = log->journal->profile();
+  found.allocations = log->take();
   return found;
 }
 
