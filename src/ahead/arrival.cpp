@@ -7,10 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
+#include <unordered_map>
 #include <vector>
 
 #include "ahead/idle_cores.h"
@@ -56,9 +55,7 @@ class Ahead {
 
   Worker& worker(c10::Device device) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = workers_.find(device);
-    return found != workers_.end() ? found->second
-                                   : workers_.try_emplace(device, device, forks_).first->second;
+    return workers_.try_emplace(device, device, forks_).first->second;
   }
 
   void end() {
@@ -74,26 +71,14 @@ class Ahead {
   }
 
   bool areIdle() {
-    const auto workers = all();
-    return std::all_of(
-        workers.begin(), workers.end(), [](Worker* worker) { return worker->isIdle(); });
+    return std::ranges::all_of(all(), &Worker::isIdle);
   }
 
   uint64_t running() {
-    uint64_t count = 0;
-    for (const Worker* worker : all()) {
-      count += worker->isRunning() ? 1 : 0;
-    }
-    return count;
+    return std::ranges::count_if(all(), &Worker::isRunning);
   }
 
  private:
-  struct Order {
-    bool operator()(c10::Device a, c10::Device b) const {
-      return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
-    }
-  };
-
   std::vector<Worker*> all() {
     std::vector<Worker*> found;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -133,8 +118,11 @@ class Ahead {
   AheadSettings settings_;
   std::atomic<size_t> regions_{0};  // settings_.regions, read without the lock
   std::atomic<uint32_t> forks_{0};  // forks about to happen, plus 1 at the end of the process
-  std::map<c10::Device, Worker, Order> workers_;
+  std::unordered_map<c10::Device, Worker> workers_;
 };
+
+// See replayWhenClosed().
+std::atomic<bool> fromTheStart{false};
 
 bool isInBackward() {
   return torch::autograd::get_current_node() != nullptr;
@@ -212,15 +200,13 @@ void endAhead() {
 
 std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
-  const Ahead& ahead = Ahead::get();
+  const bool isOn = Ahead::get().isOn();
+  const bool hasRoom = Room::get().isOn();
   const bool profiled = graph.journal && graph.journal->isProfile();
-  if (Room::get().isOn() && graph.verify == VerifyMode::Off && !profiled) {
-    return std::make_unique<Lookahead>(++numbers, graph.journal, true);
-  }
-  if (!ahead.isOn() || graph.verify != VerifyMode::Off || profiled) {
+  if ((!isOn && !hasRoom) || graph.verify != VerifyMode::Off || profiled) {
     return nullptr;
   }
-  return std::make_unique<Lookahead>(++numbers, graph.journal, false);
+  return std::make_unique<Lookahead>(++numbers, graph.journal, hasRoom);
 }
 
 void makeRoom() {
@@ -234,11 +220,6 @@ void beforeUnseenWrite(const at::Tensor& tensor) {
     noteHandOn(tensor.storage(), Lookahead::closings());
   }
 }
-
-namespace {
-// See replayWhenClosed().
-std::atomic<bool> fromTheStart{false};
-}  // namespace
 
 void replayWhenClosed(bool on) {
   fromTheStart.store(on);

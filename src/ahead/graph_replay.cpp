@@ -2,7 +2,6 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
 #include <mutex>
 
 #include "graph/recipe.h"
@@ -170,16 +169,14 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
 }
 
 void GraphReplay::forgetFreed() {
-  const auto passed =
-      std::remove_if(intermediates_.begin(), intermediates_.end(), [&](const Intermediate& each) {
-        const auto value = each.value.lock();
-        const bool gone = !value || (value->decision.isMadeEachTime() && !value->home.bytes());
-        if (gone) {
-          lookahead_.giveBack(each.nbytes);
-        }
-        return gone;
-      });
-  intermediates_.erase(passed, intermediates_.end());
+  std::erase_if(intermediates_, [&](const Intermediate& each) {
+    const auto value = each.value.lock();
+    const bool gone = !value || (value->decision.isMadeEachTime() && !value->home.bytes());
+    if (gone) {
+      lookahead_.giveBack(each.nbytes);
+    }
+    return gone;
+  });
 }
 
 }  // namespace ebb

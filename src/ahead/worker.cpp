@@ -46,11 +46,10 @@ bool isAhead(const Graph& graph) {
 
 // Removes graphs that no longer exist or for which `stays` is false.
 void keepOnly(std::vector<WeakGraph>& graphs, bool (*stays)(const Graph&), Upcoming::Seen& seen) {
-  const auto goes = [&](const WeakGraph& weak) {
+  std::erase_if(graphs, [&](const WeakGraph& weak) {
     seen.push_back(weak.lock());
     return !seen.back() || !stays(*seen.back());
-  };
-  graphs.erase(std::remove_if(graphs.begin(), graphs.end(), goes), graphs.end());
+  });
 }
 
 bool isBefore(const WeakGraph& a, const WeakGraph& b) {

@@ -7,7 +7,7 @@
 #include "bindings/bindings.h"
 #include "region/enter_region.h"
 #include "replay/escapes.h"
-#include "verify/mode.h"
+#include "verify/compare.h"
 
 namespace ebb::bindings {
 

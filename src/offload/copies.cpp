@@ -40,7 +40,7 @@ void Copies::endCapture() {
   context_.host.captureIsOver();
   const uint64_t over = captures_.end();
   for (Leaving& leaving : now_.leaving) {
-    give(leaving.memory, leaving.device, over);
+    give(leaving.memory, leaving.packedOn.device(), over);
   }
   releaseHeld(over, [](const HeldMemory::Held&) { return true; });
   now_ = std::exchange(outside_, {});
@@ -95,13 +95,7 @@ void Copies::startLeaving(HostStash& stash) {
   stash.left = via_.record(out);
   stash.become(State::Leaving);
   now_.leaving.push_back(
-      {&stash,
-       stash.left,
-       stash.sent.stream,
-       stash.device(),
-       stash.account,
-       stash.sent.nbytes,
-       {}});
+      {&stash, stash.left, stash.sent.stream, stash.account, stash.sent.nbytes, {}});
   now_.leavingBytes += stash.sent.nbytes;
   OffloadStats& stats = context_.stats;
   stats.bytesSent += stash.sent.nbytes;
@@ -134,7 +128,7 @@ void Copies::firstHasLeft() {
   now_.leaving.pop_front();
   now_.leavingBytes -= first.nbytes;
   if (first.stash == nullptr) {
-    give(first.memory, first.device, capture());
+    give(first.memory, first.packedOn.device(), capture());
     return;
   }
   HostStash& stash = *first.stash;
@@ -149,7 +143,7 @@ void Copies::firstHasLeft() {
   stash.lost = !stash.hasWhatWasSent();
   stash.become(State::Away);
   context_.drop(stash.onDevice);
-  context_.away.add(stash);
+  context_.away.emplace(stash.sent.sequence, &stash);
 }
 
 void Copies::beforeWrite(HostStash& stash) {
@@ -177,12 +171,12 @@ void Copies::finishLeaving(HostStash& stash) {
   }
   context_.drop(stash.onDevice);  // the memory's next user is ordered after the write
   stash.become(State::Away);
-  context_.away.add(stash);
+  context_.away.emplace(stash.sent.sequence, &stash);
 }
 
 // Keeps a stash on the device whose copy to the host failed.
 void Copies::stays(HostStash& stash, const TransferEvent& left) {
-  context_.warnOfFailure(stash, "stays in memory", left.error());
+  stash.warnOfFailure("stays in memory", left.error());
   stash.become(State::Kept);
 }
 
@@ -205,7 +199,7 @@ void Copies::startReturning(HostStash& stash) {
   via_.copy(stash.onDevice, stash.onHost, stash.sent.nbytes, in);
   stash.back.end = via_.record(in);
   stash.become(State::Returning);
-  StashesInOrder::takeOut(stash);
+  context_.away.erase(stash.sent.sequence);
   now_.returning.push_back(&stash);
   context_.stats.bytesFetched += stash.sent.nbytes;
   stash.account->fetched += stash.sent.nbytes;

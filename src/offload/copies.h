@@ -142,7 +142,6 @@ class Copies {
     HostStash* stash;  // see Note [Lists of stashes that may be dying]; null: the stash is dead
     TransferEventPtr left;
     c10::Stream packedOn;
-    c10::Device device;
     TransferAccountPtr account;
     size_t nbytes;
     Memory memory;  // of a stash that died before the copy was done

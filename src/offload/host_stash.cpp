@@ -58,25 +58,17 @@ void HostStash::checkCameBack(const TransferEvent& event) const {
       "(ebb.offload.configure(disk='')).");
 }
 
-void StashesInOrder::add(HostStash& stash) {
-  takeOut(stash);
-  stash.listed = {&stashes_, stashes_.emplace_hint(stashes_.end(), stash.sent.sequence, &stash)};
-}
-
-void StashesInOrder::takeOut(HostStash& stash) {
-  if (stash.listed.in != nullptr) {
-    stash.listed.in->erase(stash.listed.at);
-    stash.listed.in = nullptr;
+void HostStash::warnOfFailure(const char* remains, const std::string& error) const {
+  if (!std::exchange(OffloadShared::get().warnedOfFailure, true)) {
+    TORCH_WARN(
+        "ebb: copying ",
+        account->of,
+        " failed, so it ",
+        remains,
+        ": ",
+        error,
+        " (Shown once; other tensors may be affected.)");
   }
-}
-
-HostStash* StashesInOrder::first() const {
-  return stashes_.empty() ? nullptr : stashes_.begin()->second;
-}
-
-HostStash* StashesInOrder::lastBefore(uint64_t sequence) const {
-  const auto after = stashes_.lower_bound(sequence);
-  return after == stashes_.begin() ? nullptr : std::prev(after)->second;
 }
 
 HostStashPtr ifAlive(HostStash* listed) {

@@ -12,11 +12,12 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "memory/arena.h"
 #include "memory/stash.h"
-#include "report/transfer_account.h"
+#include "report/statistics.h"
 #include "transfer/transfer.h"
 
 namespace ebb {
@@ -25,27 +26,14 @@ class Offload;
 struct HostStash;
 using HostStashPtr = c10::intrusive_ptr<HostStash>;
 
-// Stashes in the order of sending. A stash is in at most one such list.
-//
 // Note [Lists of stashes that may be dying]
 // Lists of copies to and from disk keep their stashes alive; other lists do not. Another thread may
 // have dropped the last reference to a listed stash, and may be waiting for the lock to remove the
 // stash. So code that finds a stash in such a list must call ifAlive().
-class StashesInOrder {
- public:
-  void add(HostStash& stash);
-  static void takeOut(HostStash& stash);
 
-  // The first stash, and the latest stash sent before `sequence`; null if there is none.
-  HostStash* first() const;
-  HostStash* lastBefore(uint64_t sequence) const;
-
-  using Map = std::
-      map<uint64_t, HostStash*, std::less<>, ArenaAllocator<std::pair<const uint64_t, HostStash*>>>;
-
- private:
-  Map stashes_;  // by sequence
-};
+// Stashes by HostStash::Sent::sequence.
+using StashesInOrder = std::
+    map<uint64_t, HostStash*, std::less<>, ArenaAllocator<std::pair<const uint64_t, HostStash*>>>;
 
 // Only the engine that sent the stash accesses the members, under the engine's lock.
 struct EBB_API HostStash final : Stash, InArena {
@@ -98,6 +86,10 @@ struct EBB_API HostStash final : Stash, InArena {
   // Throws if the copy back that ends at `event` failed.
   void checkCameBack(const TransferEvent& event) const;
 
+  // Warns of a failed copy, once: a failing disk fails for every tensor. `remains`: the end of
+  // the warning's sentence, such as "stays in memory".
+  void warnOfFailure(const char* remains, const std::string& error) const;
+
   c10::Device device() const {
     return sent.stream.device();
   }
@@ -125,12 +117,6 @@ struct EBB_API HostStash final : Stash, InArena {
     bool ahead = false;                 // prefetched and not needed yet
   };
 
-  // The place in a list.
-  struct Listed {
-    StashesInOrder::Map* in = nullptr;  // list that contains the stash, or null
-    StashesInOrder::Map::iterator at;   // position in `in`
-  };
-
   // `next` must be in kTransitions.
   void become(State next);
   State state() const {
@@ -146,7 +132,6 @@ struct EBB_API HostStash final : Stash, InArena {
   c10::Storage onHost;    // null once not needed any more
   OnDisk disk;
   Return back;
-  Listed listed;
 
  private:
   State state_ = State::Kept;

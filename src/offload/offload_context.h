@@ -1,8 +1,9 @@
 // State shared by the parts of an offload engine.
 #pragma once
 
-#include <cstddef>
-#include <string>
+#include <ATen/core/TensorBody.h>
+
+#include <memory>
 
 #include "ebb/offload.h"
 #include "memory/dropping_mutex.h"
@@ -12,34 +13,39 @@
 
 namespace ebb {
 
-// State shared by all engines. The mutex guards all engines.
+// State shared by all engines. The mutex guards all engines, but not `instead` and `optedOut`.
 struct OffloadShared {
   DroppingMutex mutex;
-  OffloadSettings settings;      // set by configure()
-  OffloadStats stats;            // counts of all engines
-  bool warnedOfFailure = false;  // a failed copy to the host or disk was reported under these
-                                 // settings
+  OffloadSettings settings;          // set by configure()
+  OffloadStats stats;                // counts of all engines
+  bool warnedOfFailure = false;      // a failed copy to the host or disk was reported under these
+                                     // settings
+  std::shared_ptr<Offload> instead;  // a test's engine, or null
+  bool (*optedOut)(const at::Tensor&) = nullptr;  // see setOffloadOptOut()
 
   static OffloadShared& get();
 };
 
 // State of one engine.
 struct OffloadContext {
-  explicit OffloadContext(Transfer& transfer);
+  explicit OffloadContext(Transfer& transfer) : via(transfer) {
+  }
 
   void drop(c10::Storage& storage) {
     shared.mutex.drop(storage);
   }
 
-  // Warns of a failed copy, once: a failing disk fails for every tensor. `remains`: the end of
-  // the warning's sentence, such as "stays in memory".
-  void warnOfFailure(const HostStash& stash, const char* remains, const std::string& error);
+  // Removes the stash from both lists below.
+  void takeOut(const HostStash& stash) {
+    away.erase(stash.sent.sequence);
+    spilled.erase(stash.sent.sequence);
+  }
 
-  OffloadShared& shared;
-  const OffloadSettings& settings;  // shared
-  OffloadStats& stats;              // shared
+  OffloadShared& shared = OffloadShared::get();
+  const OffloadSettings& settings = shared.settings;
+  OffloadStats& stats = shared.stats;
   Transfer& via;
-  HostMemory host;         // in use and free
+  HostMemory host{via};    // in use and free
   StashesInOrder away;     // on the host, with no copy in progress
   StashesInOrder spilled;  // on disk
 };

@@ -1,6 +1,7 @@
 #include "offload/offload_engine.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -14,17 +15,6 @@ namespace {
 
 using Lock = std::lock_guard<DroppingMutex>;
 using State = HostStash::State;
-
-// Leaked on purpose: handles may outlive static objects.
-struct Engines {
-  std::shared_ptr<Offload> instead;  // a test's engine, or null
-  bool (*optedOut)(const at::Tensor&) = nullptr;
-};
-
-Engines& engines() {
-  static auto* instance = new Engines;
-  return *instance;
-}
 
 // Releases memory of values that are leaving, after an allocation has failed. Only the engine
 // between memory and disk can release host memory. Returns false if there is nothing to release.
@@ -41,6 +31,12 @@ Offload& leaked(Transfer& via) {
 }
 
 }  // namespace
+
+OffloadShared& OffloadShared::get() {
+  // Leaked on purpose, like the engines: handles may outlive static objects.
+  static auto* instance = new OffloadShared;
+  return *instance;
+}
 
 Offload::Offload(std::shared_ptr<Transfer> via)
     : owned_(std::move(via)), via_(*owned_), context_(via_) {
@@ -65,7 +61,7 @@ bool Offload::takes(const at::Tensor& tensor) {
   constexpr size_t kAlignment = 64;
   const bool aligned =
       !tensor.is_cpu() || reinterpret_cast<uintptr_t>(tensor.storage().data()) % kAlignment == 0;
-  const auto optedOut = engines().optedOut;
+  const auto optedOut = context_.shared.optedOut;
   return aligned && (optedOut == nullptr || !optedOut(tensor));
 }
 
@@ -171,7 +167,7 @@ void Offload::bringBack(HostStash& stash, c10::Stream compute) {
 
 void Offload::takeBack(HostStash& stash, c10::Stream compute) {
   notAheadAnyMore(stash);
-  StashesInOrder::takeOut(stash);
+  context_.takeOut(stash);
   copies_.fetched(stash);
   stash.disk.room = c10::Storage();
   stash.back.stream = compute;
@@ -222,8 +218,12 @@ void Offload::fetchAhead(const HostStash& stash) {
 
 // The latest stash sent before `sequence` that is on the host or on disk; null if there is none.
 HostStash* Offload::lastBefore(uint64_t sequence) const {
-  HostStash* onHost = context_.away.lastBefore(sequence);
-  HostStash* onDisk = context_.spilled.lastBefore(sequence);
+  const auto lastIn = [&](const StashesInOrder& stashes) {
+    const auto after = stashes.lower_bound(sequence);
+    return after == stashes.begin() ? nullptr : std::prev(after)->second;
+  };
+  HostStash* onHost = lastIn(context_.away);
+  HostStash* onDisk = lastIn(context_.spilled);
   const bool hostIsLater =
       onDisk == nullptr || (onHost != nullptr && onHost->sent.sequence > onDisk->sent.sequence);
   return hostIsLater ? onHost : onDisk;
@@ -242,7 +242,7 @@ void Offload::notAheadAnyMore(HostStash& stash) {
 void Offload::forget(HostStash& stash) {
   const Lock lock(context_.shared.mutex);
   notAheadAnyMore(stash);
-  StashesInOrder::takeOut(stash);
+  context_.takeOut(stash);
   context_.drop(stash.disk.room);
   copies_.noticeCapture(stash.device());
   copies_.forget(stash);
@@ -316,8 +316,8 @@ OffloadStats Offload::stats() {
 // Creates the engine at the first send or query, not at import: querying the accelerator
 // initialises it, and the program may want to do so later, in a child process.
 Offload& offloadEngine() {
-  if (engines().instead) {
-    return *engines().instead;
+  if (const auto& instead = OffloadShared::get().instead) {
+    return *instead;
   }
   if (acceleratorIsThere()) {
     static Offload& accelerated = leaked(acceleratorTransfer());
@@ -329,12 +329,13 @@ Offload& offloadEngine() {
 
 void putEngineInPlace(std::shared_ptr<Offload> instead) {
   offloadEngine().drain();
-  const Lock lock(OffloadShared::get().mutex);
-  engines().instead = std::move(instead);
+  OffloadShared& shared = OffloadShared::get();
+  const Lock lock(shared.mutex);
+  shared.instead = std::move(instead);
 }
 
 void setOffloadOptOut(bool (*optedOut)(const at::Tensor&)) {
-  engines().optedOut = optedOut;
+  OffloadShared::get().optedOut = optedOut;
 }
 
 void configureOffload(const OffloadSettings& settings) {

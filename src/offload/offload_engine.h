@@ -16,7 +16,7 @@
 #include "offload/host_stash.h"
 #include "offload/offload_context.h"
 #include "offload/spill.h"
-#include "report/transfer_account.h"
+#include "report/statistics.h"
 #include "transfer/transfer.h"
 
 namespace ebb {

@@ -73,16 +73,13 @@ void Spill::startSpilling(size_t nbytes) {
   for (const HostStashPtr& stash : spilling_) {
     freeing += stash->sent.nbytes;
   }
-  while (freeing < nbytes) {
-    HostStash* first = context_.away.first();
-    if (first == nullptr) {
-      return;
-    }
-    const HostStashPtr alive = ifAlive(first);
-    if (!alive || first->sent.capture != 0) {
-      StashesInOrder::takeOut(*first);
-    } else if (context_.via.isDone(*first->left) && startWriting(*first)) {
-      freeing += first->sent.nbytes;
+  while (freeing < nbytes && !context_.away.empty()) {
+    HostStash& first = *context_.away.begin()->second;
+    const HostStashPtr alive = ifAlive(&first);
+    if (!alive || first.sent.capture != 0) {
+      context_.away.erase(context_.away.begin());
+    } else if (context_.via.isDone(*first.left) && startWriting(first)) {
+      freeing += first.sent.nbytes;
     } else {
       return;
     }
@@ -96,7 +93,7 @@ bool Spill::startWriting(HostStash& stash) {
   }
   stash.disk.room = std::move(room);
   stash.disk.written = Disk::get().write(stash.disk.room, stash.onHost, stash.sent.nbytes);
-  StashesInOrder::takeOut(stash);
+  context_.away.erase(stash.sent.sequence);
   spilling_.push_back(HostStashPtr::reclaim_copy(&stash));
   context_.stats.bytesSpilled += stash.sent.nbytes;
   stash.account->spilled += stash.sent.nbytes;
@@ -107,7 +104,7 @@ void Spill::startReading(HostStash& stash, c10::Storage memory) {
   stash.disk.read = Disk::get().read(memory, stash.disk.room, stash.sent.nbytes);
   stash.onHost = std::move(memory);
   stash.become(State::Reading);
-  StashesInOrder::takeOut(stash);
+  context_.spilled.erase(stash.sent.sequence);
   reading_.push_back(HostStashPtr::reclaim_copy(&stash));
 }
 
@@ -160,21 +157,21 @@ void Spill::wasRead(HostStash& stash) {
   if (stash.disk.read->error().empty()) {
     stash.become(State::Away);
     stash.disk.room = c10::Storage();
-    context_.away.add(stash);
+    context_.away.emplace(stash.sent.sequence, &stash);
   } else {
     stash.become(State::Spilled);
-    context_.spilled.add(stash);
+    context_.spilled.emplace(stash.sent.sequence, &stash);
     context_.host.give(std::move(stash.onHost), stash.device());
   }
 }
 
 void Spill::wasWritten(HostStash& stash) {
   if (const std::string error = stash.disk.written->error(); !error.empty()) {
-    context_.warnOfFailure(stash, "stays in host memory", error);
+    stash.warnOfFailure("stays in host memory", error);
     stash.disk.room = c10::Storage();
   } else {
     stash.become(State::Spilled);
-    context_.spilled.add(stash);
+    context_.spilled.emplace(stash.sent.sequence, &stash);
     context_.host.give(std::move(stash.onHost), stash.device());
   }
   stash.disk.written = nullptr;

@@ -24,7 +24,7 @@
 #include "report/statistics.h"
 #include "saved/engine.h"
 #include "support/thread_owned.h"
-#include "verify/mode.h"
+#include "verify/compare.h"
 
 namespace ebb {
 namespace {

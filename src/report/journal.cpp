@@ -308,33 +308,21 @@ class ReportRows {
   std::unordered_map<const Line*, uint64_t> values_;  // indices in Report::values
 };
 
-ReportSpan reported(const Span& span) {
-  const double start = inSeconds(span.start);
-  return {span.kind, *span.name, start, inSeconds(span.duration), span.thread, span.nbytes};
+// Adds the time from the first to the last unpacking in each region's backward.
+void addBackwards(Report& report, const std::deque<Line>& lines) {
+  std::map<const std::string*, std::pair<JournalTime, JournalTime>> spans;
+  for (const Line& line : lines) {
+    if (const JournalTime asked = line.times.asked; asked != kNever) {
+      auto& [first, last] = spans.try_emplace(line.origin.region, asked, 0).first->second;
+      first = std::min(first, asked);
+      last = std::max(last, asked);
+    }
+  }
+  for (const auto& [region, span] : spans) {
+    const auto& [first, last] = span;
+    report.spans.push_back({"backward", *region, inSeconds(first), inSeconds(last - first)});
+  }
 }
-
-// The time from the first to the last unpacking in each region's backward.
-class BackwardSpans {
- public:
-  void add(const Line& line) {
-    if (line.times.asked != kNever) {
-      auto& [first, last] =
-          spans_.try_emplace(line.origin.region, line.times.asked, 0).first->second;
-      first = std::min(first, line.times.asked);
-      last = std::max(last, line.times.asked);
-    }
-  }
-
-  void writeTo(Report& report) const {
-    for (const auto& [region, span] : spans_) {
-      const auto& [first, last] = span;
-      report.spans.push_back({"backward", *region, inSeconds(first), inSeconds(last - first)});
-    }
-  }
-
- private:
-  std::map<const std::string*, std::pair<JournalTime, JournalTime>> spans_;
-};
 
 }  // namespace
 
@@ -350,22 +338,20 @@ Report Journal::report() {
   report.ahead = {inTime, late, inVain, held, stopped};
   const OnlyOurs ours(lines_.all());
   ReportRows rows(report, ours, frames);
-  BackwardSpans backwards;
-  Timeline timeline;
   const JournalTime now = this->now();
   for (const Line& line : lines_.all()) {
-    timeline.add(line, now, ours);
-    backwards.add(line);
     rows.add(line);
   }
   rows.addEager();
   for (size_t i = 0; i < durations.size(); ++i) {
     rows.add(operators_[i], durations[i]);
   }
-  timeline.writeTo(report);
-  backwards.writeTo(report);
+  addTimeline(report, lines_.all(), ours, now);
+  addBackwards(report, lines_.all());
   for (const Span& span : spans_) {
-    report.spans.push_back(reported(span));
+    const double start = inSeconds(span.start);
+    report.spans.push_back(
+        {span.kind, *span.name, start, inSeconds(span.duration), span.thread, span.nbytes});
   }
   return report;
 }

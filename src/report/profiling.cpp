@@ -1,78 +1,135 @@
 #include "ebb/profile.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "report/journal.h"
-#include "report/memory_log.h"
 #include "report/shelf.h"
 
 namespace ebb {
 namespace {
 
+const auto kKind = c10::DebugInfoKind::PROFILER_STATE;
+
+// A log of the allocations and frees of a thread, as torch's allocators report them. An installed
+// log records the allocations on its thread, and on the threads that run the thread's backward. The
+// log takes the place of torch's profiler, which then records nothing and must not be started: the
+// profiler's callbacks would take the log for their own state.
+class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
+ public:
+  explicit MemoryLog(JournalPtr journal)
+      : ProfilerStateBase(
+            torch::profiler::impl::ProfilerConfig(
+                torch::profiler::impl::ProfilerState::Disabled, false, true)),
+        journal(std::move(journal)) {
+  }
+
+  // True if torch's profiler or another log is installed on this thread.
+  static bool isTaken() {
+    return c10::ThreadLocalDebugInfo::get(kKind) != nullptr;
+  }
+
+  void install(std::shared_ptr<MemoryLog> self) {
+    // While a profiler or log is installed, torch's CPU allocator warns if a block that was
+    // allocated earlier is freed. A log expects such blocks.
+    logLevelBefore_ = FLAGS_caffe2_log_level;
+    FLAGS_caffe2_log_level = std::max(logLevelBefore_, static_cast<int>(c10::GLOG_ERROR));
+    c10::ThreadLocalDebugInfo::_push(kKind, std::move(self));
+  }
+
+  // Stops recording. False if the log is installed on another thread, where it stays installed.
+  bool close() {
+    if (!closed_.exchange(true)) {
+      FLAGS_caffe2_log_level = logLevelBefore_;
+    }
+    const bool isHere = c10::ThreadLocalDebugInfo::get(kKind) == this;
+    if (isHere) {
+      c10::ThreadLocalDebugInfo::_pop(kKind);
+    }
+    return isHere;
+  }
+
+  std::vector<ProfileAllocation> take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(events_, {});
+  }
+
+  void reportMemoryUsage(void* address, int64_t bytes, size_t, size_t, c10::Device) override {
+    if (closed_.load(std::memory_order_relaxed)) {
+      return;
+    }
+    const double time = static_cast<double>(journal->now()) * 1e-6;
+    std::lock_guard<std::mutex> lock(mutex_);
+    events_.push_back({time, reinterpret_cast<uintptr_t>(address), bytes});
+  }
+
+  torch::profiler::impl::ActiveProfilerType profilerType() override {
+    return torch::profiler::impl::ActiveProfilerType::NONE;
+  }
+
+  const JournalPtr journal;  // of the same profile; the log uses its clock
+
+ private:
+  std::atomic<bool> closed_{false};
+  int logLevelBefore_ = 0;  // torch's level, which is higher while a log is installed
+  std::mutex mutex_;        // guards all members below
+  std::vector<ProfileAllocation> events_;
+};
+
 struct Going {
-  JournalPtr journal;  // null: no profile has begun
-  std::shared_ptr<MemoryLog> memory;
+  std::mutex mutex;                // guards `log`
+  std::shared_ptr<MemoryLog> log;  // null: no profile has begun
 };
 
-struct Shared {
-  std::mutex mutex;  // guards all members below
-  Going going;
-};
-
-Shared& shared() {
-  static auto* instance = new Shared;
+Going& going() {
+  static auto* instance = new Going;
   return *instance;
 }
-
-Going going() {
-  std::lock_guard<std::mutex> lock(shared().mutex);
-  return shared().going;
-}
-
-// Begins the profile `next` if no profile is active; an empty `next` ends the active profile.
-// Returns false if there is nothing to end, or if a profile is active already.
-bool change(Going next) {
-  std::lock_guard<std::mutex> lock(shared().mutex);
-  const bool changes = (shared().going.journal == nullptr) != (next.journal == nullptr);
-  if (changes) {
-    std::swap(shared().going, next);
-  }
-  return changes;
-}
-
-constexpr const char* kAlreadyRecording =
-    "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a time";
 
 }  // namespace
 
 void beginProfile() {
-  TORCH_CHECK(!going().journal, kAlreadyRecording);
+  std::lock_guard<std::mutex> lock(going().mutex);
+  TORCH_CHECK(
+      !going().log,
+      "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a "
+      "time");
   TORCH_CHECK(
       !MemoryLog::isTaken(),
       "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop it "
       "first");
-  const auto journal = std::make_shared<Journal>(0, Journal::For::Profile);
-  const auto memory =
-      std::make_shared<MemoryLog>([journal] { return static_cast<double>(journal->now()) * 1e-6; });
-  TORCH_CHECK(change({journal, memory}), kAlreadyRecording);
-  memory->install(memory);
-  putJournalInPlace(journal);
+  const auto log = std::make_shared<MemoryLog>(std::make_shared<Journal>(0, Journal::For::Profile));
+  going().log = log;
+  log->install(log);
+  putJournalInPlace(log->journal);
 }
 
 Profile endProfile() {
-  const auto [journal, memory] = going();
-  TORCH_CHECK(journal, "ebb: no profile has begun");
+  std::shared_ptr<MemoryLog> log;
+  {
+    std::lock_guard<std::mutex> lock(going().mutex);
+    log = going().log;
+  }
+  TORCH_CHECK(log, "ebb: no profile has begun");
   putJournalInPlace(nullptr);
   TORCH_CHECK(
-      memory->close(),
+      log->close(),
       "ebb: a profile must end on the thread on which it began; nothing more is recorded");
-  change({});
-  Profile found = journal->profile();
-  found.allocations = memory->take();
+  {
+    std::lock_guard<std::mutex> lock(going().mutex);
+    going().log = nullptr;
+  }
+  Profile found = log->journal->profile();
+  found.allocations = log->take();
   return found;
 }
 

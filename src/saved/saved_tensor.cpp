@@ -20,7 +20,6 @@
 #include "report/statistics.h"
 #include "support/python_support.h"
 #include "verify/compare.h"
-#include "verify/mode.h"
 
 namespace ebb {
 namespace {

@@ -4,12 +4,13 @@
 #include <c10/util/StringUtil.h>
 #include <fcntl.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <utility>
 
@@ -226,67 +227,45 @@ size_t DiskFile::used() {
   return used_;
 }
 
-DiskEvent::DiskEvent() : process_(::getpid()) {
-}
-
 std::shared_ptr<DiskEvent> DiskEvent::past() {
   auto event = std::make_shared<DiskEvent>();
   event->done({});
   return event;
 }
 
-bool DiskEvent::isOfThisProcess() const {
-  return process_ == ::getpid();
-}
-
 bool DiskEvent::isDone() const {
-  if (!isOfThisProcess()) {
-    return true;
-  }
-  std::lock_guard<std::mutex> lock(mutex_);
-  return done_;
+  return !isOfThisProcess() || done_.load();
 }
 
 void DiskEvent::wait() const {
   if (isOfThisProcess()) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return done_; });
+    done_.wait(false);
   }
 }
 
 std::string DiskEvent::error() const {
-  return isOfThisProcess() || done_ ? error_
-                                    : "it was on its way to or from disk when the process forked";
+  return isOfThisProcess() || done_.load()
+             ? error_
+             : "it was on its way to or from disk when the process forked";
 }
 
 void DiskEvent::done(std::string error) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    error_ = std::move(error);
-    done_ = true;
-  }
-  changed_.notify_all();
+  error_ = std::move(error);
+  done_.store(true);
+  done_.notify_all();
 }
-
-struct Disk::Job {
-  std::shared_ptr<DiskFile> file;
-  size_t offset;
-  char* memory;
-  size_t nbytes;
-  bool isWrite;
-  std::string refused;  // error of a job that must not run; else empty
-  std::shared_ptr<DiskEvent> done;
-};
 
 // Runs jobs in order, on a thread of its own that lives as long as the process.
 class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
  public:
+  // Gets a buffer of DiskFile::kBuffer bytes. Returns an error message, empty on success.
+  using Job = std::function<std::string(char* buffer)>;
+
   TransferEventPtr push(Job job) {
     auto done = std::make_shared<DiskEvent>();
-    job.done = done;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      jobs_.push_back(std::move(job));
+      jobs_.emplace_back(std::move(job), done);
       if (!running_) {
         running_ = true;
         std::thread([self = shared_from_this()] { self->work(); }).detach();
@@ -303,27 +282,18 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
     for (;;) {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [&] { return !jobs_.empty(); });
-      Job job = std::move(jobs_.front());
+      auto [job, done] = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
-      const auto done = job.done;
-      std::string error = run(std::move(job), buffer.get());
-      done->done(std::move(error));  // after the job is destroyed: a waiting thread may want the
-                                     // job's file closed
+      std::string error = job(buffer.get());
+      job = nullptr;  // a thread that waits for the event may want the job's file closed
+      done->done(std::move(error));
     }
-  }
-
-  static std::string run(Job job, char* buffer) {
-    if (!job.refused.empty()) {
-      return job.refused;
-    }
-    return job.isWrite ? job.file->write(job.offset, job.memory, job.nbytes, buffer)
-                       : job.file->read(job.offset, job.memory, job.nbytes, buffer);
   }
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::deque<Job> jobs_;
+  std::deque<std::pair<Job, std::shared_ptr<DiskEvent>>> jobs_;
   bool running_ = false;  // the thread exists
 };
 
@@ -387,24 +357,31 @@ c10::Storage Disk::allocate(size_t nbytes) {
 }
 
 TransferEventPtr Disk::write(const c10::Storage& room, const c10::Storage& from, size_t nbytes) {
-  auto* memory = const_cast<char*>(static_cast<const char*>(from.data()));
-  return start(true, room, memory, nbytes);
+  const auto* memory = static_cast<const char*>(from.data());
+  return start(writes_, room, [=](DiskFile& file, size_t offset, char* buffer) {
+    return file.write(offset, memory, nbytes, buffer);
+  });
 }
 
 TransferEventPtr Disk::read(const c10::Storage& to, const c10::Storage& room, size_t nbytes) {
-  return start(false, room, static_cast<char*>(to.mutable_data()), nbytes);
+  auto* memory = static_cast<char*>(to.mutable_data());
+  return start(reads_, room, [=](DiskFile& file, size_t offset, char* buffer) {
+    return file.read(offset, memory, nbytes, buffer);
+  });
 }
 
-TransferEventPtr Disk::start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes) {
+// `queue` is a member, which adoptProcess() may replace.
+TransferEventPtr Disk::start(std::shared_ptr<Queue>& queue, const c10::Storage& room, Copy copy) {
   adoptProcess();
   std::lock_guard<std::mutex> lock(mutex_);
   const Room& place = roomOf(room);
-  const char* refused =
-      place.process == process_
-          ? ""
-          : "it went to disk before the process forked, and belongs to the parent";
-  return (isWrite ? writes_ : reads_)
-      ->push({place.file, place.offset, memory, nbytes, isWrite, refused, {}});
+  if (place.process != process_) {
+    copy = [](DiskFile&, size_t, char*) {
+      return "it went to disk before the process forked, and belongs to the parent";
+    };
+  }
+  return queue->push([file = place.file, offset = place.offset, copy = std::move(copy)](
+                         char* buffer) { return copy(*file, offset, buffer); });
 }
 
 size_t Disk::used() {

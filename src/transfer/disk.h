@@ -3,10 +3,11 @@
 #pragma once
 
 #include <c10/core/Storage.h>
+#include <unistd.h>
 
-#include <condition_variable>
+#include <atomic>
 #include <cstddef>
-#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -62,7 +63,6 @@ class DiskFile {
 // The end of one read or write.
 class DiskEvent final : public TransferEvent {
  public:
-  DiskEvent();
   static std::shared_ptr<DiskEvent> past();  // an event that is done
   bool isDone() const;
   void wait() const;
@@ -73,13 +73,14 @@ class DiskEvent final : public TransferEvent {
   void done(std::string error);
 
  private:
-  bool isOfThisProcess() const;
+  bool isOfThisProcess() const {
+    return process_ == ::getpid();
+  }
 
-  const int process_;  // a child of fork() never waits: no thread there would end the event
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  bool done_ = false;
-  std::string error_;
+  // A child of fork() never waits: no thread there would end the event.
+  const int process_ = ::getpid();
+  std::atomic<bool> done_{false};
+  std::string error_;  // read only if `done_`
 };
 
 inline const DiskEvent& asDiskEvent(const TransferEvent& event) {
@@ -106,12 +107,14 @@ class Disk {
   size_t used();  // bytes in use in the current file
 
  private:
-  struct Job;
   class Queue;
+  // Copies between memory and a place in the file, through a buffer. Returns an error message,
+  // empty on success.
+  using Copy = std::function<std::string(DiskFile& file, size_t offset, char* buffer)>;
 
   Disk();
   void adoptProcess();
-  TransferEventPtr start(bool isWrite, const c10::Storage& room, char* memory, size_t nbytes);
+  TransferEventPtr start(std::shared_ptr<Queue>& queue, const c10::Storage& room, Copy copy);
 
   std::mutex mutex_;  // guards the members below
   int process_;       // owner of the threads and the file

@@ -5,9 +5,12 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "graph/recipe.h"
 #include "graph/rows.h"
@@ -16,6 +19,8 @@
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/bytes.h"
+#include "report/statistics.h"
+#include "support/python_support.h"
 #include "verify/poison.h"
 
 namespace ebb {
@@ -90,6 +95,59 @@ std::string changedInputsOf(const Recipe& recipe) {
     }
   }
   return changed;
+}
+
+// "ebb: replay mismatch: ..." with likely causes and the fix.
+std::string describe(const Mismatch& mismatch) {
+  const std::string& op = mismatch.op->name;
+  const std::string cause =
+      mismatch.changedInputs.empty()
+          ? "1. code that torch does not see (numpy, ctypes, pybind, raw Triton) wrote to the "
+            "result: put that write into `with ebb.opaque(tensor):`; 2. the operator is not "
+            "deterministic, or depends on state outside its arguments"
+          : c10::str(
+                "its input ",
+                mismatch.changedInputs,
+                " has changed since the forward: by code that torch does not see, or by a write "
+                "that does not change the version counter (.data, a fused optimizer, batch norm "
+                "statistics, numpy)");
+  return c10::str(
+      "ebb: replay mismatch: the replay of ",
+      op,
+      " in region '",
+      mismatch.region,
+      "' differs from the forward in ",
+      mismatch.output,
+      ": ",
+      mismatch.differing,
+      " of ",
+      mismatch.elements,
+      " elements, the largest difference is ",
+      mismatch.largestDifference,
+      ". Likely causes: ",
+      cause,
+      ". Or give ",
+      op,
+      " the decision SAVE, which EBB_VERIFY=demote does by itself.");
+}
+
+VerifyMode modeFromEnvironment() {
+  const char* variable = std::getenv("EBB_VERIFY");
+  const std::string_view value = variable == nullptr ? "" : variable;
+  if (value.empty() || value == "0") {
+    return VerifyMode::Off;
+  }
+  if (value == "1") {
+    return VerifyMode::Raise;
+  }
+  TORCH_CHECK_VALUE(
+      value == "demote", "ebb: EBB_VERIFY must be 0, 1 or demote; it is '", value, "'");
+  return VerifyMode::Demote;
+}
+
+std::atomic<VerifyMode>& currentMode() {
+  static std::atomic<VerifyMode> mode{modeFromEnvironment()};
+  return mode;
 }
 
 }  // namespace
@@ -210,37 +268,27 @@ bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storag
   return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
-std::string describe(const Mismatch& mismatch) {
-  const std::string& op = mismatch.op->name;
-  const std::string cause =
-      mismatch.changedInputs.empty()
-          ? "1. code that torch does not see (numpy, ctypes, pybind, raw Triton) wrote to the "
-            "result: put that write into `with ebb.opaque(tensor):`; 2. the operator is not "
-            "deterministic, or depends on state outside its arguments"
-          : c10::str(
-                "its input ",
-                mismatch.changedInputs,
-                " has changed since the forward: by code that torch does not see, or by a write "
-                "that does not change the version counter (.data, a fused optimizer, batch norm "
-                "statistics, numpy)");
-  return c10::str(
-      "ebb: replay mismatch: the replay of ",
-      op,
-      " in region '",
-      mismatch.region,
-      "' differs from the forward in ",
-      mismatch.output,
-      ": ",
-      mismatch.differing,
-      " of ",
-      mismatch.elements,
-      " elements, the largest difference is ",
-      mismatch.largestDifference,
-      ". Likely causes: ",
-      cause,
-      ". Or give ",
-      op,
-      " the decision SAVE, which EBB_VERIFY=demote does by itself.");
+VerifyMode verifyMode() {
+  return currentMode().load(std::memory_order_relaxed);
+}
+
+VerifyMode setVerifyMode(VerifyMode mode) {
+  return currentMode().exchange(mode);
+}
+
+void reportMismatch(VerifyMode mode, const Mismatch& mismatch) {
+  const std::string message = describe(mismatch);
+  if (mode == VerifyMode::Demote) {
+    if (!mismatch.op->state.demoted.exchange(true)) {
+      statisticsDemoted(mismatch.op->name);
+      TORCH_WARN(message, " ebb saves the outputs of ", mismatch.op->name, " from now on.");
+    }
+    return;
+  }
+  if (const PythonSupport* python = pythonSupport()) {
+    python->throwReplayMismatch(message, mismatch);
+  }
+  throw ReplayMismatch({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }
 
 }  // namespace ebb

@@ -1,10 +1,10 @@
-// Compares replays with the forward's results: see Note [Verify mode].
+// The verify mode: compares replays with the forward's results, and handles differences. See Note
+// [Verify mode].
 #pragma once
 
 #include <c10/core/Storage.h>
 
-#include <string>
-
+#include "ebb/verify.h"
 #include "graph/geometry.h"
 #include "graph/graph.h"
 #include "graph/recipe.h"
@@ -33,7 +33,10 @@ c10::Storage trueBytes(Value& value, const c10::Storage& replayed);
 // True if both storages show the same bits under this geometry.
 bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b);
 
-// "ebb: replay mismatch: ..." with likely causes and the fix.
-std::string describe(const Mismatch& mismatch);
+// The mode of regions entered from now on: the last mode set, else that of EBB_VERIFY.
+EBB_API VerifyMode verifyMode();
+
+// Throws ReplayMismatch. In the mode Demote, warns instead and saves the op's outputs from now on.
+void reportMismatch(VerifyMode mode, const Mismatch& mismatch);
 
 }  // namespace ebb

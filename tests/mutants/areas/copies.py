@@ -68,7 +68,7 @@ MUTANTS = (
     ),
     copies(
         "leaving-of-a-capture-is-its-graphs",
-        text="give(leaving.memory, leaving.device, over);",
+        text="give(leaving.memory, leaving.packedOn.device(), over);",
         tests=(f"{CAPTURES}::test_host_memory_that_is_in_use_when_a_capture_ends",),
     ),
     copies(
@@ -207,7 +207,7 @@ MUTANTS = (
     ),
     copies(
         "returning-is-not-away",
-        text="StashesInOrder::takeOut(stash);",
+        text="context_.away.erase(stash.sent.sequence);",
         tests=(f"{MEMORY}::test_what_was_sent_before_is_fetched_ahead",),
     ),
     copies(

@@ -53,26 +53,24 @@ MUTANTS = (
     ),
     spill(
         "dying-and-captured-is-not-written",
-        text="!alive || first->sent.capture != 0",
+        text="!alive || first.sent.capture != 0",
         instead="!alive",
         tests=(f"{AROUND}::test_what_a_capture_has_left_does_not_go_to_disk",),
     ),
     spill(
         "written-after-it-left",
-        text="context_.via.isDone(*first->left)",
+        text="context_.via.isDone(*first.left)",
         instead="true",
         tests=(f"{DEVICE}::test_what_a_write_made_leave_goes_to_disk_after_its_copy",),
     ),
     spill(
         "written-is-not-away",
-        text="StashesInOrder::takeOut(stash);",
-        within=("StashesInOrder::takeOut(stash);\n  spilling_"),
+        text="context_.away.erase(stash.sent.sequence);",
         tests=(f"{SPILLING}::test_several_are_written_at_once_and_the_first_is_waited_for",),
     ),
     spill(
         "read-is-not-on-disk",
-        text="StashesInOrder::takeOut(stash);",
-        within=("StashesInOrder::takeOut(stash);\n  reading_"),
+        text="context_.spilled.erase(stash.sent.sequence);",
         tests=(f"{SPILLING}::test_what_finds_no_room_in_pinned_memory_goes_to_disk",),
     ),
     spill(
@@ -152,7 +150,8 @@ MUTANTS = (
     ),
     disk(
         "a-job-of-the-parents-fails",
-        text=("if (!job.refused.empty()) {\n      return job.refused;\n    }"),
+        text="place.process != process_",
+        instead="false",
         tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
     ),
     disk(
@@ -169,7 +168,8 @@ MUTANTS = (
     ),
     disk(
         "an-event-of-the-parents-is-over",
-        text=("if (!isOfThisProcess()) {\n    return true;\n  }"),
+        text="!isOfThisProcess() || done_.load()",
+        instead="done_.load()",
         tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
     ),
     disk(
@@ -181,8 +181,9 @@ MUTANTS = (
     ),
     disk(
         "an-event-of-the-parents-failed",
-        text="isOfThisProcess() || done_",
+        text="isOfThisProcess() || done_.load()",
         instead="true",
+        within="return isOfThisProcess() || done_.load()",
         tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
     ),
     host_memory(

@@ -95,10 +95,8 @@ MUTANTS = (
     ),
     offload(
         "taken-is-not-away",
-        text="StashesInOrder::takeOut(stash);",
-        within=(
-            "notAheadAnyMore(stash);\n  StashesInOrder::takeOut(stash);\n  copies_.fetched(stash);"
-        ),
+        text="context_.takeOut(stash);",
+        within=("context_.takeOut(stash);\n  copies_.fetched(stash);"),
         tests=(f"{FAILURES}::test_what_was_taken_is_not_fetched_ahead_though_the_device_failed",),
     ),
     offload(
@@ -143,8 +141,8 @@ MUTANTS = (
     ),
     offload(
         "forgotten-is-in-no-list",
-        text="StashesInOrder::takeOut(stash);",
-        within=("StashesInOrder::takeOut(stash);\n  context_.drop(stash.disk.room);"),
+        text="context_.takeOut(stash);",
+        within=("context_.takeOut(stash);\n  context_.drop(stash.disk.room);"),
         tests=(f"{LIFETIMES}::test_what_was_dropped_is_in_no_list",),
     ),
     offload(
