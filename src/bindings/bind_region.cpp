@@ -1,13 +1,16 @@
-#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "ahead/arrival.h"
 #include "bindings/bindings.h"
+#include "bindings/field_dicts.h"
 #include "region/enter_region.h"
 #include "replay/escapes.h"
 #include "verify/mode.h"
+
+template <>
+struct pybind11::detail::type_caster<ebb::VerifyMode>
+    : ebb::bindings::NumberCaster<ebb::VerifyMode> {};
 
 namespace ebb::bindings {
 
@@ -23,11 +26,8 @@ void bindRegion(py::module_& module) {
              asksFor(graph);  // see Note [Replays ahead of backward]
              refill(graph);
            }));
-  module.def(
-      "verify_mode", torch::wrap_pybind_function([] { return static_cast<int>(verifyMode()); }));
-  module.def("set_verify_mode", torch::wrap_pybind_function([](int mode) {
-               return static_cast<int>(setVerifyMode(static_cast<VerifyMode>(mode)));
-             }));
+  module.def("verify_mode", torch::wrap_pybind_function(&verifyMode));
+  module.def("set_verify_mode", torch::wrap_pybind_function(&setVerifyMode));
 }
 
 }  // namespace ebb::bindings

@@ -5,7 +5,14 @@
 
 #include <pybind11/pybind11.h>
 
+#include "ebb/policy.h"
+
 namespace ebb::bindings {
+
+// The Python class of policies.
+struct PyPolicy {
+  PolicyPtr policy;  // shared with the regions that use the policy
+};
 
 void bindAhead(pybind11::module_& module);
 void bindOffload(pybind11::module_& module);
