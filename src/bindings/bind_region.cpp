@@ -4,8 +4,10 @@
 #include "ahead/arrival.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
+#include "memory/share_storage.h"
 #include "region/enter_region.h"
 #include "replay/escapes.h"
+#include "saved/placeholder.h"
 #include "verify/mode.h"
 
 template <>
@@ -26,6 +28,13 @@ void bindRegion(py::module_& module) {
              asksFor(graph);  // see Note [Replays ahead of backward]
              refill(graph);
            }));
+  module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
+  py::class_<Placeholder>(module, "Placeholder")
+      .def(py::init(torch::wrap_pybind_function([](const at::Tensor& tensor) {
+        return std::make_unique<Placeholder>(tensor);
+      })))
+      .def("discard", torch::wrap_pybind_function(&Placeholder::discard))
+      .def("refill", torch::wrap_pybind_function(&Placeholder::refill));
   module.def("verify_mode", torch::wrap_pybind_function(&verifyMode));
   module.def("set_verify_mode", torch::wrap_pybind_function(&setVerifyMode));
 }

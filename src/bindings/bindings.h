@@ -17,7 +17,6 @@ struct PyPolicy {
 void bindAhead(pybind11::module_& module);
 void bindOffload(pybind11::module_& module);
 void bindPaging(pybind11::module_& module);
-void bindPlaceholder(pybind11::module_& module);
 void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);
 void bindReport(pybind11::module_& module);
