@@ -15,7 +15,6 @@
 #include "ahead/arrival.h"
 #include "ebb/paging.h"
 #include "ebb/region.h"
-#include "intercept/collectives.h"
 #include "intercept/install.h"
 #include "policy/explain.h"
 #include "record/recorder.h"
