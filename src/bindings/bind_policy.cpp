@@ -4,7 +4,6 @@
 #include "bindings/field_dicts.h"
 #include "ebb/region.h"
 #include "policy/compiled_policy.h"
-#include "policy/explain.h"
 #include "policy/module_scope.h"
 
 template <>

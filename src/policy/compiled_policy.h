@@ -134,4 +134,11 @@ std::vector<std::string> operatorsNamed(const std::string& pattern);
 // "aten.mm.default" and "aten::mm.default" both become the latter; "mm" becomes "aten::mm".
 std::string normalisedOperatorName(const std::string& name);
 
+// A line for each rule that may decide on calls of `op`, in order, with the rule's conditions.
+// Throws c10::ValueError if there is no such operator.
+EBB_API std::string explain(const Policy& policy, const std::string& op);
+
+// Example: "rule 2, 'aten::mm', in modules that match '*.mlp'"; Verdict::kNoRule gives "default".
+std::string ruleInWords(const Policy& policy, uint16_t rule);
+
 }  // namespace ebb

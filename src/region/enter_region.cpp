@@ -16,7 +16,6 @@
 #include "ebb/paging.h"
 #include "ebb/region.h"
 #include "intercept/install.h"
-#include "policy/explain.h"
 #include "record/recorder.h"
 #include "replay/escapes.h"
 #include "report/shelf.h"
