@@ -227,7 +227,7 @@ Policy::Policy(const Policy& first, const Policy& second)
 Policy::~Policy() = default;
 
 std::unique_ptr<Decider> Policy::activate() const {
-  return std::make_unique<ActivePolicy>(shared_from_this());
+  return std::make_unique<Decider>(shared_from_this());
 }
 
 bool Policy::asksForModules() const {
@@ -328,14 +328,16 @@ PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second) {
   return std::make_shared<const Policy>(*first, *second);
 }
 
-ActivePolicy::ActivePolicy(PolicyPtr policy) : policy_(std::move(policy)) {
+Decider::Decider(PolicyPtr policy) : policy_(std::move(policy)) {
 }
 
-Decision ActivePolicy::inputs() const {
+Decider::~Decider() = default;
+
+Decision Decider::inputs() const {
   return policy_->inputs();
 }
 
-Verdict ActivePolicy::decide(const OpTraits& op) {
+Verdict Decider::decide(const OpTraits& op) {
   const auto& candidates = policy_->candidates(op);
   const auto& first = candidates.front();
   const bool simple = first.endsAlternative && candidates.size() == 1;
@@ -344,7 +346,7 @@ Verdict ActivePolicy::decide(const OpTraits& op) {
 
 // Visits the candidates of all alternatives, even if an earlier alternative decides, since rules of
 // each alternative may count calls.
-Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
+Verdict Decider::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
   uint64_t matching = 0;
   bool dependsOnResult = false;
   bool decided = false;  // in this alternative
@@ -370,7 +372,7 @@ Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& c
   return verdict;
 }
 
-Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
+Verdict Decider::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
   const auto& candidates = policy_->candidates(op);
   bool decided = false;  // in this alternative
   Verdict verdict;
@@ -390,7 +392,7 @@ Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, con
 
 // Returns the verdict of the first rule with this name that comes before `rule`. Such a rule counts
 // no calls (see checkRule), since the number of the call is no longer known.
-std::optional<Verdict> ActivePolicy::decideOnNamed(
+std::optional<Verdict> Decider::decideOnNamed(
     const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) {
   for (const auto& candidate : policy_->candidates(op)) {
     if (candidate.rule == nullptr || candidate.verdict.rule >= rule) {
@@ -405,7 +407,7 @@ std::optional<Verdict> ActivePolicy::decideOnNamed(
   return {};
 }
 
-bool ActivePolicy::matchesCall(const Policy::Candidate& candidate) {
+bool Decider::matchesCall(const Policy::Candidate& candidate) {
   const Rule& rule = *candidate.rule;
   if (!rule.module.empty() && !policy_->matchesModule(rule, currentModule())) {
     return false;
@@ -417,7 +419,7 @@ bool ActivePolicy::matchesCall(const Policy::Candidate& candidate) {
   return rule.nth != 0 ? calls == rule.nth : calls % rule.every == 0;
 }
 
-uint32_t ActivePolicy::countCall(const Rule& rule) {
+uint32_t Decider::countCall(const Rule& rule) {
   if (rule.perModule) {
     return ++callsInModule_[{&rule, currentModule()}];
   }
@@ -427,11 +429,11 @@ uint32_t ActivePolicy::countCall(const Rule& rule) {
   return ++calls_[static_cast<size_t>(&rule - policy_->rules().data())];
 }
 
-std::string ActivePolicy::ruleInWords(uint16_t rule) const {
+std::string Decider::ruleInWords(uint16_t rule) const {
   return ebb::ruleInWords(*policy_, rule);
 }
 
-const std::string& ActivePolicy::module() const {
+const std::string& Decider::module() const {
   return moduleNames(currentModule()).plain;
 }
 
