@@ -41,7 +41,7 @@ class Ahead {
     std::lock_guard<std::mutex> lock(mutex_);
     settings_ = settings;
     regions_.store(settings.regions);
-    AheadBudget::get().setLimit(settings.limit);
+    AheadBudget::get().limit = settings.limit;
   }
 
   AheadSettings settings() {
@@ -184,8 +184,8 @@ AheadStats aheadStats() {
   stats.regionsHeld = counts.of(AheadFate::Held);
   stats.regionsStopped = counts.of(AheadFate::Stopped);
   stats.failures = counts.failures;
-  stats.bytes = AheadBudget::get().taken();
-  stats.mostBytes = AheadBudget::get().most();
+  stats.bytes = AheadBudget::get().taken;
+  stats.mostBytes = AheadBudget::get().most;
   stats.workers = Ahead::get().running();
   return stats;
 }

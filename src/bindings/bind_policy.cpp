@@ -1,13 +1,13 @@
-#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/utils/pybind.h>
 
-#include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
+#include "bindings/field_dicts.h"
 #include "ebb/region.h"
 #include "policy/compiled_policy.h"
-#include "policy/explain.h"
 #include "policy/module_scope.h"
+
+template <>
+struct pybind11::detail::type_caster<ebb::Decision> : ebb::bindings::NumberCaster<ebb::Decision> {};
 
 namespace ebb::bindings {
 
@@ -21,49 +21,28 @@ auto translated(F&& f) {
   return torch::wrap_pybind_function(std::forward<F>(f));
 }
 
-Decision toDecision(int value) {
-  return static_cast<Decision>(value);
-}
-
-PyPolicy makePolicy(const std::vector<Rule>& rules, int fallback, int inputs, bool late) {
+PyPolicy makePolicy(const std::vector<Rule>& rules, Decision fallback, Decision inputs, bool late) {
   return {std::make_shared<const Policy>(
-      rules, toDecision(fallback), toDecision(inputs), late ? Names::Later : Names::Registered)};
+      rules, fallback, inputs, late ? Names::Later : Names::Registered)};
 }
 
-Rule makeRule(
-    std::string op,
-    int decision,
-    uint32_t every,
-    bool force,
-    uint32_t nth,
-    bool perModule,
-    std::string module,
-    std::string name,
-    size_t minBytes,
-    size_t maxBytes,
-    std::optional<at::ScalarType> dtype) {
-  return {
-      std::move(op),
-      toDecision(decision),
-      every,
-      force,
-      nth,
-      perModule,
-      std::move(module),
-      std::move(name),
-      minBytes,
-      maxBytes,
-      dtype};
-}
-
-}  // namespace
-
-static void bindRule(py::module_& module) {
+void bindRule(py::module_& module) {
   py::class_<Rule>(module, "Rule")
-      .def(py::init(&makeRule))
+      .def(
+          py::init<
+              std::string,
+              Decision,
+              uint32_t,
+              bool,
+              uint32_t,
+              bool,
+              std::string,
+              std::string,
+              size_t,
+              size_t,
+              std::optional<at::ScalarType>>())
       .def_readonly("op", &Rule::op)
-      .def_property_readonly(
-          "decision", [](const Rule& rule) { return static_cast<int>(rule.decision); })
+      .def_readonly("decision", &Rule::decision)
       .def_readonly("every", &Rule::every)
       .def_readonly("force", &Rule::force)
       .def_readonly("nth", &Rule::nth)
@@ -76,15 +55,15 @@ static void bindRule(py::module_& module) {
 }
 
 // Returns two numbers for each alternative: the index after its last rule, and its fallback.
-static std::vector<std::pair<size_t, int>> partsOf(const PyPolicy& policy) {
-  std::vector<std::pair<size_t, int>> parts;
+std::vector<std::pair<size_t, Decision>> partsOf(const PyPolicy& policy) {
+  std::vector<std::pair<size_t, Decision>> parts;
   for (const Policy::Alternative& alternative : policy.policy->alternatives()) {
-    parts.emplace_back(alternative.end, static_cast<int>(alternative.fallback));
+    parts.emplace_back(alternative.end, alternative.fallback);
   }
   return parts;
 }
 
-static std::vector<std::string> unmatchedOf(const PyPolicy& policy) {
+std::vector<std::string> unmatchedOf(const PyPolicy& policy) {
   std::vector<std::string> messages;
   for (const auto& [rule, message] : policy.policy->unmatched()) {
     messages.push_back(message);
@@ -92,7 +71,7 @@ static std::vector<std::string> unmatchedOf(const PyPolicy& policy) {
   return messages;
 }
 
-static void bindPolicyClass(py::module_& module) {
+void bindPolicyClass(py::module_& module) {
   py::class_<PyPolicy>(module, "Policy")
       .def(
           py::init(translated(&makePolicy)),
@@ -108,16 +87,14 @@ static void bindPolicyClass(py::module_& module) {
           [](const PyPolicy& policy) { return policy.policy->asksForModules(); })
       .def(
           "gives",
-          [](const PyPolicy& policy, int decision) {
-            return policy.policy->gives(toDecision(decision));
-          })
+          [](const PyPolicy& policy, Decision given) { return policy.policy->gives(given); })
       .def("explain", translated([](const PyPolicy& policy, const std::string& op) {
              return explain(*policy.policy, op);
            }))
-      .def("inputs", [](const PyPolicy& policy) {
-        return static_cast<int>(policy.policy->inputs());
-      });
+      .def("inputs", [](const PyPolicy& policy) { return policy.policy->inputs(); });
 }
+
+}  // namespace
 
 void bindPolicy(py::module_& module) {
   module.def("any_module_has_number", &anyModuleHasNumber);

@@ -1,13 +1,18 @@
-#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "ahead/arrival.h"
 #include "bindings/bindings.h"
+#include "bindings/field_dicts.h"
+#include "memory/share_storage.h"
 #include "region/enter_region.h"
 #include "replay/escapes.h"
+#include "saved/placeholder.h"
 #include "verify/compare.h"
+
+template <>
+struct pybind11::detail::type_caster<ebb::VerifyMode>
+    : ebb::bindings::NumberCaster<ebb::VerifyMode> {};
 
 namespace ebb::bindings {
 
@@ -23,11 +28,15 @@ void bindRegion(py::module_& module) {
              asksFor(graph);  // see Note [Replays ahead of backward]
              refill(graph);
            }));
-  module.def(
-      "verify_mode", torch::wrap_pybind_function([] { return static_cast<int>(verifyMode()); }));
-  module.def("set_verify_mode", torch::wrap_pybind_function([](int mode) {
-               return static_cast<int>(setVerifyMode(static_cast<VerifyMode>(mode)));
-             }));
+  module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
+  py::class_<Placeholder>(module, "Placeholder")
+      .def(py::init(torch::wrap_pybind_function([](const at::Tensor& tensor) {
+        return std::make_unique<Placeholder>(tensor);
+      })))
+      .def("discard", torch::wrap_pybind_function(&Placeholder::discard))
+      .def("refill", torch::wrap_pybind_function(&Placeholder::refill));
+  module.def("verify_mode", torch::wrap_pybind_function(&verifyMode));
+  module.def("set_verify_mode", torch::wrap_pybind_function(&setVerifyMode));
 }
 
 }  // namespace ebb::bindings

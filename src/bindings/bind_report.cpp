@@ -1,9 +1,36 @@
 #include <torch/csrc/Exceptions.h>
 
+#include <concepts>
+
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/profile.h"
 #include "ebb/report.h"
+
+namespace ebb::bindings {
+
+// The small structs of which there are many become tuples.
+template <class Struct>
+concept BecomesTuple =
+    HasFields<Struct> &&
+    (std::same_as<Struct, ReportValue> || std::same_as<Struct, ReportReplay> ||
+     std::same_as<Struct, ReportPoint> || std::same_as<Struct, ReportSpan> ||
+     std::same_as<Struct, ProfileReplay> || std::same_as<Struct, ProfileAllocation>);
+
+}  // namespace ebb::bindings
+
+template <ebb::bindings::BecomesTuple Struct>
+struct pybind11::detail::type_caster<Struct> {
+  static constexpr auto name = pybind11::detail::const_name("tuple");
+
+  // In the order of the struct's list of fields.
+  static pybind11::handle cast(
+      const Struct& from, pybind11::return_value_policy, pybind11::handle) {
+    return Struct::fields(
+               [&](auto... field) { return pybind11::make_tuple(from.*field.member...); })
+        .release();
+  }
+};
 
 // The dtype becomes a string; the shape becomes a tuple, which can be hashed.
 template <>
@@ -19,22 +46,6 @@ struct pybind11::detail::type_caster<ebb::ReportRow> {
 };
 
 template <>
-struct pybind11::detail::type_caster<ebb::ReportValue>
-    : ebb::bindings::TupleCaster<ebb::ReportValue> {};
-
-template <>
-struct pybind11::detail::type_caster<ebb::ReportReplay>
-    : ebb::bindings::TupleCaster<ebb::ReportReplay> {};
-
-template <>
-struct pybind11::detail::type_caster<ebb::ReportPoint>
-    : ebb::bindings::TupleCaster<ebb::ReportPoint> {};
-
-template <>
-struct pybind11::detail::type_caster<ebb::ReportSpan>
-    : ebb::bindings::TupleCaster<ebb::ReportSpan> {};
-
-template <>
 struct pybind11::detail::type_caster<ebb::ProfileValue> {
   static constexpr auto name = const_name("dict");
 
@@ -44,14 +55,6 @@ struct pybind11::detail::type_caster<ebb::ProfileValue> {
     return found.release();
   }
 };
-
-template <>
-struct pybind11::detail::type_caster<ebb::ProfileReplay>
-    : ebb::bindings::TupleCaster<ebb::ProfileReplay> {};
-
-template <>
-struct pybind11::detail::type_caster<ebb::ProfileAllocation>
-    : ebb::bindings::TupleCaster<ebb::ProfileAllocation> {};
 
 namespace ebb::bindings {
 

@@ -17,7 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/bind_policy.h"
 #include "bindings/bindings.h"
 #include "bindings/scope_type.h"
 #include "intercept/key.h"

@@ -5,12 +5,18 @@
 
 #include <pybind11/pybind11.h>
 
+#include "ebb/policy.h"
+
 namespace ebb::bindings {
+
+// The Python class of policies.
+struct PyPolicy {
+  PolicyPtr policy;  // shared with the regions that use the policy
+};
 
 void bindAhead(pybind11::module_& module);
 void bindOffload(pybind11::module_& module);
 void bindPaging(pybind11::module_& module);
-void bindPlaceholder(pybind11::module_& module);
 void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);
 void bindReport(pybind11::module_& module);

@@ -31,18 +31,6 @@ Struct fromDict(const pybind11::dict& dict) {
   return to;
 }
 
-// Converts a struct to a Python tuple, in the order of the list.
-template <HasFields Struct>
-struct TupleCaster {
-  static constexpr auto name = pybind11::detail::const_name("tuple");
-
-  static pybind11::handle cast(
-      const Struct& from, pybind11::return_value_policy, pybind11::handle) {
-    const auto toTuple = [&](auto... field) { return pybind11::make_tuple(from.*field.member...); };
-    return Struct::fields(toTuple).release();
-  }
-};
-
 // Converts an enumeration to and from a Python integer.
 template <class Enum>
 struct NumberCaster {

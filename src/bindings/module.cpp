@@ -9,7 +9,6 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   ebb::bindings::bindAhead(module);
   ebb::bindings::bindOffload(module);
   ebb::bindings::bindPaging(module);
-  ebb::bindings::bindPlaceholder(module);
   ebb::bindings::bindPolicy(module);
   ebb::bindings::bindRegion(module);
   ebb::bindings::bindReport(module);

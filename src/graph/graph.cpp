@@ -4,8 +4,6 @@
 
 namespace ebb {
 
-Graph::Graph() = default;
-
 Graph::~Graph() {
   countFromOutside();
 }

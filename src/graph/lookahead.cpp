@@ -13,13 +13,13 @@ AheadBudget& AheadBudget::get() {
 }
 
 bool AheadBudget::take(size_t nbytes) {
-  const size_t now = taken_.fetch_add(nbytes) + nbytes;
-  if (now > limit_.load()) {
-    taken_.fetch_sub(nbytes);
+  const size_t now = taken += nbytes;
+  if (now > limit) {
+    taken -= nbytes;
     return false;
   }
-  size_t most = most_.load();
-  while (most < now && !most_.compare_exchange_weak(most, now)) {
+  size_t before = most;
+  while (before < now && !most.compare_exchange_weak(before, now)) {
   }
   return true;
 }
@@ -55,7 +55,7 @@ bool Lookahead::take(size_t nbytes) {
 }
 
 void Lookahead::giveBack(size_t nbytes) {
-  AheadBudget::get().giveBack(nbytes);
+  AheadBudget::get().taken -= nbytes;
   taken -= nbytes;
 }
 

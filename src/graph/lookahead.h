@@ -27,30 +27,15 @@ using WeakGraph = c10::weak_intrusive_ptr<Graph>;
 // Process-wide limit for the bytes of recomputable values that are replayed ahead, or that stay in
 // memory after packing until the thread enters the next outermost region. See Note [Replays ahead
 // of backward].
-class EBB_API AheadBudget {
- public:
+struct EBB_API AheadBudget {
   static AheadBudget& get();
 
   // Returns false, and takes nothing, if the total would exceed the limit.
   bool take(size_t nbytes);
-  void giveBack(size_t nbytes) {
-    taken_.fetch_sub(nbytes);
-  }
 
-  void setLimit(size_t nbytes) {
-    limit_.store(nbytes);
-  }
-  size_t taken() const {
-    return taken_.load();
-  }
-  size_t most() const {
-    return most_.load();
-  }
-
- private:
-  std::atomic<size_t> limit_{0};
-  std::atomic<size_t> taken_{0};
-  std::atomic<size_t> most_{0};
+  std::atomic<size_t> limit{0};
+  std::atomic<size_t> taken{0};
+  std::atomic<size_t> most{0};  // peak of `taken`
 };
 
 // How far the replay ahead of a graph has come.

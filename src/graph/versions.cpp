@@ -2,6 +2,8 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include <algorithm>
+
 namespace ebb {
 
 void Versions::stamp(const at::Tensor& tensor) {
@@ -16,11 +18,7 @@ void Versions::stamp(const at::Tensor& tensor) {
 }
 
 bool Versions::othersHold() const {
-  const CounterStamp* stamp = others_.get();
-  while (stamp != nullptr && stamp->holds()) {
-    stamp = stamp->next.get();
-  }
-  return stamp == nullptr;
+  return std::ranges::all_of(others_, &VersionStamp::holds);
 }
 
 void Versions::learn(const c10::VariableVersion& seen) {
@@ -28,14 +26,9 @@ void Versions::learn(const c10::VariableVersion& seen) {
 }
 
 [[gnu::noinline]] void Versions::learn(const c10::VariableVersion& seen, uint32_t at) {
-  if (!seen.enabled() || know(seen)) {
-    return;
+  if (seen.enabled() && !know(seen)) {
+    others_.push_front({seen, at});
   }
-  auto stamp = std::make_unique<CounterStamp>();
-  stamp->counter = seen;
-  stamp->version = at;
-  stamp->next = std::move(others_);
-  others_ = std::move(stamp);
 }
 
 void Versions::allowOne(const c10::VariableVersion& seen) {
@@ -44,20 +37,13 @@ void Versions::allowOne(const c10::VariableVersion& seen) {
     stamp.version += sameCounter(known, seen) && known.current_version() == stamp.version + 1;
   };
   allow(written_);
-  for (CounterStamp* stamp = others_.get(); stamp != nullptr; stamp = stamp->next.get()) {
-    allow(*stamp);
-  }
+  std::ranges::for_each(others_, allow);
 }
 
 bool Versions::know(const c10::VariableVersion& seen) const {
-  if (sameCounter(seen, written_.counter)) {
-    return true;
-  }
-  const CounterStamp* stamp = others_.get();
-  while (stamp != nullptr && !sameCounter(seen, stamp->counter)) {
-    stamp = stamp->next.get();
-  }
-  return stamp != nullptr;
+  return isWriters(seen) || std::ranges::any_of(others_, [&](const VersionStamp& stamp) {
+           return sameCounter(seen, stamp.counter);
+         });
 }
 
 }  // namespace ebb

@@ -5,8 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <utility>
+#include <forward_list>
 
 #include "memory/arena.h"
 
@@ -36,16 +35,6 @@ struct VersionStamp {
   }
 };
 
-// An entry of a value's list of counters.
-struct CounterStamp : VersionStamp, InArena {
-  ~CounterStamp() {
-    while (next) {
-      next = std::move(next->next);  // a loop instead of recursion: the list may be long
-    }
-  }
-  std::unique_ptr<CounterStamp> next;
-};
-
 // The version counters of all tensors known to share a value's storage, each with its version in
 // the value's state. The methods call these tensors writers.
 class Versions {
@@ -67,7 +56,7 @@ class Versions {
 
   // True if every writer's counter still has its recorded version.
   bool hold() const {
-    return written_.holds() && (others_ == nullptr || othersHold());
+    return written_.holds() && (others_.empty() || othersHold());
   }
 
   // True if `seen` is the counter of a known writer of the storage.
@@ -92,21 +81,21 @@ class Versions {
 
   // Releases a counter that has not moved, and that nothing else refers to, so it cannot move.
   void releaseOwn() {
-    if (!others_ && written_.counter.unique() && written_.holds()) {
+    if (others_.empty() && written_.counter.unique() && written_.holds()) {
       written_.counter = c10::VariableVersion();
     }
   }
 
   void forgetOthers() {
-    others_.reset();
+    others_.clear();
   }
 
   // Calls `act` with each stamp.
   template <class Act>
   void forEach(const Act& act) const {
     act(written_);
-    for (const auto* stamp = others_.get(); stamp != nullptr; stamp = stamp->next.get()) {
-      act(*stamp);
+    for (const VersionStamp& stamp : others_) {
+      act(stamp);
     }
   }
 
@@ -114,8 +103,8 @@ class Versions {
   bool othersHold() const;
 
   // Counters of other writers of this storage: aliases with their own counters, such as the results
-  // of unsafe_chunk. Null for nearly every value.
-  std::unique_ptr<CounterStamp> others_;
+  // of unsafe_chunk. Empty for nearly every value.
+  std::forward_list<VersionStamp, ArenaAllocator<VersionStamp>> others_;
   [[no_unique_address]] VersionStamp written_;
 };
 

@@ -1,4 +1,4 @@
-#include "intercept/collectives.h"
+#include "intercept/install.h"
 
 #include <algorithm>
 #include <atomic>
@@ -55,7 +55,7 @@ std::optional<c10::KernelFunction> watchingKernel(const c10::OperatorHandle& op)
     return std::nullopt;
   }
   const auto& uses = opTraits(op).arguments.uses;
-  if (std::none_of(uses.begin(), uses.end(), isWritten)) {
+  if (std::ranges::none_of(uses, isWritten)) {
     return std::nullopt;
   }
   return c10::KernelFunction::makeFromBoxedFunction<&watch>();

@@ -6,17 +6,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
-#include "intercept/collectives.h"
 #include "intercept/interceptor.h"
 #include "intercept/key.h"
 #include "intercept/op_traits.h"
-#include "intercept/unboxed.h"
 
 namespace ebb {
 namespace {
@@ -119,9 +116,8 @@ bool hasDeviceKernel(const c10::OperatorHandle& op) {
       DispatchKey::MTIA,
       DispatchKey::HPU,
       DispatchKey::PrivateUse1};
-  return std::any_of(std::begin(kDevices), std::end(kDevices), [&](DispatchKey key) {
-    return op.hasKernelForDispatchKey(key);
-  });
+  return std::ranges::any_of(
+      kDevices, [&](DispatchKey key) { return op.hasKernelForDispatchKey(key); });
 }
 
 // Note [Operators with a kernel of their own for our key]
@@ -180,16 +176,10 @@ class Installation final {
     }
   }
 
-  void onRegistered(const c10::OperatorHandle& op) {
+  // `registered`: false: the operator was removed.
+  void noteChange(const c10::OperatorHandle& op, bool registered) {
     std::lock_guard<std::mutex> lock(pendingMutex_);
-    pending_.push_back({op.operator_name(), true});
-    operatorsAreNew.store(true, std::memory_order_release);
-  }
-
-  void onDeregistered(const c10::OperatorHandle& op) {
-    forgetOpTraits(op);
-    std::lock_guard<std::mutex> lock(pendingMutex_);
-    pending_.push_back({op.operator_name(), false});
+    pending_.push_back({op.operator_name(), registered});
     operatorsAreNew.store(true, std::memory_order_release);
   }
 
@@ -201,10 +191,11 @@ class Installation final {
 
   struct Listener final : c10::OpRegistrationListener {
     void onOperatorRegistered(const c10::OperatorHandle& op) override {
-      Installation::get().onRegistered(op);
+      Installation::get().noteChange(op, true);
     }
     void onOperatorDeregistered(const c10::OperatorHandle& op) override {
-      Installation::get().onDeregistered(op);
+      forgetOpTraits(op);
+      Installation::get().noteChange(op, false);
     }
   };
 

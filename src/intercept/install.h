@@ -1,7 +1,12 @@
-// Registers the boxed function for the interception key.
+// The kernels that ebb registers.
 #pragma once
 
+#include <ATen/core/TensorBody.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include <atomic>
+#include <optional>
 
 namespace ebb {
 
@@ -12,5 +17,27 @@ void installInterception();
 // True if a library has registered operators since the last installInterception(). Every op reads
 // the flag, so the read is one relaxed load.
 extern constinit std::atomic<bool> operatorsAreNew;
+
+// No interceptor sees collectives outside of regions. From now on, when the operator of such a
+// collective returns, `wrote` is called for each tensor that the collective writes.
+void watchCollectives(void (*wrote)(const at::Tensor&));
+
+// The kernel that calls `wrote`, for the key ADInplaceOrView, which every call passes. Empty unless
+// `op` is a collective that writes. See Note [Communication].
+std::optional<c10::KernelFunction> watchingKernel(const c10::OperatorHandle& op);
+
+// Note [Unboxed kernels]
+// The boxed fallback works for every operator, but costs about as much as recording: torch makes a
+// stack, copies each argument to the stack and moves each result back. Since torch 2.13, copying a
+// tensor that only Python holds also takes the GIL. So the operators that training runs most get a
+// kernel with the operator's own signature, as at::_ops knows it. The kernel shows arguments and
+// results to the interceptor as borrowed IValues, so both kinds of kernel share the code that
+// records.
+//
+// Four more operators are listed because of their kernels for quantised tensors: such a kernel
+// assigns another tensor to `out`, and boxing loses this assignment.
+//
+// Returns nothing for all other operators, which use the boxed function.
+std::optional<c10::KernelFunction> unboxedKernel(const c10::OperatorHandle& op);
 
 }  // namespace ebb

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
 
 namespace ebb {
 namespace {
 
 template <size_t N>
 bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::find(names, name) != names.end();
 }
 
 constexpr std::array<std::string_view, 11> kWholeOverwrites{
@@ -150,9 +149,8 @@ constexpr std::array<std::string_view, 4> kConvolutions{"conv", "rnn", "lstm", "
 
 template <size_t n>
 bool containsPart(const std::array<std::string_view, n>& parts, std::string_view name) {
-  return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) {
-    return name.find(part) != std::string_view::npos;
-  });
+  return std::ranges::any_of(
+      parts, [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
 constexpr std::array<std::string_view, 4> kReadsRequiresGrad{
@@ -164,33 +162,27 @@ constexpr std::array<std::string_view, 4> kReadsRequiresGrad{
 
 struct Workspace {
   std::string_view name;
-  size_t slot;  // among the results
+  size_t first;  // these are indices of results
+  size_t last;
 };
 
 // Results that may be partly unwritten: scratch memory of kernels, and the random state that
 // attention kernels return, which they do not write without dropout.
 constexpr Workspace kWorkspaces[] = {
-    {"aten::_ctc_loss", 1},
-    {"aten::mkldnn_rnn_layer", 3},
-    {"aten::_cudnn_rnn", 3},
-    {"aten::miopen_rnn", 3},
-    {"aten::cudnn_batch_norm", 3},
-    {"aten::_batch_norm_with_update", 3},
-    {"aten::_batch_norm_with_update_functional", 3},
-    {"aten::_scaled_dot_product_flash_attention", 6},
-    {"aten::_scaled_dot_product_flash_attention", 7},
-    {"aten::_flash_attention_forward", 2},
-    {"aten::_flash_attention_forward", 3},
-    {"aten::_scaled_dot_product_efficient_attention", 2},
-    {"aten::_scaled_dot_product_efficient_attention", 3},
-    {"aten::_efficient_attention_forward", 2},
-    {"aten::_efficient_attention_forward", 3},
-    {"aten::_scaled_dot_product_cudnn_attention", 6},
-    {"aten::_scaled_dot_product_cudnn_attention", 7},
-    {"aten::_cudnn_attention_forward", 6},
-    {"aten::_cudnn_attention_forward", 7},
-    {"aten::_scaled_dot_product_fused_attention_overrideable", 6},
-    {"aten::_scaled_dot_product_fused_attention_overrideable", 7},
+    {"aten::_ctc_loss", 1, 1},
+    {"aten::mkldnn_rnn_layer", 3, 3},
+    {"aten::_cudnn_rnn", 3, 3},
+    {"aten::miopen_rnn", 3, 3},
+    {"aten::cudnn_batch_norm", 3, 3},
+    {"aten::_batch_norm_with_update", 3, 3},
+    {"aten::_batch_norm_with_update_functional", 3, 3},
+    {"aten::_scaled_dot_product_flash_attention", 6, 7},
+    {"aten::_flash_attention_forward", 2, 3},
+    {"aten::_scaled_dot_product_efficient_attention", 2, 3},
+    {"aten::_efficient_attention_forward", 2, 3},
+    {"aten::_scaled_dot_product_cudnn_attention", 6, 7},
+    {"aten::_cudnn_attention_forward", 6, 7},
+    {"aten::_scaled_dot_product_fused_attention_overrideable", 6, 7},
 };
 
 struct LyingSchema {
@@ -308,8 +300,30 @@ constexpr std::array<std::string_view, 12> kShapeOnly{
     "aten::new_full",
 };
 
-}  // namespace
+// Corrects the ArgUse of arguments, and sets ArgumentTraits::condition, for schemas that are wrong
+// or incomplete. See Note [Schemas that lie].
+void applyLyingSchemas(OpTraits& traits) {
+  const auto& schema = traits.op.schema();
+  for (const LyingSchema& entry : kLyingSchemas) {
+    if (entry.name != schema.name()) {
+      continue;
+    }
+    for (const std::string_view argument : entry.arguments) {
+      const auto index = schema.argumentIndexWithName(argument);
+      if (!argument.empty() && index) {
+        traits.arguments.uses[*index] = entry.use;
+      }
+    }
+    if (const auto index = schema.argumentIndexWithName(entry.condition);
+        !entry.condition.empty() && index) {
+      traits.arguments.condition = static_cast<int16_t>(*index);
+      traits.arguments.conditionIsFlag =
+          schema.arguments()[*index].type()->kind() == c10::TypeKind::BoolType;
+    }
+  }
+}
 
+// Sets OpTraits::rows.
 void applyRowRule(OpTraits& traits) {
   const auto& schema = traits.op.schema();
   const std::string& name = schema.name();
@@ -343,23 +357,32 @@ void applyRowRule(OpTraits& traits) {
   }
 }
 
+}  // namespace
+
+void applyTables(OpTraits& traits) {
+  const std::string& name = traits.op.schema().name();
+  traits.limits.communicates = communicates(name);
+  traits.limits.neverReplayed |= traits.limits.communicates || contains(kNeverReplayed, name);
+  traits.limits.uninitialised = contains(kUninitialised, name);
+  traits.limits.constantFill = contains(kConstant, name);
+  traits.kernel.precision = containsPart(kConvolutions, name) ? PrecisionRead::All
+                            : containsPart(kProducts, name)   ? PrecisionRead::Products
+                                                              : PrecisionRead::None;
+  // False for recurrent layers: torch does not choose among algorithms for those.
+  traits.kernel.isConvolution =
+      name.starts_with("aten::") && name.find("convolution") != std::string::npos;
+  traits.kernel.readsRequiresGrad = contains(kReadsRequiresGrad, name);
+  applyLyingSchemas(traits);
+  applyRowRule(traits);
+}
+
 bool isWholeOverwrite(std::string_view name) {
   return contains(kWholeOverwrites, name);
 }
 
-bool isUninitialisedFactory(std::string_view name) {
-  return contains(kUninitialised, name);
-}
-
-bool isConstantFactory(std::string_view name) {
-  return contains(kConstant, name);
-}
-
 bool communicates(std::string_view name) {
-  return std::any_of(
-      kNeverReplayedNamespaces.begin(),
-      kNeverReplayedNamespaces.end(),
-      [&](std::string_view prefix) { return name.starts_with(prefix); });
+  return std::ranges::any_of(
+      kNeverReplayedNamespaces, [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
 std::vector<std::string_view> repeatableCollectives() {
@@ -371,28 +394,18 @@ std::vector<std::string_view> repeatableCollectives() {
 }
 
 bool isRepeatableCollective(std::string_view name) {
-  const auto names = repeatableCollectives();
-  return std::find(names.begin(), names.end(), name) != names.end();
+  return std::ranges::any_of(kRepeatable, [&](const auto& entry) { return entry.name == name; });
 }
 
 bool receivesInto(std::string_view name, std::string_view argument) {
-  return !argument.empty() &&
-         std::any_of(std::begin(kRepeatable), std::end(kRepeatable), [&](const auto& entry) {
-           return entry.name == name && entry.output == argument;
-         });
-}
-
-bool isNeverReplayed(std::string_view name) {
-  return contains(kNeverReplayed, name) || communicates(name);
-}
-
-bool isAllocatorHint(std::string_view name) {
-  return name == "aten::record_stream";
+  return !argument.empty() && std::ranges::any_of(kRepeatable, [&](const auto& entry) {
+    return entry.name == name && entry.output == argument;
+  });
 }
 
 bool hidesWrite(std::string_view name, std::string_view argument) {
   return communicates(name) && !argument.starts_with("input") &&
-         std::none_of(std::begin(kOnlyRead), std::end(kOnlyRead), [&](const ReadArgument& entry) {
+         std::ranges::none_of(kOnlyRead, [&](const ReadArgument& entry) {
            return entry.name == name && entry.argument == argument;
          });
 }
@@ -406,24 +419,9 @@ bool isCounted(const c10::OperatorHandle& op, const c10::Argument& argument) {
   }
   const auto& returns = op.schema().returns();
   return !name.starts_with("aten::") ||
-         std::any_of(returns.begin(), returns.end(), [&](const c10::Argument& result) {
+         std::ranges::any_of(returns, [&](const c10::Argument& result) {
            return result.alias_info() != nullptr && *result.alias_info() == *alias;
          });
-}
-
-PrecisionRead precisionRead(std::string_view name) {
-  return containsPart(kConvolutions, name) ? PrecisionRead::All
-         : containsPart(kProducts, name)   ? PrecisionRead::Products
-                                           : PrecisionRead::None;
-}
-
-// False for recurrent layers: torch does not choose among algorithms for those.
-bool isConvolution(std::string_view name) {
-  return name.starts_with("aten::") && name.find("convolution") != std::string_view::npos;
-}
-
-bool readsRequiresGrad(std::string_view name) {
-  return contains(kReadsRequiresGrad, name);
 }
 
 bool readsBeyond(std::string_view name) {
@@ -431,31 +429,9 @@ bool readsBeyond(std::string_view name) {
 }
 
 bool isWorkspace(std::string_view name, size_t slot) {
-  return std::any_of(
-      std::begin(kWorkspaces), std::end(kWorkspaces), [&](const Workspace& workspace) {
-        return workspace.name == name && workspace.slot == slot;
-      });
-}
-
-void applyLyingSchemas(OpTraits& traits) {
-  const auto& schema = traits.op.schema();
-  for (const LyingSchema& entry : kLyingSchemas) {
-    if (entry.name != schema.name()) {
-      continue;
-    }
-    for (const std::string_view argument : entry.arguments) {
-      const auto index = schema.argumentIndexWithName(argument);
-      if (!argument.empty() && index) {
-        traits.arguments.uses[*index] = entry.use;
-      }
-    }
-    if (const auto index = schema.argumentIndexWithName(entry.condition);
-        !entry.condition.empty() && index) {
-      traits.arguments.condition = static_cast<int16_t>(*index);
-      traits.arguments.conditionIsFlag =
-          schema.arguments()[*index].type()->kind() == c10::TypeKind::BoolType;
-    }
-  }
+  return std::ranges::any_of(kWorkspaces, [&](const Workspace& workspace) {
+    return workspace.name == name && workspace.first <= slot && slot <= workspace.last;
+  });
 }
 
 }  // namespace ebb

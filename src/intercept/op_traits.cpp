@@ -67,7 +67,8 @@ OpKind classify(const c10::OperatorHandle& op) {
     return OpKind::InplaceView;
   }
   const c10::FunctionSchema& schema = op.schema();
-  if (isAllocatorHint(schema.name())) {
+  // record_stream only informs the allocator, though the schema says that it writes.
+  if (schema.name() == "aten::record_stream") {
     return OpKind::PassThrough;
   }
   bool returnsTensor = false;
@@ -79,15 +80,15 @@ OpKind classify(const c10::OperatorHandle& op) {
     }
   }
   const auto& arguments = schema.arguments();
-  const bool hides = std::any_of(arguments.begin(), arguments.end(), [&](const auto& argument) {
+  const bool hides = std::ranges::any_of(arguments, [&](const auto& argument) {
     return typeOf(argument.type()) != ArgType::Other && hidesWrite(schema.name(), argument.name());
   });
   // Schemas of other libraries may be incomplete, so ebb checks each call for writes to arguments
   // that the schema shows as read. An operator without tensor arguments needs no check.
-  const bool trusted = isTorchsOwn(schema.name()) ||
-                       std::all_of(arguments.begin(), arguments.end(), [](const auto& argument) {
-                         return typeOf(argument.type()) == ArgType::Other;
-                       });
+  const bool trusted =
+      isTorchsOwn(schema.name()) || std::ranges::all_of(arguments, [](const auto& argument) {
+        return typeOf(argument.type()) == ArgType::Other;
+      });
   const bool nothing = trusted && !schema.is_mutable() && !hides && (!returnsTensor || onlyViews);
   return nothing ? OpKind::PassThrough : OpKind::Recorded;
 }
@@ -126,28 +127,18 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
 
 void fill(OpTraits& traits) {
   const auto& schema = traits.op.schema();
-  const std::string& name = schema.name();
   traits.name = qualifiedName(traits.op.operator_name());
-  traits.limits.untrusted = !isTorchsOwn(name);
+  traits.limits.untrusted = !isTorchsOwn(schema.name());
   readArguments(traits, schema);
-  applyLyingSchemas(traits);
-  const auto& uses = traits.arguments.uses;
-  traits.arguments.writes = std::any_of(uses.begin(), uses.end(), [](ArgUse use) {
+  applyTables(traits);
+  traits.arguments.writes = std::ranges::any_of(traits.arguments.uses, [](ArgUse use) {
     return use != ArgUse::Read && use != ArgUse::Unread;
   });
   traits.random.draws = traits.op.hasTag(at::Tag::nondeterministic_seeded);
-  traits.limits.neverReplayed |= isNeverReplayed(name);
-  traits.limits.communicates = communicates(name);
   for (const auto& result : schema.returns()) {
     traits.results.push_back(typeOf(result.type()));
   }
-  traits.limits.uninitialised = isUninitialisedFactory(name);
-  traits.limits.constantFill = isConstantFactory(name);
-  traits.kernel.precision = precisionRead(name);
-  traits.kernel.isConvolution = isConvolution(name);
-  traits.kernel.readsRequiresGrad = readsRequiresGrad(name);
   traits.kind = classify(traits.op);
-  applyRowRule(traits);
   if (traits.rows.rule == RowRule::ShapeOnly) {
     traits.arguments.uses[0] = traits.arguments.otherwise[0] = ArgUse::Unread;
   }

@@ -1,4 +1,4 @@
-#include "intercept/unboxed.h"
+#include "intercept/install.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_log_softmax_ops.h>

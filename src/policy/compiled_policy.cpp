@@ -4,13 +4,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <set>
 
 #include "intercept/op_tables.h"
-#include "policy/explain.h"
 #include "policy/glob.h"
 #include "policy/module_scope.h"
-#include "policy/operator_names.h"
 
 namespace ebb {
 namespace {
@@ -31,6 +30,45 @@ bool isComposite(const std::string& qualified) {
       {qualified.substr(0, dot), overload == "default" ? "" : overload});
   return op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op->hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
+// Levenshtein's edit distance.
+size_t editDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+// The `count` names most like `name`, best first.
+std::vector<std::string> nearestNames(
+    std::string_view name, const std::vector<std::string>& names, size_t count) {
+  std::vector<std::pair<size_t, const std::string*>> ranked;
+  for (const std::string& candidate : names) {
+    ranked.emplace_back(editDistance(name, candidate), &candidate);
+  }
+  // A name is not near if more than half of the letters differ, namespace aside.
+  const size_t space = name.find("::");
+  const size_t letters = name.size() - (space == std::string_view::npos ? 0 : space + 2);
+  std::erase_if(ranked, [&](const auto& entry) { return 2 * entry.first > letters; });
+  count = std::min(count, ranked.size());
+  std::partial_sort(
+      ranked.begin(), ranked.begin() + count, ranked.end(), [](const auto& a, const auto& b) {
+        return a.first != b.first ? a.first < b.first : *a.second < *b.second;
+      });
+  std::vector<std::string> nearest;
+  for (size_t i = 0; i < count; ++i) {
+    nearest.push_back(*ranked[i].second);
+  }
+  return nearest;
 }
 
 std::string unknownInWords(
@@ -189,7 +227,7 @@ Policy::Policy(const Policy& first, const Policy& second)
 Policy::~Policy() = default;
 
 std::unique_ptr<Decider> Policy::activate() const {
-  return std::make_unique<ActivePolicy>(shared_from_this());
+  return std::make_unique<Decider>(shared_from_this());
 }
 
 bool Policy::asksForModules() const {
@@ -290,14 +328,16 @@ PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second) {
   return std::make_shared<const Policy>(*first, *second);
 }
 
-ActivePolicy::ActivePolicy(PolicyPtr policy) : policy_(std::move(policy)) {
+Decider::Decider(PolicyPtr policy) : policy_(std::move(policy)) {
 }
 
-Decision ActivePolicy::inputs() const {
+Decider::~Decider() = default;
+
+Decision Decider::inputs() const {
   return policy_->inputs();
 }
 
-Verdict ActivePolicy::decide(const OpTraits& op) {
+Verdict Decider::decide(const OpTraits& op) {
   const auto& candidates = policy_->candidates(op);
   const auto& first = candidates.front();
   const bool simple = first.endsAlternative && candidates.size() == 1;
@@ -306,7 +346,7 @@ Verdict ActivePolicy::decide(const OpTraits& op) {
 
 // Visits the candidates of all alternatives, even if an earlier alternative decides, since rules of
 // each alternative may count calls.
-Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
+Verdict Decider::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
   uint64_t matching = 0;
   bool dependsOnResult = false;
   bool decided = false;  // in this alternative
@@ -332,7 +372,7 @@ Verdict ActivePolicy::decideWith(const OpTraits& op, const Policy::Candidates& c
   return verdict;
 }
 
-Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
+Verdict Decider::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
   const auto& candidates = policy_->candidates(op);
   bool decided = false;  // in this alternative
   Verdict verdict;
@@ -352,7 +392,7 @@ Verdict ActivePolicy::decideOn(const OpTraits& op, const at::Tensor& result, con
 
 // Returns the verdict of the first rule with this name that comes before `rule`. Such a rule counts
 // no calls (see checkRule), since the number of the call is no longer known.
-std::optional<Verdict> ActivePolicy::decideOnNamed(
+std::optional<Verdict> Decider::decideOnNamed(
     const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) {
   for (const auto& candidate : policy_->candidates(op)) {
     if (candidate.rule == nullptr || candidate.verdict.rule >= rule) {
@@ -367,7 +407,7 @@ std::optional<Verdict> ActivePolicy::decideOnNamed(
   return {};
 }
 
-bool ActivePolicy::matchesCall(const Policy::Candidate& candidate) {
+bool Decider::matchesCall(const Policy::Candidate& candidate) {
   const Rule& rule = *candidate.rule;
   if (!rule.module.empty() && !policy_->matchesModule(rule, currentModule())) {
     return false;
@@ -379,7 +419,7 @@ bool ActivePolicy::matchesCall(const Policy::Candidate& candidate) {
   return rule.nth != 0 ? calls == rule.nth : calls % rule.every == 0;
 }
 
-uint32_t ActivePolicy::countCall(const Rule& rule) {
+uint32_t Decider::countCall(const Rule& rule) {
   if (rule.perModule) {
     return ++callsInModule_[{&rule, currentModule()}];
   }
@@ -389,11 +429,11 @@ uint32_t ActivePolicy::countCall(const Rule& rule) {
   return ++calls_[static_cast<size_t>(&rule - policy_->rules().data())];
 }
 
-std::string ActivePolicy::ruleInWords(uint16_t rule) const {
+std::string Decider::ruleInWords(uint16_t rule) const {
   return ebb::ruleInWords(*policy_, rule);
 }
 
-const std::string& ActivePolicy::module() const {
+const std::string& Decider::module() const {
   return moduleNames(currentModule()).plain;
 }
 

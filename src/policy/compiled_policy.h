@@ -1,6 +1,7 @@
 // Policies: the decision for each operator, compiled so that a lookup compares no strings.
 #pragma once
 
+#include <ATen/core/TensorBody.h>
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
@@ -8,13 +9,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ebb/policy.h"
 #include "intercept/op_traits.h"
-#include "policy/decider.h"
 
 namespace ebb {
 
@@ -22,6 +23,18 @@ namespace ebb {
 // policy is made. Later: also operators that a library registers later. In both cases a rule for
 // torch's own operators must match a registered operator; else the constructor throws.
 enum class Names { Registered, Later };
+
+struct Verdict {
+  static constexpr uint16_t kNoRule = UINT16_MAX;
+
+  Decision decision = Decision::Recompute;
+  bool forced = false;      // by a rule with `force`, which overrides Note [Never replayed]
+  bool named = false;       // a rule matched, not only a default
+  uint16_t rule = kNoRule;  // index in the policy
+  uint64_t perResult = 0;   // not 0: the decision depends on each result; call decideOn()
+};
+
+class Decider;
 
 // See makePolicy. Immutable; shared by threads.
 class EBB_API Policy : public std::enable_shared_from_this<Policy> {
@@ -102,20 +115,31 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   mutable std::vector<std::vector<int8_t>> modules_;  // by rule, module: 1 yes, -1 no, 0 unknown
 };
 
-// A policy in use by one region, with counts of calls for the rules that need counts.
-class ActivePolicy : public Decider {
+// A policy in use by one region: decides on the outputs of the region's ops, and counts calls for
+// the rules that need counts.
+class EBB_API Decider {
  public:
-  explicit ActivePolicy(PolicyPtr policy);
-  Verdict decide(const OpTraits& op) override;
-  Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) override;
+  explicit Decider(PolicyPtr policy);
+  virtual ~Decider();
+
+  // Runs for each recorded op and must be fast. Virtual for tests.
+  virtual Verdict decide(const OpTraits& op);
+
+  // The verdict on one result of an op. `call` is the verdict on the op's call.
+  Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call);
+
+  // The verdict on a result that the program has just named; `rule` decided on the result before.
+  // Empty if no rule before `rule` matches the name.
   std::optional<Verdict> decideOnNamed(
-      const OpTraits& op,
-      const at::Tensor& result,
-      uint16_t rule,
-      const std::string& name) override;
-  Decision inputs() const override;
-  std::string ruleInWords(uint16_t rule) const override;
-  const std::string& module() const override;
+      const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name);
+
+  // For reports: the deciding rule in words.
+  std::string ruleInWords(uint16_t rule) const;
+  // For reports: the name of the running module.
+  const std::string& module() const;
+
+  // The decision for values that the region reads and that another autograd function computed.
+  Decision inputs() const;
 
  private:
   Verdict decideWith(const OpTraits& op, const Policy::Candidates& candidates);
@@ -133,5 +157,12 @@ std::vector<std::string> operatorsNamed(const std::string& pattern);
 
 // "aten.mm.default" and "aten::mm.default" both become the latter; "mm" becomes "aten::mm".
 std::string normalisedOperatorName(const std::string& name);
+
+// A line for each rule that may decide on calls of `op`, in order, with the rule's conditions.
+// Throws c10::ValueError if there is no such operator.
+EBB_API std::string explain(const Policy& policy, const std::string& op);
+
+// Example: "rule 2, 'aten::mm', in modules that match '*.mlp'"; Verdict::kNoRule gives "default".
+std::string ruleInWords(const Policy& policy, uint16_t rule);
 
 }  // namespace ebb

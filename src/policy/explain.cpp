@@ -1,12 +1,10 @@
-#include "policy/explain.h"
-
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "policy/compiled_policy.h"
-#include "policy/operator_names.h"
+#include "policy/glob.h"
 
 namespace ebb {
 namespace {

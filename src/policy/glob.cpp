@@ -85,4 +85,9 @@ bool isGlob(std::string_view pattern) {
   return pattern.find_first_of("*?[") != kNone;
 }
 
+bool operatorMatches(std::string_view pattern, std::string_view qualifiedName) {
+  const std::string_view name = qualifiedName.substr(0, qualifiedName.rfind('.'));
+  return globMatches(pattern, name) || globMatches(pattern, qualifiedName);
+}
+
 }  // namespace ebb

@@ -17,4 +17,7 @@ EBB_API bool globMatches(std::string_view pattern, std::string_view text);
 // True if `pattern` has any special character.
 bool isGlob(std::string_view pattern);
 
+// `pattern` names an operator ("aten::mm": all overloads) or an overload, or is a glob over either.
+bool operatorMatches(std::string_view pattern, std::string_view qualifiedName);
+
 }  // namespace ebb

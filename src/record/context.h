@@ -7,7 +7,7 @@
 
 #include "ebb/report.h"
 #include "graph/graph.h"
-#include "policy/decider.h"
+#include "policy/compiled_policy.h"
 
 namespace ebb {
 

@@ -10,7 +10,7 @@
 #include "graph/graph.h"
 #include "graph/value.h"
 #include "intercept/interceptor.h"
-#include "policy/decider.h"
+#include "policy/compiled_policy.h"
 #include "record/context.h"
 #include "record/results.h"
 #include "record/retention.h"

@@ -4,7 +4,7 @@
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "graph/value.h"
-#include "policy/decider.h"
+#include "policy/compiled_policy.h"
 #include "record/arguments.h"
 #include "record/value_map.h"
 

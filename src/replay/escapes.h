@@ -6,7 +6,6 @@
 
 #include <string>
 
-#include "graph/escaped.h"
 #include "graph/graph.h"
 
 namespace ebb {

@@ -18,7 +18,7 @@
 #include "ahead/graph_replay.h"
 #include "ahead/idle_cores.h"
 #include "ahead/room.h"
-#include "bindings/bind_policy.h"
+#include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
 #include "ebb/paging.h"

@@ -1,50 +1,27 @@
 #include "failing_policy.h"
 
 #include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "intercept/op_traits.h"
 #include "policy/compiled_policy.h"
-#include "policy/decider.h"
 
 namespace ebb {
 namespace {
 
 class FailingDecider final : public Decider {
  public:
-  FailingDecider(std::unique_ptr<Decider> real, uint32_t at) : real_(std::move(real)), at_(at) {
+  FailingDecider(PolicyPtr policy, uint32_t at) : Decider(std::move(policy)), at_(at) {
   }
 
   Verdict decide(const OpTraits& op) override {
     TORCH_CHECK(++ops_ != at_, "ebb: fault injected before ", op.name);
-    return real_->decide(op);
-  }
-  Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) override {
-    return real_->decideOn(op, result, call);
-  }
-  std::optional<Verdict> decideOnNamed(
-      const OpTraits& op,
-      const at::Tensor& result,
-      uint16_t rule,
-      const std::string& name) override {
-    return real_->decideOnNamed(op, result, rule, name);
-  }
-  std::string ruleInWords(uint16_t rule) const override {
-    return real_->ruleInWords(rule);
-  }
-  const std::string& module() const override {
-    return real_->module();
-  }
-  Decision inputs() const override {
-    return real_->inputs();
+    return Decider::decide(op);
   }
 
  private:
-  std::unique_ptr<Decider> real_;  // what decides otherwise
-  uint32_t at_;                    // the op that fails
-  uint32_t ops_ = 0;               // that were asked about
+  uint32_t at_;       // the op that fails
+  uint32_t ops_ = 0;  // that were asked about
 };
 
 class FailingPolicy final : public Policy {
@@ -53,7 +30,7 @@ class FailingPolicy final : public Policy {
   }
 
   std::unique_ptr<Decider> activate() const override {
-    return std::make_unique<FailingDecider>(Policy::activate(), at_);
+    return std::make_unique<FailingDecider>(shared_from_this(), at_);
   }
 
  private:

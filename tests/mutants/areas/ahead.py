@@ -369,7 +369,7 @@ PLACES: Places = {
         (
             (ORDER + "::test_the_limit_holds",),
             "ahead-within-the-limit",
-            "now > limit_.load()",
+            "now > limit",
             "false",
         ),
         (
