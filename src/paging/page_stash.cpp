@@ -71,7 +71,7 @@ bool PageStash::mayComeAhead() const {
 }
 
 void PageStash::checkNotCondemned() const {
-  const int64_t errors = pool ? pool->flags().condemned() : 0;
+  const int64_t errors = pool ? pool->flags().condemned : 0;
   TORCH_CHECK(
       errors == 0,
       "ebb: cannot restore a tensor that was paged in region '",

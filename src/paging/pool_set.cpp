@@ -191,7 +191,7 @@ int64_t PoolSet::drop() {
     if (pool->isCaptured()) {
       retired_.push_back(std::move(pool));
     } else {
-      pool->flags().condemn();
+      pool->flags().condemned = pool->flags().errors();
     }
   }
   pools_.clear();
@@ -231,7 +231,8 @@ void PoolSet::startReading(const std::function<bool(const TrackedPool&)>& which)
     if (!reading.empty()) {
       const PageLane::Call copied = lane.mark();
       for (TrackedPool* pool : reading) {
-        pool->flags().noteReading(copied);
+        pool->flags().reading = copied;
+        pool->flags().mayHaveChanged = false;
       }
     }
   }
@@ -247,15 +248,17 @@ int64_t PoolSet::readErrors() {
   EventPtr over;
   forEach([&](TrackedPool& pool) {
     PoolFlags& flags = pool.flags();
-    if (!flags.reading()) {
+    if (!flags.reading) {
       return;
     }
-    if (const auto end = flags.reading()->end; end && end != over) {
+    if (const auto end = flags.reading->end; end && end != over) {
       end->synchronize();
-      pool.lane().noteOver(*flags.reading());
+      pool.lane().noteOver(*flags.reading);
       over = end;
     }
-    flags.endReading();
+    flags.reading.reset();
+    // Without an error, the flags stay the same until the next use.
+    flags.mayHaveChanged |= flags.errors() != 0;
     errors |= flags.errors();
     spilled |= flags.spilled();
   });
@@ -298,7 +301,7 @@ void PoolSet::addErrors(at::Tensor& errors) {
   });
   const auto add = [&] {
     for (const TrackedPool* pool : pools) {
-      pool->addErrors(errors);
+      errors.bitwise_or_(pool->pages().flags().select(0, 0));
     }
   };
   if (!pools.empty()) {
