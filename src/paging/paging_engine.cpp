@@ -79,7 +79,7 @@ c10::intrusive_ptr<Stash> Paging::send(const PageSource& source, const PageGroup
     step_.stashed(*stash);
     ++alive_;
     ++counts_.stashed;
-    const TrackedPoolPtr pool = step_.log().isRecording() ? nullptr : pools_.find(stash->kind);
+    const TrackedPoolPtr pool = step_.log().isRecording ? nullptr : pools_.find(stash->kind);
     if (group->resident) {
       stash->bytes = source.storage;
       ++counts_.resident;
@@ -94,8 +94,8 @@ c10::intrusive_ptr<Stash> Paging::send(const PageSource& source, const PageGroup
 
 // See Note [How pools are sized]
 void Paging::copyRows(PageStash& stash, const PageSource& source) {
-  if (!step_.log().isRecording()) {
-    step_.log().recordNext();  // the recorded step had no tensor of this kind
+  if (!step_.log().isRecording) {
+    step_.log().recordNext = true;  // the recorded step had no tensor of this kind
   }
   TORCH_CHECK(
       !isCapturing(stash.kind.device),
@@ -392,7 +392,7 @@ void Paging::abandonStep() {
 
 // Errors of dropped pools are kept until the user is told.
 void Paging::stepBegins() {
-  if (step_.log().isToBeRecorded()) {
+  if (step_.log().recordNext) {
     TORCH_CHECK(
         !pools_.isCapturing(),
         "ebb: a step of ebb.paging that sizes the page pools cannot begin during CUDA graph "
@@ -411,13 +411,13 @@ void Paging::stepEnds() {
   }
   ++counts_.recordedSteps;
   if (pools_.make(step_.takeNeeds(settings_.pageRows), settings_)) {
-    step_.log().hasPools();
+    step_.log().isRecording = false;  // pools exist now
   }
 }
 
 void Paging::recordNext() {
   const Lock lock(mutex_);
-  step_.log().recordNext();
+  step_.log().recordNext = true;
 }
 
 // Marks the step as invalid, and lets the next step be recorded.
@@ -426,7 +426,7 @@ void Paging::noteErrors(int64_t errors) {
     ++counts_.overflows;
   }
   reportedErrors_ |= errors;
-  step_.log().recordNext();
+  step_.log().recordNext = true;
   pools_.growUsedUp();
 }
 

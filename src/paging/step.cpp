@@ -37,7 +37,7 @@ void PageStep::closeBracket() {
   try {
     schedule_.end();
   } catch (...) {
-    log_.recordNext();
+    log_.recordNext = true;
     throw;
   }
 }
@@ -45,8 +45,8 @@ void PageStep::closeBracket() {
 void PageStep::abandonBracket() {
   bracketed_ = open_ = false;
   schedule_.abandon();
-  if (log_.isRecording() || !schedule_.isRecorded()) {
-    log_.recordNext();
+  if (log_.isRecording || !schedule_.isRecorded()) {
+    log_.recordNext = true;
   }
 }
 

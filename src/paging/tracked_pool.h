@@ -21,8 +21,8 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows);
 struct PoolFlags {
   at::Tensor seen;                          // pinned memory; zeros before the first reading
   std::optional<PageLane::Call> reading{};  // the end of the copy to `seen`; unset if none runs
-  bool mayHaveChanged = false;              // the pool was used since the last reading began
-  int64_t condemned = 0;                    // error bits read last before the pool was dropped
+  bool mayHaveChanged = false;  // used since the last reading began, or errors were read
+  int64_t condemned = 0;        // error bits read last before the pool was dropped
 
   // Error bits of the last reading, see pool/layout.h.
   int64_t errors() const {
