@@ -28,7 +28,6 @@ Paging& Paging::get() {
 }
 
 void Paging::configure(const PagingSettings& settings) {
-  checkSettings(settings);
   const Lock lock(mutex_);
   settings_ = settings;
 }
@@ -56,8 +55,8 @@ auto Paging::telling(const F& locked) {
   try {
     return locked();
   } catch (const PageOverflow& overflow) {
-    if (throwOverflow_ != nullptr) {
-      throwOverflow_(overflow.what_without_backtrace());
+    if (throwOverflow != nullptr) {
+      throwOverflow(overflow.what_without_backtrace());
     }
     throw;
   }
@@ -479,10 +478,6 @@ PagingStats Paging::stats() {
   now.schedule = step_.schedule();
   pools_.addTo(now);
   return now;
-}
-
-void Paging::setThrow(void (*throwOverflow)(const std::string& message)) {
-  throwOverflow_ = throwOverflow;
 }
 
 void Paging::reset() {

@@ -56,10 +56,9 @@ bool PageStep::isOver() const {
 
 bool PageStep::enter(const PageGroupPtr& entered) {
   PageGroup& group = *entered;
-  if (group.entered && group.step == number_) {
+  if (group.step == number_) {
     return false;
   }
-  group.entered = true;
   group.cameBack = false;
   group.step = number_;
   const auto [stage, microbatch] = pipelinePlace();
