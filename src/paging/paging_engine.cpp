@@ -183,7 +183,12 @@ void Paging::bring(PageStash& stash, const c10::Storage& living) {
     stash.pool.reset();
     stash.bytes = living;
   } else if (stash.state == State::Copied) {
-    takeCopied(stash);
+    RECORD_USER_SCOPE("ebb::restore");
+    takeOver(stash);
+    if (isCapturing(stash.kind.device)) {
+      ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each launch
+    }
+    stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
   } else if (stash.state == State::Resident) {
     takeOver(stash);
   } else {
@@ -232,15 +237,6 @@ void Paging::giveUp(PageStash& stash) {
     }
   }
   mutex_.drop(stash.bytes);
-}
-
-void Paging::takeCopied(PageStash& stash) {
-  RECORD_USER_SCOPE("ebb::restore");
-  takeOver(stash);
-  if (isCapturing(stash.kind.device)) {
-    ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each launch
-  }
-  stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
 }
 
 void Paging::takeRestored(PageStash& stash) {

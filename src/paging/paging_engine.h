@@ -121,7 +121,6 @@ class EBB_API Paging {
   void checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash);
   void backwardBegins(PageGroup& group);
   void giveUp(PageStash& stash);
-  void takeCopied(PageStash& stash);
   void takeRestored(PageStash& stash);
   void checkErrors(const PageStash& stash);
   static void noteMade(PageStash& stash);
