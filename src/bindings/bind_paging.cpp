@@ -78,7 +78,7 @@ std::vector<at::Generator> deviceGenerators() {
 }  // namespace
 
 void bindPaging(py::module_& module) {
-  Paging::get().setThrow(&throwOverflow);
+  Paging::get().throwOverflow = &throwOverflow;
   const auto plain = [](auto function) { return torch::wrap_pybind_function_no_gil(function); };
   module.def("mark_rows", plain(&markRows));
   module.def("paging_settings", torch::wrap_pybind_function(&pagingSettings));

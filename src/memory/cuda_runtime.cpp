@@ -10,23 +10,19 @@
 namespace ebb {
 namespace {
 
-// True if the file at `path` is CUDA's runtime. The name may contain a hash, as in the archives of
-// libtorch: libcudart-d0da41ae.so.13.
-bool isRuntime(std::string_view path) {
-  return path.substr(path.rfind('/') + 1).starts_with("libcudart");
-}
-
 // Returns a handle of CUDA's runtime if the library is loaded; else null. Searches the loaded
-// libraries by name, since symbols of torch's dependencies are usually not global.
+// libraries by name, since symbols of torch's dependencies are usually not global. The name may
+// contain a hash, as in the archives of libtorch: libcudart-d0da41ae.so.13.
 void* loadedRuntime() {
   std::string name;
   dl_iterate_phdr(
       [](dl_phdr_info* library, size_t, void* found) {
-        const bool isIt = isRuntime(library->dlpi_name);
-        if (isIt) {
-          *static_cast<std::string*>(found) = library->dlpi_name;
+        const std::string_view path = library->dlpi_name;
+        if (!path.substr(path.rfind('/') + 1).starts_with("libcudart")) {
+          return 0;
         }
-        return isIt ? 1 : 0;
+        *static_cast<std::string*>(found) = path;
+        return 1;
       },
       &name);
   return name.empty() ? nullptr : dlopen(name.c_str(), RTLD_NOLOAD | RTLD_LAZY);

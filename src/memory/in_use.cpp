@@ -106,13 +106,8 @@ class CountingAllocator final : public c10::Allocator {
       return usable;
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = large_.find(data);
-    if (found == large_.end()) {
-      return usable;
-    }
-    const size_t nbytes = found->second;
-    large_.erase(found);
-    return nbytes;
+    const auto found = large_.extract(data);
+    return found.empty() ? usable : found.mapped();
   }
 
   c10::Allocator& torchs_ = *c10::GetCPUAllocator();

@@ -109,10 +109,6 @@ struct Pages {
   bool isRegistered = false;
 };
 
-void freePages(void* pages) {
-  delete static_cast<Pages*>(pages);
-}
-
 void touch(char* from, const char* to) {
   for (; from < to; from += kPage) {
     *static_cast<volatile char*>(from) = 0;
@@ -179,10 +175,11 @@ c10::Storage allocatePinned(size_t nbytes, c10::Device device) {
     }
     if (pages->isRegistered) {
       void* memory = pages->memory;
+      const auto freePages = [](void* pages) { delete static_cast<Pages*>(pages); };
       return c10::Storage(
           c10::Storage::use_byte_size_t(),
           nbytes,
-          c10::DataPtr(memory, pages.release(), &freePages, c10::Device(c10::kCPU)));
+          c10::DataPtr(memory, pages.release(), freePages, c10::Device(c10::kCPU)));
     }
   }
   return allocate(nbytes, c10::TensorOptions(c10::kCPU).pinned_memory(true));

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <new>
@@ -19,16 +20,6 @@ bool isOfCpuAllocator(const c10::Error& error) {
   const std::string_view what = error.what_without_backtrace();
   return what.find("DefaultCPUAllocator: can't allocate memory") != std::string_view::npos ||
          what.find("DefaultCPUAllocator: not enough memory") != std::string_view::npos;
-}
-
-bool giveBack(Shortage shortage) {
-  for (const auto& reserve : reserves) {
-    const GiveBack give = reserve.load();
-    if (give != nullptr && give(shortage)) {
-      return true;
-    }
-  }
-  return false;
 }
 
 }  // namespace
@@ -58,7 +49,10 @@ bool relieved() {
   }
   failures.fetch_add(1, std::memory_order_relaxed);
   try {
-    return giveBack(shortage);
+    return std::any_of(reserves.begin(), reserves.end(), [&](const auto& reserve) {
+      const GiveBack giveBack = reserve.load();
+      return giveBack != nullptr && giveBack(shortage);
+    });
   } catch (const std::exception&) {
     return false;  // perhaps the device has failed: the exception being handled says more
   }

@@ -1,5 +1,6 @@
 #include "memory/share_storage.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 
@@ -81,17 +82,6 @@ void checkSame(const char* what, const T& dst, const T& src) {
       src);
 }
 
-size_t shownBytes(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) {
-    return 0;
-  }
-  int64_t last = tensor.storage_offset();
-  for (int64_t i = 0; i < tensor.dim(); ++i) {
-    last += (tensor.size(i) - 1) * tensor.stride(i);
-  }
-  return static_cast<size_t>(last + 1) * tensor.element_size();
-}
-
 }  // namespace
 
 void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
@@ -104,7 +94,9 @@ void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
   checkSame("storage offset", dst.storage_offset(), src.storage_offset());
   const c10::Storage to = dst.storage();
   const c10::Storage from = ownerOf(src.storage());
-  const size_t needed = std::max(to.nbytes(), shownBytes(dst));
+  const size_t shown = at::detail::computeStorageNbytes(
+      dst.sizes(), dst.strides(), dst.element_size(), dst.storage_offset());
+  const size_t needed = std::max(to.nbytes(), shown);
   TORCH_CHECK_VALUE(
       src.storage().nbytes() >= needed,
       "ebb: share_storage needs a src of at least ",

@@ -102,14 +102,6 @@ Stillness::~Stillness() {
   }
 }
 
-Commotion::Commotion() {
-  beginCommotion();
-}
-
-Commotion::~Commotion() {
-  endCommotion();
-}
-
 void beginCommotion() {
   commotions.fetch_add(1);
   uint32_t running = replaysAhead.load();

@@ -38,19 +38,22 @@ class EBB_API Stillness {
   bool holds_;
 };
 
-// While a Commotion exists, no replay ahead runs. The constructor waits for the recipes that run
-// ahead, without the GIL.
-class EBB_API Commotion {
- public:
-  Commotion();
-  ~Commotion();
+// Between the two calls no replay ahead runs. The first call waits for the recipes that run ahead,
+// without the GIL.
+EBB_API void beginCommotion();
+EBB_API void endCommotion();
+
+// A commotion for as long as the object lives.
+struct Commotion {
+  Commotion() {
+    beginCommotion();
+  }
+  ~Commotion() {
+    endCommotion();
+  }
   Commotion(const Commotion&) = delete;
   Commotion& operator=(const Commotion&) = delete;
 };
-
-// Like a Commotion, for changes that begin and end in different places.
-EBB_API void beginCommotion();
-EBB_API void endCommotion();
 
 // Note [Hands on a storage]
 // The program *has a hand on a storage* if it may change the storage without ebb's knowledge.

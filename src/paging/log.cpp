@@ -1,50 +1,15 @@
 #include "paging/log.h"
 
+#include <ATen/ceil_div.h>
+
 #include <algorithm>
 #include <utility>
 
 namespace ebb {
-namespace {
-
-// The use of one pool at one point of the recorded step.
-struct Use {
-  struct Stacked {
-    size_t stash;
-    int64_t rows;
-    bool gone;
-  };
-  int64_t pages = 0;
-  int64_t rows = 0;
-  int64_t padded = 0;
-  int64_t stackRows = 0;
-  std::vector<Stacked> stack;
-
-  void push(size_t stash, int64_t addedPages, int64_t addedRows, int64_t total) {
-    pages += addedPages;
-    rows += addedRows;
-    padded += total;
-    stackRows += addedRows;
-    stack.push_back({stash, addedRows, false});
-  }
-
-  void remove(size_t stash, int64_t removedPages, int64_t removedRows, int64_t total) {
-    pages -= removedPages;
-    rows -= removedRows;
-    padded -= total;
-    for (auto& stacked : stack) {
-      stacked.gone |= stacked.stash == stash;
-    }
-    for (; !stack.empty() && stack.back().gone; stack.pop_back()) {
-      stackRows -= stack.back().rows;
-    }
-  }
-};
-
-}  // namespace
 
 void PageLog::stepBegins() {
-  if (std::exchange(next_, false)) {
-    recording_ = true;
+  if (std::exchange(recordNext, false)) {
+    isRecording = true;
     records_.clear();
   }
 }
@@ -66,25 +31,37 @@ void PageLog::gone(size_t number) {
 
 PageNeeds PageLog::takeNeeds(
     int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) {
-  std::map<PoolKey, PageNeed> needs;
+  struct Use {
+    PageNeed now;               // after the records so far; without `largest`
+    std::vector<size_t> stack;  // numbers of the tensors
+  };
+  PageNeeds needs;
   std::map<PoolKey, Use> uses;
-  for (size_t place = 0; place < records_.size(); ++place) {
-    const Record& record = records_[place];
+  std::vector<bool> isGone(records_.size());
+  for (size_t number = 0; number < records_.size(); ++number) {
+    const Record& record = records_[number];
     if (skipped(record.entry)) {
       continue;
     }
-    Use& use = uses[record.pool];
-    const int64_t pages = (record.rows + pageRows - 1) / pageRows;
-    if (record.stash == place) {
-      use.push(record.stash, pages, record.rows, record.total);
-    } else {
-      use.remove(record.stash, pages, record.rows, record.total);
+    auto& [now, stack] = uses[record.pool];
+    const bool isNew = record.stash == number;
+    const int64_t sign = isNew ? 1 : -1;
+    now.pages += sign * at::ceil_div(record.rows, pageRows);
+    now.rows += sign * record.rows;
+    now.padded += sign * record.total;
+    if (isNew) {
+      now.stackRows += record.rows;
+      stack.push_back(number);
+    }
+    isGone[record.stash] = !isNew;
+    for (; !stack.empty() && isGone[stack.back()]; stack.pop_back()) {
+      now.stackRows -= records_[stack.back()].rows;
     }
     PageNeed& need = needs[record.pool];
-    need.pages = std::max(need.pages, use.pages);
-    need.stackRows = std::max(need.stackRows, use.stackRows);
-    need.rows = std::max(need.rows, use.rows);
-    need.padded = std::max(need.padded, use.padded);
+    need.pages = std::max(need.pages, now.pages);
+    need.stackRows = std::max(need.stackRows, now.stackRows);
+    need.rows = std::max(need.rows, now.rows);
+    need.padded = std::max(need.padded, now.padded);
     need.largest = std::max(need.largest, record.rows);
   }
   records_.clear();

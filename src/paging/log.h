@@ -40,30 +40,17 @@ struct PageNeed {
 using PageNeeds = std::map<PoolKey, PageNeed>;
 
 // The log of recorded steps. See Note [How pools are sized].
-class PageLog {
- public:
-  // A step begins; it is recorded if recordNext() was called.
-  void stepBegins();
-  void recordNext() {
-    next_ = true;
-  }
-  bool isToBeRecorded() const {
-    return next_;
-  }
+struct PageLog {
+  bool recordNext = false;  // the next step is to be recorded
+  bool isRecording = true;  // valid rows of the current step are copied instead of paged; false
+                            // once pools exist
 
-  // True if the current step is recorded: its valid rows are copied instead of paged.
-  bool isRecording() const {
-    return recording_;
-  }
+  // A step begins; it is recorded if `recordNext` is set.
+  void stepBegins();
 
   // True if the log of the recorded step can size pools.
   bool isComplete() const {
-    return recording_ && !records_.empty();
-  }
-
-  // Pools exist now, so steps are no longer recorded.
-  void hasPools() {
-    recording_ = false;
+    return isRecording && !records_.empty();
   }
 
   // Logs a tensor of `total` rows, of which `rows` are valid. Returns the tensor's number.
@@ -86,8 +73,6 @@ class PageLog {
   };
 
   std::vector<Record> records_;  // in order of occurrence
-  bool recording_ = true;
-  bool next_ = false;  // the next step is to be recorded
 };
 
 }  // namespace ebb

@@ -46,24 +46,15 @@ bool PageStash::hasNan() const {
 }
 
 PageFill PageStash::fill(DeadRows deadRows) const {
-  const unsigned char shows = hasNan() ? 0xFF : 0;
-  const auto filled = [&](unsigned char byte) {
-    return PageFill{PageDeadRows::Filled, byte, shows, false};
-  };
-  if (showDeadRows) {
-    return filled(shows);
+  const unsigned char nan = hasNan() ? 0xFF : 0;
+  if (showDeadRows || deadRows == DeadRows::Nan) {
+    return {PageDeadRows::Filled, nan, nan, false};
   }
-  switch (deadRows) {
-    case DeadRows::Repeat:
-      return {PageDeadRows::FirstRow, 0, shows, false};
-    case DeadRows::Zero:
-      return filled(0);
-    case DeadRows::Nan:
-      return filled(shows);
-    case DeadRows::None:
-      break;
+  if (deadRows == DeadRows::Zero) {
+    return {PageDeadRows::Filled, 0, nan, false};
   }
-  return {PageDeadRows::Untouched, 0, shows, false};
+  const bool repeats = deadRows == DeadRows::Repeat;
+  return {repeats ? PageDeadRows::FirstRow : PageDeadRows::Untouched, 0, nan, false};
 }
 
 bool PageStash::mayComeAhead() const {
@@ -71,7 +62,7 @@ bool PageStash::mayComeAhead() const {
 }
 
 void PageStash::checkNotCondemned() const {
-  const int64_t errors = pool ? pool->flags().condemned() : 0;
+  const int64_t errors = pool ? pool->flags().condemned : 0;
   TORCH_CHECK(
       errors == 0,
       "ebb: cannot restore a tensor that was paged in region '",

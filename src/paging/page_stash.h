@@ -33,8 +33,7 @@ struct PageGroup {
   }
 
   const std::string region;         // name of the region
-  uint64_t step = 0;                // step of the stashes
-  bool entered = false;             // `forward` is set
+  uint64_t step = 0;                // step of the stashes; 0: none yet, `forward` is not set
   bool cameBack = false;            // the group's backward has begun
   bool resident = false;            // see Note [Page schedules]
   ScheduleEntry forward{};          // entry in the step's schedule

@@ -28,7 +28,6 @@ Paging& Paging::get() {
 }
 
 void Paging::configure(const PagingSettings& settings) {
-  checkSettings(settings);
   const Lock lock(mutex_);
   settings_ = settings;
 }
@@ -56,8 +55,8 @@ auto Paging::telling(const F& locked) {
   try {
     return locked();
   } catch (const PageOverflow& overflow) {
-    if (throwOverflow_ != nullptr) {
-      throwOverflow_(overflow.what_without_backtrace());
+    if (throwOverflow != nullptr) {
+      throwOverflow(overflow.what_without_backtrace());
     }
     throw;
   }
@@ -79,7 +78,7 @@ c10::intrusive_ptr<Stash> Paging::send(const PageSource& source, const PageGroup
     step_.stashed(*stash);
     ++alive_;
     ++counts_.stashed;
-    const TrackedPoolPtr pool = step_.log().isRecording() ? nullptr : pools_.find(stash->kind);
+    const TrackedPoolPtr pool = step_.log().isRecording ? nullptr : pools_.find(stash->kind);
     if (group->resident) {
       stash->bytes = source.storage;
       ++counts_.resident;
@@ -94,8 +93,8 @@ c10::intrusive_ptr<Stash> Paging::send(const PageSource& source, const PageGroup
 
 // See Note [How pools are sized]
 void Paging::copyRows(PageStash& stash, const PageSource& source) {
-  if (!step_.log().isRecording()) {
-    step_.log().recordNext();  // the recorded step had no tensor of this kind
+  if (!step_.log().isRecording) {
+    step_.log().recordNext = true;  // the recorded step had no tensor of this kind
   }
   TORCH_CHECK(
       !isCapturing(stash.kind.device),
@@ -184,7 +183,12 @@ void Paging::bring(PageStash& stash, const c10::Storage& living) {
     stash.pool.reset();
     stash.bytes = living;
   } else if (stash.state == State::Copied) {
-    takeCopied(stash);
+    RECORD_USER_SCOPE("ebb::restore");
+    takeOver(stash);
+    if (isCapturing(stash.kind.device)) {
+      ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each launch
+    }
+    stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
   } else if (stash.state == State::Resident) {
     takeOver(stash);
   } else {
@@ -233,15 +237,6 @@ void Paging::giveUp(PageStash& stash) {
     }
   }
   mutex_.drop(stash.bytes);
-}
-
-void Paging::takeCopied(PageStash& stash) {
-  RECORD_USER_SCOPE("ebb::restore");
-  takeOver(stash);
-  if (isCapturing(stash.kind.device)) {
-    ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each launch
-  }
-  stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
 }
 
 void Paging::takeRestored(PageStash& stash) {
@@ -392,7 +387,7 @@ void Paging::abandonStep() {
 
 // Errors of dropped pools are kept until the user is told.
 void Paging::stepBegins() {
-  if (step_.log().isToBeRecorded()) {
+  if (step_.log().recordNext) {
     TORCH_CHECK(
         !pools_.isCapturing(),
         "ebb: a step of ebb.paging that sizes the page pools cannot begin during CUDA graph "
@@ -411,13 +406,13 @@ void Paging::stepEnds() {
   }
   ++counts_.recordedSteps;
   if (pools_.make(step_.takeNeeds(settings_.pageRows), settings_)) {
-    step_.log().hasPools();
+    step_.log().isRecording = false;  // pools exist now
   }
 }
 
 void Paging::recordNext() {
   const Lock lock(mutex_);
-  step_.log().recordNext();
+  step_.log().recordNext = true;
 }
 
 // Marks the step as invalid, and lets the next step be recorded.
@@ -426,7 +421,7 @@ void Paging::noteErrors(int64_t errors) {
     ++counts_.overflows;
   }
   reportedErrors_ |= errors;
-  step_.log().recordNext();
+  step_.log().recordNext = true;
   pools_.growUsedUp();
 }
 
@@ -479,10 +474,6 @@ PagingStats Paging::stats() {
   now.schedule = step_.schedule();
   pools_.addTo(now);
   return now;
-}
-
-void Paging::setThrow(void (*throwOverflow)(const std::string& message)) {
-  throwOverflow_ = throwOverflow;
 }
 
 void Paging::reset() {

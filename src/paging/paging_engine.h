@@ -19,9 +19,6 @@
 
 namespace ebb {
 
-// Throws c10::ValueError for invalid settings.
-void checkSettings(const PagingSettings& settings);
-
 // Note [Pages that come back ahead]
 // A replay ahead of backward restores pages as a prefetch does, and uses the bytes at once. The
 // rest of a fetch waits until backward arrives at the region:
@@ -46,6 +43,9 @@ void checkSettings(const PagingSettings& settings);
 class EBB_API Paging {
  public:
   static Paging& get();
+
+  // Throws PageOverflow's Python equivalent. Set once, at import.
+  void (*throwOverflow)(const std::string& message) = nullptr;
 
   void configure(const PagingSettings& settings);
   PagingSettings settings();
@@ -107,9 +107,6 @@ class EBB_API Paging {
 
   PagingStats stats();
 
-  // Sets the function that throws PageOverflow's Python equivalent. Called once, at import.
-  void setThrow(void (*throwOverflow)(const std::string& message));
-
   // Drops pools, schedule and all other state, except errors that the user has not been told of.
   void reset();
 
@@ -124,7 +121,6 @@ class EBB_API Paging {
   void checkOverflow(TrackedPool& pool, const PageSource& source, const PageStash& stash);
   void backwardBegins(PageGroup& group);
   void giveUp(PageStash& stash);
-  void takeCopied(PageStash& stash);
   void takeRestored(PageStash& stash);
   void checkErrors(const PageStash& stash);
   static void noteMade(PageStash& stash);
@@ -147,7 +143,6 @@ class EBB_API Paging {
                                         // prefetches there
   std::vector<c10::Storage> ofGraphs_;  // copied valid rows that a CUDA graph reads
   PagingStats counts_;
-  void (*throwOverflow_)(const std::string&) = nullptr;
 };
 
 }  // namespace ebb

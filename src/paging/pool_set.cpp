@@ -1,5 +1,6 @@
 #include "paging/pool_set.h"
 
+#include <ATen/ceil_div.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -19,10 +20,6 @@ int64_t scaled(int64_t count, double by) {
   return static_cast<int64_t>(std::ceil(static_cast<double>(count) * by));
 }
 
-int64_t pagesFor(int64_t rows, const PagePoolOptions& options) {
-  return (rows + options.pageRows - 1) / options.pageRows;
-}
-
 // Scales a pool down if all pools of its device together need more than the limit.
 void shareLimit(PagePoolOptions& options, double wantedOfAll, size_t most) {
   const auto limit = static_cast<double>(most);
@@ -33,7 +30,7 @@ void shareLimit(PagePoolOptions& options, double wantedOfAll, size_t most) {
 }
 
 void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size_t most) {
-  const int64_t largest = pagesFor(largestRows, options);
+  const int64_t largest = at::ceil_div(largestRows, options.pageRows);
   TORCH_CHECK_VALUE(
       std::max(options.devicePages, options.hostPages) >= largest,
       "ebb: device_limit of ebb.paging.configure, ",
@@ -157,7 +154,8 @@ PagePoolOptions PoolSet::sizeOf(
   options.devicePages = scaled(needed, settings.headroom);
   options.hostPages = scaled(needed, settings.hostHeadroom);
   if (grown != grown_.end()) {
-    options.devicePages = std::max(options.devicePages, pagesFor(grown->second, options));
+    options.devicePages =
+        std::max(options.devicePages, at::ceil_div(grown->second, options.pageRows));
   }
   return options;
 }
@@ -191,7 +189,7 @@ int64_t PoolSet::drop() {
     if (pool->isCaptured()) {
       retired_.push_back(std::move(pool));
     } else {
-      pool->flags().condemn();
+      pool->flags().condemned = pool->flags().errors();
     }
   }
   pools_.clear();
@@ -231,7 +229,8 @@ void PoolSet::startReading(const std::function<bool(const TrackedPool&)>& which)
     if (!reading.empty()) {
       const PageLane::Call copied = lane.mark();
       for (TrackedPool* pool : reading) {
-        pool->flags().noteReading(copied);
+        pool->flags().reading = copied;
+        pool->flags().mayHaveChanged = false;
       }
     }
   }
@@ -247,15 +246,17 @@ int64_t PoolSet::readErrors() {
   EventPtr over;
   forEach([&](TrackedPool& pool) {
     PoolFlags& flags = pool.flags();
-    if (!flags.reading()) {
+    if (!flags.reading) {
       return;
     }
-    if (const auto end = flags.reading()->end; end && end != over) {
+    if (const auto end = flags.reading->end; end && end != over) {
       end->synchronize();
-      pool.lane().noteOver(*flags.reading());
+      pool.lane().noteOver(*flags.reading);
       over = end;
     }
-    flags.endReading();
+    flags.reading.reset();
+    // Without an error, the flags stay the same until the next use.
+    flags.mayHaveChanged |= flags.errors() != 0;
     errors |= flags.errors();
     spilled |= flags.spilled();
   });
@@ -298,7 +299,7 @@ void PoolSet::addErrors(at::Tensor& errors) {
   });
   const auto add = [&] {
     for (const TrackedPool* pool : pools) {
-      pool->addErrors(errors);
+      errors.bitwise_or_(pool->pages().flags().select(0, 0));
     }
   };
   if (!pools.empty()) {

@@ -31,14 +31,13 @@ PipelinePlace pipelinePlace() {
 }
 
 PipelinePlace exchangePipelinePlace(PipelinePlace place) {
-  const PipelinePlace before = pipelinePlace();
   std::lock_guard<std::mutex> lock(places().mutex);
-  if (place == PipelinePlace{}) {
-    places().named.erase(std::this_thread::get_id());
-  } else {
-    places().named.insert_or_assign(std::this_thread::get_id(), place);
+  const auto named = places().named.try_emplace(std::this_thread::get_id()).first;
+  std::swap(named->second, place);
+  if (named->second == PipelinePlace{}) {
+    places().named.erase(named);
   }
-  return before;
+  return place;
 }
 
 void PageSchedule::begin() {
@@ -62,10 +61,6 @@ void PageSchedule::end() {
 
 void PageSchedule::abandon() {
   following_ = false;
-}
-
-void PageSchedule::clear() {
-  isRecorded_ = false;
 }
 
 ScheduleEntry PageSchedule::forward(

@@ -46,9 +46,9 @@ struct ScheduleEntry {
 // layer begins, ebb starts to restore the pages of the layer whose backward comes next. Other steps
 // have no list. A step that the user has not begun begins with the first stash, and ends when no
 // stash is left.
-class EBB_API PageSchedule {
+class PageSchedule {
  public:
-  // Begins a step. The first step that ends after clear() is the recorded step.
+  // Begins a step. The first step that ends is the recorded step.
   void begin();
 
   // Ends the step. Throws if some entries of the recorded step are missing. If all are missing,
@@ -57,9 +57,6 @@ class EBB_API PageSchedule {
 
   // Stops recording and comparing until the next begin().
   void abandon();
-
-  // Records the next step.
-  void clear();
 
   // Adds the forward of a region. Without `microbatch`, counts the micro-batches of the region.
   ScheduleEntry forward(

@@ -13,7 +13,7 @@ void check(bool good, const char* what) {
 
 }  // namespace
 
-void checkSettings(const PagingSettings& settings) {
+void configurePaging(const PagingSettings& settings) {
   check(settings.pageRows >= 1, "page_rows must be at least 1");
   check(
       settings.headroom >= 1 && settings.headroom <= kMostHeadroom,
@@ -24,9 +24,6 @@ void checkSettings(const PagingSettings& settings) {
   check(
       settings.prefetch >= -1 && settings.prefetch <= 1,
       "prefetch must be 0, 1, or -1 (the device's default)");
-}
-
-void configurePaging(const PagingSettings& settings) {
   Paging::get().configure(settings);
 }
 

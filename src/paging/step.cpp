@@ -37,7 +37,7 @@ void PageStep::closeBracket() {
   try {
     schedule_.end();
   } catch (...) {
-    log_.recordNext();
+    log_.recordNext = true;
     throw;
   }
 }
@@ -45,8 +45,8 @@ void PageStep::closeBracket() {
 void PageStep::abandonBracket() {
   bracketed_ = open_ = false;
   schedule_.abandon();
-  if (log_.isRecording() || !schedule_.isRecorded()) {
-    log_.recordNext();
+  if (log_.isRecording || !schedule_.isRecorded()) {
+    log_.recordNext = true;
   }
 }
 
@@ -56,10 +56,9 @@ bool PageStep::isOver() const {
 
 bool PageStep::enter(const PageGroupPtr& entered) {
   PageGroup& group = *entered;
-  if (group.entered && group.step == number_) {
+  if (group.step == number_) {
     return false;
   }
-  group.entered = true;
   group.cameBack = false;
   group.step = number_;
   const auto [stage, microbatch] = pipelinePlace();

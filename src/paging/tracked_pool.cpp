@@ -13,26 +13,9 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
   return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
 }
 
-PoolFlags::PoolFlags(c10::Device device) : seen_(allocateForPool({2}, at::kLong, device).zero_()) {
-}
-
-void PoolFlags::startReading(PageLane& lane, const at::Tensor& flags, PageLane::After after) {
-  lane.give([&] { seen_.copy_(flags, true); }, after);
-}
-
-void PoolFlags::noteReading(PageLane::Call copied) {
-  reading_ = std::move(copied);
-  used_ = false;
-}
-
-void PoolFlags::endReading() {
-  reading_.reset();
-  used_ |= errors() != 0;  // without an error, the flags stay the same until the next use
-}
-
 // Allocates the pool on the lane: the memory belongs to the lane's stream.
 TrackedPool::TrackedPool(const PagePoolOptions& options, PageLane& lane)
-    : lane_(lane), flags_(options.device) {
+    : lane_(lane), flags_{allocateForPool({2}, at::kLong, options.device).zero_()} {
   lane.give([&] { pages_.emplace(options); });
 }
 
@@ -56,7 +39,7 @@ TrackedPool::SlotPtr TrackedPool::stash(
   auto slot = std::make_shared<Slot>();
   lane_.give([&] { slot->ticket = pages_->makeTicket(whole.count); });
   captured_ |= lane_.capture() != 0;
-  flags_.used();
+  flags_.mayHaveChanged = true;
   if (options().isStack) {
     stack_.push_back(slot);
   }
@@ -155,16 +138,12 @@ void TrackedPool::letGraphsWait() {
   }
 }
 
-void TrackedPool::addErrors(at::Tensor& errors) const {
-  errors.bitwise_or_(pages_->flags().select(0, 0));
-}
-
 int64_t TrackedPool::errorsInSight() const {
   return options().device.is_cpu() ? *pages_->flags().const_data_ptr<int64_t>() : 0;
 }
 
 void TrackedPool::startReading() {
-  flags_.startReading(lane_, pages_->flags(), afterGraphs());
+  lane_.give([&] { flags_.seen.copy_(pages_->flags(), true); }, afterGraphs());
 }
 
 void TrackedPool::reset() {

@@ -18,51 +18,19 @@ namespace ebb {
 at::Tensor rowsIn(const c10::Storage& storage, PageRows rows);
 
 // A pool's flags, as last copied to the host.
-class PoolFlags {
- public:
-  explicit PoolFlags(c10::Device device);
+struct PoolFlags {
+  at::Tensor seen;                          // pinned memory; zeros before the first reading
+  std::optional<PageLane::Call> reading{};  // the end of the copy to `seen`; unset if none runs
+  bool mayHaveChanged = false;  // used since the last reading began, or errors were read
+  int64_t condemned = 0;        // error bits read last before the pool was dropped
 
-  // The pool was used, so its flags may differ from the copy.
-  void used() {
-    used_ = true;
-  }
-  bool mayHaveChanged() const {
-    return used_;
-  }
-
-  // Starts to copy `flags`, the pool's flags on the device.
-  void startReading(PageLane& lane, const at::Tensor& flags, PageLane::After after);
-
-  // Notes that the copy has ended once `copied` is over.
-  void noteReading(PageLane::Call copied);
-  const std::optional<PageLane::Call>& reading() const {
-    return reading_;
-  }
-
-  // Ends the reading; the caller must have waited for reading().
-  void endReading();
-
-  // Error bits of the last reading, see pool/layout.h; 0 before the first.
+  // Error bits of the last reading, see pool/layout.h.
   int64_t errors() const {
-    return seen_.const_data_ptr<int64_t>()[0];
+    return seen.const_data_ptr<int64_t>()[0];
   }
   bool spilled() const {
-    return seen_.const_data_ptr<int64_t>()[1] != 0;
+    return seen.const_data_ptr<int64_t>()[1] != 0;
   }
-
-  // The pool's memory is about to be freed. Remembers the error bits read last.
-  void condemn() {
-    condemned_ = errors();
-  }
-  int64_t condemned() const {
-    return condemned_;
-  }
-
- private:
-  at::Tensor seen_;                        // pinned memory
-  std::optional<PageLane::Call> reading_;  // the end of the copy to seen_
-  bool used_ = false;                      // seen_ may be out of date
-  int64_t condemned_ = 0;                  // see condemn()
 };
 
 // A pool whose calls run on its device's lane. Not thread-safe: the engine's lock guards the pool.
@@ -102,19 +70,16 @@ class TrackedPool {
   // that later launches of the graph run after them. Called outside of captures.
   void letGraphsWait();
 
-  // Adds error bits to a tensor of one int64; runs on the lane.
-  void addErrors(at::Tensor& errors) const;
-
   // Error bits that the host can read without waiting: on the CPU all, elsewhere 0.
   int64_t errorsInSight() const;
 
   // True if the flags may differ from the last reading.
   bool mayHaveChanged() const {
-    return flags_.mayHaveChanged() || captured_;  // a CUDA graph with this pool may have been
-                                                  // replayed
+    return flags_.mayHaveChanged || captured_;  // a CUDA graph with this pool may have been
+                                                // replayed
   }
 
-  // Starts to copy the flags to the host.
+  // Starts to copy the flags to the host. The caller notes the end in flags().
   void startReading();
   PoolFlags& flags() {
     return flags_;

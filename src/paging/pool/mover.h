@@ -41,8 +41,4 @@ class PageMover {
 
 EBB_API const PageMover& cpuPageMover();
 
-// The mover in libebb_cuda, a library beside this one. Throws c10::NotImplementedError if ebb was
-// built without nvcc.
-EBB_API const PageMover& cudaPageMover();
-
 }  // namespace ebb

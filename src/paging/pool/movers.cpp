@@ -24,6 +24,7 @@ std::string folderOfThisLibrary() {
   return path.substr(0, path.rfind('/') + 1);
 }
 
+// Returns the mover in libebb_cuda, a library beside this one; null if ebb was built without nvcc.
 const PageMover* loadCudaPageMover() {
   void* library = dlopen((folderOfThisLibrary() + "libebb_cuda.so").c_str(), RTLD_NOW);
   if (library == nullptr) {
@@ -36,15 +37,6 @@ const PageMover* loadCudaPageMover() {
 
 }  // namespace
 
-const PageMover& cudaPageMover() {
-  static const PageMover* mover = loadCudaPageMover();
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      mover != nullptr,
-      "ebb: PAGE on a CUDA device needs ebb's kernels, and this installation was built without "
-      "nvcc. Install a CUDA Toolkit and build ebb again with EBB_CUDA=1.");
-  return *mover;
-}
-
 bool hasPageMover(c10::DeviceType type) {
   return type == c10::kCPU || type == c10::kCUDA || outOfTree(type).load() != nullptr;
 }
@@ -54,7 +46,12 @@ const PageMover& pageMoverOf(c10::Device device) {
     return cpuPageMover();
   }
   if (device.is_cuda()) {
-    return cudaPageMover();
+    static const PageMover* cudas = loadCudaPageMover();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        cudas != nullptr,
+        "ebb: PAGE on a CUDA device needs ebb's kernels, and this installation was built without "
+        "nvcc. Install a CUDA Toolkit and build ebb again with EBB_CUDA=1.");
+    return *cudas;
   }
   const PageMover* mover = outOfTree(device.type()).load();
   TORCH_CHECK_NOT_IMPLEMENTED(

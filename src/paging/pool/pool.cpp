@@ -1,5 +1,6 @@
 #include "paging/pool/pool.h"
 
+#include <ATen/ceil_div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -112,8 +113,7 @@ void PagePool::warmUp() {
 PageTicket PagePool::makeTicket(int64_t totalRows) const {
   TORCH_CHECK_VALUE(
       totalRows >= 0, "ebb: a page ticket needs a number of rows of at least 0; got ", totalRows);
-  const int64_t pages =
-      options_.isStack ? 0 : (totalRows + options_.pageRows - 1) / options_.pageRows;
+  const int64_t pages = options_.isStack ? 0 : at::ceil_div(totalRows, options_.pageRows);
   constexpr int64_t kWords = sizeof(PageTicketState) / sizeof(int64_t);
   return {
       at::zeros({kWords + pages}, at::TensorOptions().device(options_.device).dtype(at::kLong)),

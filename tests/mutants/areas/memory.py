@@ -262,7 +262,7 @@ PLACES: Places = {
                 PLACEHOLDERS,
             ),
             "share-as-large-as-is-shown",
-            "std::max(to.nbytes(), shownBytes(dst))",
+            "std::max(to.nbytes(), shown)",
             "to.nbytes()",
         ),
         (

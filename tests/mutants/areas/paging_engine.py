@@ -85,7 +85,7 @@ PLACES: Places = {
             "engine-copied-taken-over",
             "takeOver(stash);",
             "",
-            "takeOver(stash);\n  if (isCapturing",
+            "takeOver(stash);\n    if (isCapturing",
         ),
         (
             (

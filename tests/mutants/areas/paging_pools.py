@@ -86,7 +86,7 @@ PLACES: Places = {
         (
             (PAGING_WAITS + "::test_a_bracketed_step_is_asked_about_before_its_end",),
             "pool-stash-uses",
-            "flags_.used();",
+            "flags_.mayHaveChanged = true;",
         ),
         (
             (PAGING_CAPTURES + "::test_a_capture_after_steps_with_an_optimizer",),
@@ -219,38 +219,21 @@ PLACES: Places = {
             "pool-flags-behind-graphs",
             "afterGraphs()",
             "PageLane::After::Nothing",
-            "pages_->flags(), afterGraphs()",
+            "pages_->flags(), true); }, afterGraphs()",
         ),
         (
             (PAGING_WAITS + "::test_asking_between_forward_and_backward_waits_for_pools_alone",),
             "pool-flags-behind-nothing-else",
             "afterGraphs()",
             "PageLane::After::Compute",
-            "pages_->flags(), afterGraphs()",
+            "pages_->flags(), true); }, afterGraphs()",
         ),
         (
             (PAGING_WAITS + "::test_the_host_neither_waits_nor_asks_in_a_steady_step",),
             "pool-flags-do-not-block",
             "true",
             "false",
-            "copy_(flags, true)",
-        ),
-        (
-            (PAGING_WAITS + "::test_asking_waits_for_one_event_of_each_device",),
-            "pool-reading-resets-used",
-            "used_ = false;",
-            "",
-            "reading_ = std::move(copied);\n  used_ = false;",
-        ),
-        (
-            (PAGING_WAITS + "::test_asking_waits_for_one_event_of_each_device",),
-            "pool-reads-once",
-            "reading_.reset();",
-        ),
-        (
-            (PAGING_OVERFLOW + "::test_optimizers_refuse_gradients_that_are_of_no_use",),
-            "pool-errors-are-read-again",
-            "used_ |= errors() != 0;",
+            "copy_(pages_->flags(), true)",
         ),
         (
             (PAGING_BESIDE_CAPTURES + "::test_a_replay_right_after_its_pools_were_reset",),
@@ -262,11 +245,26 @@ PLACES: Places = {
         (
             (PAGING_CAPTURES + "::test_a_backward_in_a_capture_of_a_forward_before_it",),
             "pool-graphs-may-have-changed",
-            "flags_.mayHaveChanged() || captured_",
-            "flags_.mayHaveChanged()",
+            "flags_.mayHaveChanged || captured_",
+            "flags_.mayHaveChanged",
         ),
     ],
     "src/paging/pool_set.cpp": [
+        (
+            (PAGING_WAITS + "::test_asking_waits_for_one_event_of_each_device",),
+            "pool-reading-resets-used",
+            "pool->flags().mayHaveChanged = false;",
+        ),
+        (
+            (PAGING_WAITS + "::test_asking_waits_for_one_event_of_each_device",),
+            "pool-reads-once",
+            "flags.reading.reset();",
+        ),
+        (
+            (PAGING_OVERFLOW + "::test_optimizers_refuse_gradients_that_are_of_no_use",),
+            "pool-errors-are-read-again",
+            "flags.mayHaveChanged |= flags.errors() != 0;",
+        ),
         (
             (PAGING_WAITS + "::test_asking_waits_for_one_event_of_each_device",),
             "set-waits-for-flags",
@@ -275,7 +273,7 @@ PLACES: Places = {
         (
             (PAGING_COSTS + "::test_pools_that_go_are_waited_for_once",),
             "set-notes-over",
-            "pool.lane().noteOver(*flags.reading());",
+            "pool.lane().noteOver(*flags.reading);",
         ),
         (
             (PAGING_WAITS + "::test_asking_waits_for_one_event_of_each_device",),
@@ -368,7 +366,7 @@ PLACES: Places = {
         (
             (PAGING_REGRESSIONS + "::test_what_a_dropped_pool_cannot_give_back_raises",),
             "set-condemns",
-            "pool->flags().condemn();",
+            "pool->flags().condemned = pool->flags().errors();",
         ),
         (
             (PAGING_CAPTURES + "::test_a_captured_step_that_finds_no_room",),
