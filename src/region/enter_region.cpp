@@ -102,6 +102,9 @@ class Splitter final : public Interceptor {
   void aliased(const at::Tensor& tensor, const at::Tensor& result) override {
     recorder_.aliased(tensor, result);
   }
+  Interceptor& recorder() override {
+    return recorder_;
+  }
 
  private:
   Recorder& recorder_;  // records the part that ends
