@@ -265,7 +265,7 @@ class ThreadRegions {
     const auto graph = recorder_.context().graph;
     recorder_.close(onlyPart);
     closed(graph);
-    recorder_.tellUnrepeatable(frames_.front().name);
+    recorder_.context().unrepeatable->tell(frames_.front().name);  // without a lock
   }
 
   void announceOpaqueWrites() {
