@@ -16,7 +16,7 @@ class Results;
 
 // The open outermost region, and the settings of the innermost one.
 struct Context {
-  c10::intrusive_ptr<Graph> graph;       // shared with the handles; null between regions
+  c10::intrusive_ptr<Graph> graph{};     // shared with the handles; null between regions
   Decider* decider = nullptr;            // of the innermost region
   uint64_t numberInJournal = 0;          // of `graph`, among the graphs recorded into the journal
   RegionCounters* counters = nullptr;    // of the innermost region

@@ -26,8 +26,7 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   return {storage, holders - std::min<size_t>(holders, value->rare->entry->line()->use.storages)};
 }
 
-}  // namespace
-
+// The current region and module, and the op's name `op`.
 [[gnu::cold]] Origin originOf(const Context& context, const std::string& op) {
   JournalNames& names = context.graph->journal->names();
   return {
@@ -35,6 +34,8 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
       names.intern(context.decider->module()),
       names.intern(op)};
 }
+
+}  // namespace
 
 [[gnu::cold]] void noteMade(
     const Context& context,

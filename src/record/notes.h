@@ -29,9 +29,6 @@ std::unique_ptr<OperatorLine> noteCall(
 // The call's kernel has run.
 void noteRun(const Journal& journal, OperatorLine& note);
 
-// The current region and module, and the op's name `op`.
-Origin originOf(const Context& context, const std::string& op);
-
 // Adds a line for a new value to the report. `op` produced the value, and `tensor` is the result;
 // value.facts.rule must be set. `reason`: why the value cannot be recomputed; null if it can
 // be, or need not be. For values from outside, ebb checks later if the program still refers to

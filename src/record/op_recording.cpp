@@ -202,7 +202,7 @@ void OpRecording::writeRecipe() {
   }
   replay_.obstacle = findObstacle(context_, call_, arguments_, verdict_);
   if (replay_.obstacle == nullptr) {
-    replay_.recipe = RecipeWriter(context_, values_, call_, arguments_).write();
+    replay_.recipe = recipeOf(context_, values_, call_, arguments_);
     if (!replay_.recipe) {
       replay_.obstacle = "it read a tensor that ebb.opaque marked as being written";
     }

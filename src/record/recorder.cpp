@@ -16,6 +16,30 @@
 namespace ebb {
 namespace {
 
+// How the bytes of a packed value survive until backward.
+enum class Retention : uint8_t {
+  Unmanaged,   // autograd's handle holds the storage, as in eager
+  Saved,       // the handle holds the storage and the value: the policy saved the value
+  Recomputed,  // the handle holds the value alone
+  Away,        // the handle holds the value, whose bytes are or will be elsewhere
+};
+
+Retention retentionOf(const Value& value) {
+  if (value.stash() || value.slice()) {
+    return Retention::Away;
+  }
+  if (value.decision.isSaved()) {
+    return Retention::Saved;
+  }
+  const bool recomputed = value.recipe() && !value.decision.isKept();
+  return recomputed ? Retention::Recomputed : Retention::Unmanaged;
+}
+
+// True if the storage that was packed stays resident.
+bool isResident(Retention retention) {
+  return retention == Retention::Unmanaged || retention == Retention::Saved;
+}
+
 // Called for a kept value. True if ebb keeps the value only for recipes: autograd did not pack it.
 bool isOnlyRead(const Value& value) {
   return value.uses.packed() == 0 && value.facts.rule != UINT16_MAX && !value.decision.isDue() &&
@@ -139,11 +163,6 @@ void followInBackward(Graph& graph, const WeakGraph& before) {
   if (graph.lookahead && graph.lookahead->before.empty()) {
     graph.lookahead->before.push_back(before);
   }
-}
-
-// As Value::releaseGone(). Does nothing in verify mode: poison.cpp may be reading the versions.
-bool releaseGone(const Graph& graph, Value& value) {
-  return graph.verify == VerifyMode::Off && value.releaseGone();
 }
 
 }  // namespace
@@ -344,11 +363,7 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   value->facts.follows |=
       part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   sendIfDue(*value, tensor);
-  const Retention retention = retentionOf(
-      {.away = value->stash() || value->slice(),
-       .keeps = value->decision.isKept(),
-       .byPolicy = value->decision.isSaved(),
-       .hasRecipe = value->recipe().defined()});
+  const Retention retention = retentionOf(*value);
   countPacked(*context_.counters, *value, retention);
   value->uses.letRelyOnBytes(retention == Retention::Away);
   packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->facts.madeHere;
@@ -458,14 +473,15 @@ void Recorder::emptyEscapes(
 
 void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
-  if (releaseGone(*context_.graph, value) && !value.home.bytes()) {
+  // In verify mode, poison.cpp may be reading the versions.
+  const bool isGone = context_.graph->verify == VerifyMode::Off && value.releaseGone();
+  if (isGone && !value.home.bytes()) {
     return;  // nothing can be written or read
   }
   guardAgainstWrites(context_, sender_, value);
   if (value.home.bytes() && !value.facts.madeHere) {
     context_.graph->fromOutside.emplace_back(entry);
-  }
-  if (value.home.bytes() && value.facts.madeHere && isOnlyRead(value)) {
+  } else if (value.home.bytes() && isOnlyRead(value)) {
     context_.counters->bytesSaved += value.home.nbytes();
   }
   if (value.home.isPrivate()) {

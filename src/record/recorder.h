@@ -13,7 +13,6 @@
 #include "policy/compiled_policy.h"
 #include "record/context.h"
 #include "record/results.h"
-#include "record/retention.h"
 #include "record/row_marks.h"
 #include "record/sender.h"
 #include "record/unrepeatable.h"
@@ -32,11 +31,6 @@ struct Packed {
 
 class Recorder final : public Interceptor {
  public:
-  Recorder() {
-    context_.results = &results_;
-    context_.unrepeatable = &unrepeatable_;
-  }
-
   void call(Call& call) override;
   void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
 
@@ -72,11 +66,6 @@ class Recorder final : public Interceptor {
   // autograd has counted all writes.
   void close(bool onlyPart = false);
 
-  // Called after close(), without a lock: see Unrepeatable.
-  void tellUnrepeatable(const std::string& region) {
-    unrepeatable_.tell(region);
-  }
-
   // Called just before close(). Empties escapes, except for the storages of `results`. If
   // `onlyResults` is false, values that no op has read count as results too. `hasBackward`: a
   // result has a grad_fn, which will refill the escapes. Does nothing if `hasBackward` is false and
@@ -94,7 +83,7 @@ class Recorder final : public Interceptor {
   void sendIfDue(Value& value, const at::Tensor& tensor);
   void closeOthers(const c10::intrusive_ptr<Value>& entry);
 
-  Context context_;
+  Context context_{.results = &results_, .unrepeatable = &unrepeatable_};
   Sender sender_{context_};
   ValueMap values_{context_, sender_};
   RowMarks rows_{context_, values_, sender_};

@@ -61,28 +61,22 @@ void supersedeEarlier(
 
 void Results::add(const Value& value, const c10::intrusive_ptr<Graph>& graph) {
   if (all_.size() >= sweepAt_) {
-    forgetDead();
+    for (auto entry = all_.begin();
+         entry != all_.end();) {  // dead: only this map holds the counter
+      entry = entry->second.counter.unique() ? all_.erase(entry) : std::next(entry);
+    }
+    sweepAt_ = 2 * all_.size() + 64;
   }
-  value.versions.forEach([&](const VersionStamp& stamp) { add(stamp.counter, graph); });
-}
-
-void Results::add(const c10::VariableVersion& counter, const c10::intrusive_ptr<Graph>& graph) {
-  if (counter.enabled()) {
-    all_.insert_or_assign(identityOf(counter), Made{counter, WeakGraph(graph)});
-  }
+  value.versions.forEach([&](const VersionStamp& stamp) {
+    if (stamp.counter.enabled()) {
+      all_.insert_or_assign(identityOf(stamp.counter), Made{stamp.counter, WeakGraph(graph)});
+    }
+  });
 }
 
 const WeakGraph* Results::madeBy(const at::Tensor& tensor) const {
   const auto found = all_.find(identityOf(tensor.unsafeGetTensorImpl()->version_counter()));
   return found == all_.end() ? nullptr : &found->second.by;
-}
-
-// An entry is dead if only this map holds its counter.
-void Results::forgetDead() {
-  for (auto entry = all_.begin(); entry != all_.end();) {
-    entry = entry->second.counter.unique() ? all_.erase(entry) : std::next(entry);
-  }
-  sweepAt_ = 2 * all_.size() + 64;
 }
 
 // Note [Results that are written later]

@@ -29,9 +29,6 @@ class Results {
     WeakGraph by;
   };
 
-  void add(const c10::VariableVersion& counter, const c10::intrusive_ptr<Graph>& graph);
-  void forgetDead();
-
   ska::flat_hash_map<const void*, Made> all_;  // by the counter's identity
   size_t sweepAt_ = 64;                        // size at which dead entries are removed
 };

@@ -19,8 +19,8 @@ bool leavesRows(const c10::IValue& dims, int64_t dimensions) {
   return !list.empty() && std::all_of(list.begin(), list.end(), leaves);
 }
 
-}  // namespace
-
+// If the first dimension of `tensor` runs over the rows of the storage, or over equal parts of the
+// rows, returns the size of this dimension; otherwise 0. `nbytes`: the size of the storage.
 int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
   if (tensor.dim() == 0 || tensor.size(0) == 0 || tensor.size(0) % rows.total != 0) {
     return 0;
@@ -37,6 +37,8 @@ int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
   const bool inStep = shown == 1 || tensor.stride(0) * item == each;
   return rowBytes % parts == 0 && inStep && end * item <= each ? shown : 0;
 }
+
+}  // namespace
 
 void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value) {
   if (value == nullptr || value->rare->rows == nullptr) {

@@ -13,10 +13,6 @@
 
 namespace ebb {
 
-// If the first dimension of `tensor` runs over the rows of the storage, or over equal parts of the
-// rows, returns the size of this dimension; otherwise 0. `nbytes`: the size of the storage.
-int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes);
-
 // Finds which results of one call have rows: see Note [Rows]. Arguments are added before the call
 // runs; results are queried afterwards.
 class RowFlow {

@@ -4,13 +4,13 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/ScopeExit.h>
+#include <c10/util/Synchronized.h>
 
 #include <algorithm>
 #include <atomic>
 #include <deque>
 #include <limits>
-#include <mutex>
-#include <unordered_map>
+#include <set>
 
 #include "ahead/arrival.h"
 #include "ebb/paging.h"
@@ -32,6 +32,7 @@ struct Frame {
   uint64_t id;                       // identifies the frame
   Repeats repeats;                   // inner frames inherit the value
   std::string name;                  // for messages and reports
+  uint16_t region;                   // index of `name` in Graph::names
   std::unique_ptr<Decider> decider;  // decides on the ops of this frame
   RegionCounters counters;           // added to the statistics when the frame ends
   JournalTime entered;               // set if reports are recorded
@@ -53,34 +54,12 @@ bool isTraced() {
           TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value());
 }
 
-// Frames that another thread tried to leave. The thread that entered such a frame drops the frame
-// when the thread next enters a region.
-class Abandoned {
- public:
-  static Abandoned& get() {
-    static auto* instance = new Abandoned;
-    return *instance;
-  }
-  void add(uint64_t id) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ids_.emplace(id, true);
-    some_.store(true, std::memory_order_release);
-  }
-  bool take(uint64_t id) {
-    if (!some_.load(std::memory_order_acquire)) {
-      return false;
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    const bool taken = ids_.erase(id) > 0;
-    some_.store(!ids_.empty(), std::memory_order_release);
-    return taken;
-  }
-
- private:
-  std::mutex mutex_;                        // guards ids_
-  std::unordered_map<uint64_t, bool> ids_;  // abandoned frames
-  std::atomic<bool> some_{false};           // ids_ is not empty
-};
+// Ids of frames that another thread tried to leave. The thread that entered such a frame drops the
+// frame when the thread next enters a region.
+c10::Synchronized<std::set<uint64_t>>& abandoned() {
+  static auto* ids = new c10::Synchronized<std::set<uint64_t>>;
+  return *ids;
+}
 
 Recorder* threadsRecorderForPacking();
 
@@ -100,14 +79,13 @@ class Splitter final : public Interceptor {
   void aliased(const at::Tensor& tensor, const at::Tensor& result) override {
     recorder_.aliased(tensor, result);
   }
+  Interceptor& recorder() override {
+    return recorder_;
+  }
 
  private:
   Recorder& recorder_;  // records the part that ends
 };
-
-void collectiveWroteOutside(const at::Tensor& tensor) {
-  moveVersionOfComputed(tensor, 0);
-}
 
 // The open regions of one thread.
 class ThreadRegions {
@@ -136,7 +114,7 @@ class ThreadRegions {
   uint64_t enter(const PolicyPtr& policy, std::string name, Repeats repeats) {
     dropAbandoned();
     installInterception();
-    watchCollectives(&collectiveWroteOutside);
+    watchCollectives([](const at::Tensor& tensor) { moveVersionOfComputed(tensor, 0); });
     installEngine(&threadsRecorderForPacking);
     if (frames_.empty()) {
       openGraph();
@@ -154,9 +132,9 @@ class ThreadRegions {
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
       repeats = Repeats::All;
     }
-    frames_.push_back({id, repeats, std::move(name), policy->activate(), {}, now, hookDepth()});
+    frames_.push_back(
+        {id, repeats, std::move(name), region, policy->activate(), {}, now, hookDepth()});
     frames_.back().counters.entered = 1;
-    regionOf_.push_back(region);
     activate();
     if (frames_.size() == 1) {
       announceOpaqueWrites();
@@ -165,7 +143,7 @@ class ThreadRegions {
   }
 
   void storageEmptied(c10::StorageImpl* storage) {
-    if (inRegion() && recorder_.storageEmptied(storage)) {
+    if (recorder() && recorder_.storageEmptied(storage)) {
       splits_ = true;
       activate();
     }
@@ -175,8 +153,8 @@ class ThreadRegions {
   Recorder& split() {
     const auto begin = [this] {
       openGraph();
-      for (size_t depth = 0; depth < frames_.size(); ++depth) {
-        regionOf_[depth] = nameIndex(*recorder_.context().graph, frames_[depth].name);
+      for (Frame& frame : frames_) {
+        frame.region = nameIndex(*recorder_.context().graph, frame.name);
       }
       activate();
       announceOpaqueWrites();
@@ -197,7 +175,7 @@ class ThreadRegions {
       --depth;
     }
     if (depth == 0) {
-      Abandoned::get().add(id);
+      abandoned().withLock([id](auto& ids) { ids.insert(id); });
       TORCH_CHECK(
           false,
           "ebb: a region was left on another thread than the one that entered it, or after a "
@@ -230,7 +208,7 @@ class ThreadRegions {
   void opaqueWriteBegins(const at::Tensor& tensor) {
     beforeUnseenWrite(tensor);
     opaque_.push_back(tensor);
-    if (inRegion()) {
+    if (recorder()) {
       recorder_.opaqueWriteBegins(tensor);
     }
   }
@@ -241,31 +219,10 @@ class ThreadRegions {
     if (open != opaque_.end()) {
       opaque_.erase(open);
     }
-    if (inRegion()) {
+    if (recorder()) {
       recorder_.opaqueWriteEnds(tensor);
     } else {
       moveVersionIfNeeded(tensor, 0);
-    }
-  }
-
-  void collectiveWrites(const at::Tensor& tensor) {
-    beforeUnseenWrite(tensor);
-    if (inRegion()) {
-      recorder_.collectiveWrites(tensor);
-    } else {
-      collectiveWroteOutside(tensor);
-    }
-  }
-
-  void nameValue(const at::Tensor& tensor, const std::string& name) {
-    if (inRegion()) {
-      recorder_.name(tensor, name);
-    }
-  }
-
-  void markRows(const at::Tensor& tensor, const at::Tensor& rows) {
-    if (inRegion()) {
-      recorder_.markRows(tensor, rows);
     }
   }
 
@@ -279,8 +236,9 @@ class ThreadRegions {
     return packs ? &recorder_ : nullptr;
   }
 
-  bool inRegion() const {
-    return !frames_.empty();
+  // The thread's recorder inside a region; else null.
+  Recorder* recorder() {
+    return frames_.empty() ? nullptr : &recorder_;
   }
 
  private:
@@ -305,7 +263,7 @@ class ThreadRegions {
     const auto graph = recorder_.context().graph;
     recorder_.close(onlyPart);
     closed(graph);
-    recorder_.tellUnrepeatable(frames_.front().name);
+    recorder_.context().unrepeatable->tell(frames_.front().name);  // without a lock
   }
 
   void announceOpaqueWrites() {
@@ -316,7 +274,8 @@ class ThreadRegions {
 
   void dropAbandoned() {
     for (size_t depth = 0; depth < frames_.size(); ++depth) {
-      if (Abandoned::get().take(frames_[depth].id)) {
+      const uint64_t id = frames_[depth].id;
+      if (abandoned().withLock([id](auto& ids) { return ids.erase(id) > 0; })) {
         closeDownTo(depth);
       }
     }
@@ -332,7 +291,6 @@ class ThreadRegions {
           journal->add("region", frames_.back().name, frames_.back().entered);
         }
         frames_.pop_back();
-        regionOf_.pop_back();
       });
       if (frames_.size() == 1) {
         activate();  // work from here on counts for the outermost region
@@ -347,12 +305,11 @@ class ThreadRegions {
   void activate() {
     Frame& frame = frames_.back();
     const bool allRepeat = frame.repeats == Repeats::All;
-    recorder_.enter(frame.decider.get(), regionOf_.back(), &frame.counters, allRepeat);
+    recorder_.enter(frame.decider.get(), frame.region, &frame.counters, allRepeat);
     setCurrentInterceptor(splits_ ? static_cast<Interceptor*>(&splitter_) : &recorder_);
   }
 
   std::deque<Frame> frames_;        // innermost last; a deque keeps addresses valid
-  std::vector<uint16_t> regionOf_;  // each frame's index in Graph::names
   Recorder recorder_;               // of the outermost region; has a graph while one is open
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
   Splitter splitter_{recorder_};    // the interceptor while `splits_` is true
@@ -437,19 +394,28 @@ void opaqueWriteEnds(const at::Tensor& tensor) {
 }
 
 void collectiveWrites(const at::Tensor& tensor) {
-  threadRegions().collectiveWrites(tensor);
+  beforeUnseenWrite(tensor);
+  if (Recorder* recorder = threadRegions().recorder()) {
+    recorder->collectiveWrites(tensor);
+  } else {
+    moveVersionOfComputed(tensor, 0);
+  }
 }
 
 void nameValue(const at::Tensor& tensor, const std::string& name) {
-  threadRegions().nameValue(tensor, name);
+  if (Recorder* recorder = threadRegions().recorder()) {
+    recorder->name(tensor, name);
+  }
 }
 
 void markRows(const at::Tensor& tensor, const at::Tensor& rows) {
-  threadRegions().markRows(tensor, rows);
+  if (Recorder* recorder = threadRegions().recorder()) {
+    recorder->markRows(tensor, rows);
+  }
 }
 
 bool inRegion() {
-  return threadRegions().inRegion();
+  return threadRegions().recorder() != nullptr;
 }
 
 }  // namespace ebb

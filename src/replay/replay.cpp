@@ -68,19 +68,18 @@ class Slice {
  public:
   // `watch` is set for a replay ahead; null: backward waits for the value.
   Slice(Graph& graph, Value& wanted, AheadWatch* watch = nullptr)
-      : graph_(graph), root_(wanted.recipe()), watch_(watch), passing_(wanted, watch == nullptr) {
+      : graph_(graph), watch_(watch), passing_(wanted, watch == nullptr) {
   }
 
   // For a recipe that must run even if nothing on this rank needs its results: see Note [Repeated
   // collectives].
-  Slice(Graph& graph, c10::intrusive_ptr<Recipe> root)
-      : graph_(graph), root_(std::move(root)), watch_(nullptr) {
+  explicit Slice(Graph& graph) : graph_(graph), watch_(nullptr) {
   }
 
-  // Finds the recipes to run. Returns false if a replay ahead may not run them.
-  bool collect() {
+  // Finds the recipes to run, up to `root`. Returns false if a replay ahead may not run them.
+  bool collect(const c10::intrusive_ptr<Recipe>& root) {
     ++graph_.numbers.visit;
-    add(std::exchange(root_, {}));
+    add(root);
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
       for (const Input& input : recipe.inputs()) {
@@ -286,7 +285,6 @@ class Slice {
   }
 
   Graph& graph_;
-  c10::intrusive_ptr<Recipe> root_;  // null after collect()
   AheadWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run, sorted by sequence
   std::vector<Pinned> pinned_;
@@ -333,8 +331,8 @@ void compareWithOtherRanks(const Graph& graph) {
       "keeps the results of collectives.");
   compareWithOtherRanks(graph);
   for (auto& recipe : collectives.take()) {
-    Slice slice(graph, std::move(recipe));
-    slice.collect();
+    Slice slice(graph);
+    slice.collect(std::exchange(recipe, {}));
     slice.run();
   }
   collectives.finished();
@@ -367,7 +365,7 @@ c10::Storage materialise(Graph& graph, Value& value) {
     }
   }
   Slice slice(graph, value);
-  slice.collect();
+  slice.collect(value.recipe());
   slice.run();
   TORCH_INTERNAL_ASSERT(value.home.bytes());
   return value.home.bytes();
@@ -381,7 +379,7 @@ bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {
     return false;
   }
   Slice slice(graph, value, &watch);
-  return slice.collect() && slice.run();
+  return slice.collect(value.recipe()) && slice.run();
 }
 
 }  // namespace ebb

@@ -255,10 +255,8 @@ class Rerun {
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": a replay on this thread had no memory for a convolution's workspace, so torch uses "
-        "another "
-        "algorithm there, whose results may differ in the last bits. From now on ebb saves the "
-        "results "
-        "of convolutions. Leave more of the device's memory free, give ",
+        "another algorithm there, whose results may differ in the last bits. From now on ebb saves "
+        "the results of convolutions. Leave more of the device's memory free, give ",
         recipe_.op.name,
         " the decision SAVE, or write a rule with force=True to accept such results.");
   }
@@ -335,8 +333,7 @@ class Rerun {
           " bytes where the forward gave ",
           value->home.nbytes(),
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
-          "was "
-          "changed by code that bypasses torch. Give this operator the decision SAVE.");
+          "was changed by code that bypasses torch. Give this operator the decision SAVE.");
       checkRepeats(output, value->rare->fingerprint, storage);
       if (!passing_.staysUnmade(*value)) {
         value->materialise(std::move(storage), true);

@@ -19,11 +19,6 @@ enum class Asker : uint8_t {
 // Runs `recipe` and gives bytes to its referenced results; `passing` says for how long. `stack` is
 // empty; its memory is reused. Throws an error with op, region and fix if the run cannot be the
 // same as in the forward.
-void rerun(
-    Graph& graph,
-    Recipe& recipe,
-    torch::jit::Stack& stack,
-    Passing& passing,
-    Asker asker = Asker::Backward);
+void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker);
 
 }  // namespace ebb

@@ -14,10 +14,7 @@ Handle::Handle() {
 }
 
 Handle::Handle(const Handle& other)
-    : SavedVariableHooks(),
-      saved_(other.saved_),
-      counter_(other.counter_),
-      version_(other.version_) {
+    : SavedVariableHooks(), saved_(other.saved_), packed_(other.packed_) {
   count(liveCounts().handles, 1);
 }
 
@@ -26,8 +23,8 @@ Handle::~Handle() {
 }
 
 void Handle::call_pack_hook(const at::Tensor& tensor) {
-  counter_ = tensor.unsafeGetTensorImpl()->version_counter();
-  version_ = counter_.enabled() ? counter_.current_version() : 0;
+  packed_.counter = tensor.unsafeGetTensorImpl()->version_counter();
+  packed_.version = versionOf(tensor);
   saved_.pack(*openRecorder(), tensor);
 }
 
@@ -43,8 +40,8 @@ at::Tensor Handle::unpack() {
   checkVersion();
   checkTracer();
   at::Tensor tensor = saved_.unpack();
-  if (saved_.isRebuilt() && counter_.enabled()) {
-    tensor.unsafeGetTensorImpl()->set_version_counter(counter_);
+  if (saved_.isRebuilt() && packed_.counter.enabled()) {
+    tensor.unsafeGetTensorImpl()->set_version_counter(packed_.counter);
   }
   return tensor;
 }
@@ -56,16 +53,16 @@ at::Tensor Handle::unpack() {
 // Slice::throwLostLeaf.
 void Handle::checkVersion() const {
   TORCH_CHECK(
-      !counter_.enabled() || counter_.current_version() == version_,
+      packed_.holds(),
       "one of the variables needed for gradient computation has been modified by an inplace "
       "operation: [",
       saved_.description(),
       "], ",
       saved_.origin(),
       ", is at version ",
-      counter_.current_version(),
+      packed_.counter.current_version(),
       "; expected version ",
-      version_,
+      packed_.version,
       " instead. Hint: eager raises here too; write to a copy (out of place), or after backward.");
 }
 

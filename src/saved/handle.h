@@ -28,9 +28,8 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public 
   void checkVersion() const;
   void checkTracer() const;
 
-  SavedTensor saved_;             // the tensor, or how to recompute it
-  c10::VariableVersion counter_;  // outlives the tensor; see Note [Version checks]
-  uint32_t version_ = 0;          // of counter_ when packed
+  SavedTensor saved_;    // the tensor, or how to recompute it
+  VersionStamp packed_;  // the tensor's counter when packed; see Note [Version checks]
 };
 
 }  // namespace ebb

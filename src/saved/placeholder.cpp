@@ -22,15 +22,15 @@ Placeholder::Placeholder(const at::Tensor& tensor) {
       saved_->origin(),
       " cannot be discarded: it is an input of the region, or its operator has the decision SAVE "
       "or OFFLOAD. Give the operator the decision RECOMPUTE.");
-  counter_ = tensor.unsafeGetTensorImpl()->version_counter();
-  version_ = counter_.enabled() ? counter_.current_version() : 0;
+  mark_.counter = tensor.unsafeGetTensorImpl()->version_counter();
+  mark_.version = versionOf(tensor);
 }
 
 Placeholder::~Placeholder() = default;
 
 void Placeholder::discard(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(
-      !counter_.enabled() || counter_.current_version() == version_,
+      mark_.holds(),
       "ebb: ",
       saved_->origin(),
       " was written after ebb.discardable marked it, so it cannot be recomputed. Mark it after the "
@@ -52,11 +52,10 @@ void Placeholder::discard(const at::Tensor& tensor) {
           ") was read after ebb.discard freed it and before backward reached restore_at. Read it "
           "before ebb.discard, or pass a restore_at that backward reaches earlier."));
   storage_ = std::move(storage);
-  empty_ = true;
 }
 
 void Placeholder::refill(const at::Tensor& alias) {
-  if (!empty_) {
+  if (!storage_) {
     return;
   }
   TORCH_CHECK_VALUE(
@@ -66,7 +65,6 @@ void Placeholder::refill(const at::Tensor& alias) {
   allowAccess(storage_);
   shareStorage(alias, tensor);
   storage_ = c10::Storage();
-  empty_ = false;
   saved_.reset();  // the last tensor on the memory frees the memory
 }
 

@@ -33,10 +33,8 @@ class EBB_API Placeholder {
 
  private:
   std::optional<SavedTensor> saved_;  // how to recompute the tensor; empty after refill()
-  c10::VariableVersion counter_;      // of the marked tensor
-  uint32_t version_ = 0;              // of counter_ at the mark
+  VersionStamp mark_;                 // of the marked tensor, at the mark
   c10::Storage storage_;              // emptied by discard(); null before and after
-  bool empty_ = false;                // between discard() and refill()
 };
 
 }  // namespace ebb

@@ -122,6 +122,18 @@ def test_a_backward_in_the_region_follows_at_once():
     assert all(map(same_bits, actual, expected))
 
 
+def test_a_tensor_is_marked_just_before_a_split():
+    """The mark asks for the recorder while the next op has yet to begin the next part."""
+    unit = Unit(0)
+    x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
+    with ebb.region():
+        y = x * 3
+        unit(y)
+        y = ebb.discardable(y)
+
+    assert torch.equal(y, x * 3)
+
+
 def test_all_units_keep_nothing_but_their_inputs():
     """A split saves what one part hands to the next."""
     ebb.reset_stats()
