@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ebb._policy.decision import OFFLOAD, PAGE, RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Decision
@@ -96,14 +96,9 @@ def _rules_by_name(choice: Choice, calls: Calls) -> dict[str, list[Rule]]:
 def _rules(name: str, decisions: Mapping[int, Decision]) -> list[Rule]:
     """Rules for one operator: exceptions for single calls, then the most frequent decision."""
     most = Counter(decisions.values()).most_common(1)[0][0]
-    others = [number for number, decision in decisions.items() if decision is not most]
-    rules = _single(name, others, decisions)
-    return rules if most is RECOMPUTE else [*rules, Rule(name, most)]
-
-
-def _single(name: str, numbers: Iterable[int], decisions: Mapping[int, Decision]) -> list[Rule]:
-    """Rules for single calls. `nth` skips the calls that the rules above match."""
-    return [
-        Rule(name, decisions[number], nth=number - above)
-        for above, number in enumerate(sorted(numbers))
+    others = sorted(number for number, decision in decisions.items() if decision is not most)
+    # `nth` skips the calls that the rules above match
+    rules = [
+        Rule(name, decisions[number], nth=number - above) for above, number in enumerate(others)
     ]
+    return rules if most is RECOMPUTE else [*rules, Rule(name, most)]

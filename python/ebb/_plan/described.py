@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from ebb import ahead
 from ebb._plan.budget import BudgetError, in_all
@@ -33,28 +33,18 @@ def _paragraph(cut: Cut) -> list[str]:
     if not cut.is_region:
         return [f"{cut.modules}: left eager; each saves {size(cut.held)}"]
     lines = [f"{cut.modules}: each saves {size(cut.held)} and takes {cut.added:.2f} ms more"]
-    if cut.kept:
-        lines.append("  saved: " + _sizes(cut.kept))
-    if cut.away:
-        lines.append("  offloaded: " + _sizes(cut.away))
-    if cut.paged:
-        lines.append("  paged: " + _sizes(cut.paged))
+    for what, sizes in (("saved", cut.kept), ("offloaded", cut.away), ("paged", cut.paged)):
+        if sizes:
+            parts = [f"{op} ({size(nbytes)})" for op, nbytes in sizes.items()]
+            lines.append(f"  {what}: " + ", ".join(parts))
     if cut.again:
-        lines.append(
-            "  recomputed: "
-            + ", ".join(
-                f"{op} ({size(nbytes)} freed, {time:.2f} ms)"
-                for op, (nbytes, time) in cut.again.items()
-            )
-        )
+        again = cut.again.items()
+        parts = [f"{op} ({size(nbytes)} freed, {time:.2f} ms)" for op, (nbytes, time) in again]
+        lines.append("  recomputed: " + ", ".join(parts))
     if cut.often:
         parts = [f"{op} ({count} times)" for op, count in cut.often.items() if count > 1]
         lines.append("  of these, recomputed several times: " + ", ".join(parts))
     return lines
-
-
-def _sizes(operators: Mapping[str, int]) -> str:
-    return ", ".join(f"{op} ({size(nbytes)})" for op, nbytes in operators.items())
 
 
 def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) -> BudgetError:

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +115,7 @@ class Profile:
     @property
     def peak(self) -> int:
         """The peak of the bytes that the step allocated."""
-        now = most = 0
-        for _, _, size in self.allocations:
-            now += size
-            most = max(most, now)
-        return most
+        return max(accumulate((size for _, _, size in self.allocations), initial=0))
 
     def save(self, path: str | Path) -> None:
         """Write the profile as JSON.

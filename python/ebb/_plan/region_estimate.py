@@ -93,7 +93,7 @@ class RegionEstimate:
         step = self._step
         lasting: dict[int, float] = {}
         for op in reversed(self._call.operators):
-            if op in self.replays:
+            if op in self.replays.runs:
                 continue
             until = []
             for value in step.operators[op].outputs:
@@ -138,7 +138,7 @@ class RegionEstimate:
                 elif op in self._kept:
                     yield Need(memory, allocated, self._kept_until(value))
                 for time in self.replays.runs.get(op, ()):
-                    if (op, time) in self.replays.early and self.replays.is_passing(op, time):
+                    if (op, time) in self.replays.early and (op, time) in self.replays.passing:
                         continue  # see `_in_passing_ahead`
                     until = max(self._replayed_until(value, op, time), time + EPSILON)
                     if program_until > time:  # the program holds the storage with later contents
@@ -167,9 +167,9 @@ class RegionEstimate:
         """Until when a recomputed value is in memory."""
         replays = self.replays
         read = self._read_by_replays(value, (op, time))
-        if not replays.is_passing(op, time):
+        if (op, time) not in replays.passing:
             return max([*read, self._needed_until(value)])
-        end = replays.end(op, time)
+        end = replays.ends[op, time]
         return max((until for until in read if time <= until <= end), default=time)
 
     def _may_offload(self, value: int) -> bool:
@@ -258,7 +258,7 @@ class RegionEstimate:
         for op, time in replays.early:
             changes += during(time, time + EPSILON / 2, step.workspace[op])
             for value in step.operators[op].outputs:
-                if value in step.memory_of and replays.is_passing(op, time):
+                if value in step.memory_of and (op, time) in replays.passing:
                     end = max(self._replayed_until(value, op, time), time + EPSILON)
                     changes += during(time, end, self._size(value))
         most, _ = highest([Changes(changes)])
@@ -269,20 +269,20 @@ class RegionEstimate:
     def _copies_before_writes(self) -> Iterable[tuple[float, int]]:
         """Copies of saved values and inputs that the program overwrites while a replay still needs
         them."""
-        step = self._step
+        step, runs = self._step, self.replays.runs
         for op in self._call.operators:
             for value in step.operators[op].outputs:
                 writer = step.overwritten.get(value)
                 if writer is None or op not in self._kept:
                     continue
-                readers = [reader for reader in step.readers[value] if reader in self.replays]
+                readers = [reader for reader in step.readers[value] if reader in runs]
                 if readers:
                     unpacked = [time for time, _ in self._call.unpacked]
                     end = max([self.replays.last(readers) + EPSILON / 2, *unpacked])
                     yield from during(step.operators[writer].start, end, self._size(value))
 
         for copied in step.copied.get(step.call_of[self._call.operators.start], ()):
-            readers = [reader for reader in step.readers[copied.value] if reader in self.replays]
+            readers = [reader for reader in step.readers[copied.value] if reader in runs]
             if readers:
                 end = self.replays.last(readers) + EPSILON / 2
                 yield from during(copied.allocated, end, copied.size)
@@ -300,11 +300,11 @@ class RegionEstimate:
                     continue
                 for time in runs[op]:
                     made = max((run for run in runs[maker] if run <= time), default=math.inf)
-                    if made == math.inf or self.replays.is_passing(maker, made):
+                    if made == math.inf or (maker, made) in self.replays.passing:
                         continue
                     until = self._replayed_until(value, maker, made)
-                    is_needed = until > self.replays.end(op, time)
-                    if self.replays.is_passing(op, time) or is_needed:
+                    is_needed = until > self.replays.ends[op, time]
+                    if (op, time) in self.replays.passing or is_needed:
                         end = self._last_state_until(op, time)
                         end = min(end, until) if is_needed else end
                         yield from during(time, max(end, time + EPSILON), self._size(value))
@@ -321,7 +321,7 @@ class RegionEstimate:
                     continue
                 made, written = runs[op][0], runs[writer][0]
                 until = self._replayed_until(value, op, made)
-                if until > self.replays.end(writer, written) and written > made:
+                if until > self.replays.ends[writer, written] and written > made:
                     # From `both` on, only one of the two storages is needed.
                     both = min(until, self._last_state_until(writer, written))
                     yield from during(written, max(written, both), self._size(value))
@@ -364,7 +364,7 @@ class RegionEstimate:
         maker = self._step.maker.get(value)
         if maker not in self.replays.runs or maker in self._each_time:
             return time
-        return max(time, self.replays.end(maker, self.replays.runs[maker][0]))
+        return max(time, self.replays.ends[maker, self.replays.runs[maker][0]])
 
     def _could_run(self, op: int, time: float) -> bool:
         """True if a saved operator's recipe still exists. The region's end drops the recipe, unless

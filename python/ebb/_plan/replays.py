@@ -25,7 +25,8 @@ class Replays:
         self._step, self._kept = step, kept
         self.runs: dict[int, list[float]] = {}  # the times of each operator's replays
         self.early: set[tuple[int, float]] = set()  # replays ahead of backward
-        self._passing: set[tuple[int, float]] = set()
+        # replays whose results their slice frees
+        self.passing: set[tuple[int, float]] = set()
         resident: set[int] = set()
         for begin, wanted in self._in_order(call, each_time, begins):
             needed = self._needed_for(wanted, begin, resident)
@@ -37,10 +38,10 @@ class Replays:
                 self.runs.setdefault(op, []).append(time)
                 backward_is_there = inner is not None and step.inner_region(op) == inner
                 if op in each_time and op != wanted and not backward_is_there:
-                    self._passing.add((op, time))
+                    self.passing.add((op, time))
                 else:
                     resident.add(op)
-        self._ends = self._ends_of_slices()
+        self.ends = self._ends_of_slices()
 
     def _in_order(
         self, call: Call, each_time: set[int], begins: float
@@ -71,9 +72,6 @@ class Replays:
             waiting += [self._step.maker[value] for value in inputs if value in self._step.maker]
         return needed
 
-    def __contains__(self, op: int) -> bool:
-        return op in self.runs
-
     @property
     def count(self) -> int:
         """Number of replays."""
@@ -92,14 +90,6 @@ class Replays:
         """The last replay of any of these operators; 0 if there is none."""
         return max((self.runs[op][-1] for op in ops if op in self.runs), default=0.0)
 
-    def end(self, op: int, time: float) -> float:
-        """When the slice of a replay ends."""
-        return self._ends[op, time]
-
-    def is_passing(self, op: int, time: float) -> bool:
-        """True if the slice of a replay frees the replay's results."""
-        return (op, time) in self._passing
-
     def read(self, maker: tuple[int, float] | None, readers: Iterable[int]) -> list[float]:
         """When each replay of the readers no longer needs a value.
 
@@ -107,10 +97,10 @@ class Replays:
             maker: the replay that made the value; None: the value was resident.
             readers: operators that read the value.
         """
-        own = None if maker is None else self.end(*maker)
+        own = None if maker is None else self.ends[maker]
         return [
-            self.end(reader, time)  # a slice holds all values that existed when it began
-            if self.end(reader, time) != own
+            self.ends[reader, time]  # a slice holds all values that existed when it began
+            if self.ends[reader, time] != own
             else time + EPSILON / 2  # a value made in the slice is freed once it is read
             for reader in readers
             for time in self.runs.get(reader, ())

@@ -56,6 +56,7 @@ class CallEstimate:
     kernels: float = 0.0  # time of their kernels in forward
     replaying: float = 0.0  # milliseconds of all replays
     early: float = 0.0  # milliseconds of replays ahead of backward
+    meanwhile: float = 0.0  # milliseconds that the backward beside these replays takes
     recording: float = 0.0  # milliseconds that its operators take longer than outside of regions
 
     @property
@@ -136,7 +137,7 @@ class Simulator:
         peak, peak_time = highest(self._changes(calls, transfers, pools))
         if pools.are_too_large:  # the real pools would be too small for the rows
             peak = sys.maxsize
-        added = self._added(calls, choices) + transfers.waited + self._slowing * transfers.moved
+        added = self._added(calls) + transfers.waited + self._slowing * transfers.moved
         added += pools.took
         replays = sum(call.replays for call in calls)
         return Estimate(peak, self._eager_duration + added, replays, peak_time)
@@ -232,19 +233,12 @@ class Simulator:
             return 0.0
         return max(0.0, away - self.estimate(self.all_offloaded).duration) / nbytes
 
-    def _added(self, calls: Sequence[CallEstimate], choices: Sequence[Choice | None]) -> float:
+    def _added(self, calls: Sequence[CallEstimate]) -> float:
         if not self.ahead:
             return sum(estimate.added for estimate in calls)
         added = 0.0
-        later = None  # the region that backward reaches before this one
-        for index in reversed(range(len(calls))):
-            estimate, call = calls[index], self.step.calls[index]
-            meanwhile = 0.0
-            if later is not None and call.unpacked:
-                meanwhile = self.step.working(later.backward_begins, call.backward_begins)
-            if call.unpacked and choices[index] is not EAGER:
-                later = call
-            added += estimate.added - min(estimate.early, max(0.0, meanwhile))
+        for estimate in reversed(calls):
+            added += estimate.added - min(estimate.early, estimate.meanwhile)
         return added
 
     def _transfers(self, calls: Sequence[CallEstimate]) -> Transfers:
@@ -304,11 +298,13 @@ class Simulator:
             needs = list(eager_needs(self.step, call))
             own, shared = self._split(needs, (), ())
             return CallEstimate(own, shared, (), (), self._resident(call, needs))
-        begins = math.inf
+        begins, meanwhile = math.inf, 0.0
         if self.ahead and later is None:  # backward reaches this region first: nothing is freed
             choice = Choice(frozenset(range(len(call.operators))))
         elif later is not None:
             begins = self.step.calls[later].backward_begins
+            if call.unpacked:
+                meanwhile = max(0.0, self.step.working(begins, call.backward_begins))
         region = RegionEstimate(self.step, call, choice, self.link.least, begins)
         all_sent = (*region.sent, *(paged.sent for paged in region.paged))
         replays, kernels = region.replays.count, region.replays.kernels
@@ -322,6 +318,7 @@ class Simulator:
             kernels,
             kernels * self._factor + replays * self._each,
             sum(self.replay_time(op) for op, _ in region.replays.early),
+            meanwhile,
             _RECORDING * len(call.operators),
         )
 

@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import starmap
 from typing import Any
@@ -38,17 +39,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"valid names: {', '.join(map(repr, known))}"
 
 
+@dataclass(frozen=True)
 class _At:
-    """A position in a policy file, for error messages.
+    """A position in a policy file, for error messages."""
 
-    Attributes:
-        late: True if operators that are not torch's own may be registered later.
-    """
-
-    def __init__(self, file: str, path: str = "", late: bool = False) -> None:
-        self.file = file
-        self.path = path
-        self.late = late
+    file: str
+    path: str = ""
+    late: bool = False  # True if operators that are not torch's own may be registered later
 
     def __truediv__(self, key: str | int) -> _At:
         step = f"[{key}]" if isinstance(key, int) else "." * bool(self.path) + clipped(key)
