@@ -134,7 +134,8 @@ class Meter:
             self._now.phase = "planned"
             self._now.freed = watch._freed
             self._now.planned = watch.planned - watch._freed
-            self._now.share = watch._share - watch._freed
+            share = watch._budget if watch._beside is None else 0
+            self._now.share = share - watch._freed
             self._now.accepted = watch._accepted - watch._freed
             outcome = budget._outcome
             self._now.beside = 0 if outcome is None else outcome.beside - self._outside

@@ -104,16 +104,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def set_up(options: argparse.Namespace) -> None:
     """Sets environment variables, which child processes of the script inherit."""
-    if options.policy is not None:
-        os.environ["EBB"] = options.policy
-    if options.budget is not None:
-        os.environ["EBB_BUDGET"] = options.budget
-    if options.modules is not None:
-        os.environ["EBB_MODULES"] = options.modules
-    if options.report is not None:
-        os.environ["EBB_REPORT"] = os.path.abspath(options.report)
-    if options.trace is not None:
-        os.environ["EBB_TRACE"] = os.path.abspath(options.trace)
+    names = {"policy": "EBB", "budget": "EBB_BUDGET", "modules": "EBB_MODULES"}
+    paths = {"report": "EBB_REPORT", "trace": "EBB_TRACE"}
+    for option, variable in (names | paths).items():
+        if (text := getattr(options, option)) is not None:
+            os.environ[variable] = os.path.abspath(text) if option in paths else text
     if options.verify is not None:
         os.environ["EBB_VERIFY"] = "1" if options.verify == "raise" else "demote"
         ebb.verify(options.verify)

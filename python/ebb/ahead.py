@@ -6,16 +6,23 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 from typing import Any
 
 from ebb import _C
 from ebb._region import commotion
-from ebb._support.old import warn_of_old
-from ebb._support.shown import shown
-from ebb._support.sizes import Bytes, number_of_bytes, whole_number
+from ebb._support.old import old_function
+from ebb._support.sizes import Bytes, Checks, checked, number_of_bytes, switch, whole_number
 
 __all__ = ["configure"]
+
+_CHECKS: Checks = {
+    "regions": functools.partial(whole_number, unit="regions"),
+    "limit": number_of_bytes,
+    "busy_cores": switch,
+    "side_stream": switch,
+}
 
 
 def configure(
@@ -51,33 +58,16 @@ def configure(
         TypeError: a setting has the wrong type.
         ValueError: a setting is negative, too large, or text that is not a size.
     """
-    changed: dict[str, Any] = {}
-    if regions is not None:
-        changed["regions"] = whole_number("regions", regions, "regions")
-    if limit is not None:
-        changed["limit"] = number_of_bytes("limit", limit)
-    switches = {"busy_cores": busy_cores, "side_stream": side_stream}
-    for name, value in switches.items():
-        if value is not None:
-            if not isinstance(value, bool):
-                raise TypeError(f"ebb: {name} must be a bool; got {shown(value)}")
-            changed[name] = value
+    changed = checked(locals(), _CHECKS)
     if changed.get("regions"):
         commotion.install()
     _C.configure_ahead(_C.ahead_settings() | changed)
     return _C.ahead_settings()
 
 
-def settings() -> dict[str, Any]:
-    """Deprecated: :func:`configure` returns the settings."""
-    warn_of_old("ebb.ahead.settings()", "ebb.ahead.configure()")
-    return configure()
-
-
-def stats() -> dict[str, int]:
-    """Deprecated: see :func:`ebb.stats`."""
-    warn_of_old("ebb.ahead.stats()", 'ebb.stats()["ahead"]')
-    return _C.ahead_stats()
+# Deprecated.
+settings = old_function("ebb.ahead.settings", "ebb.ahead.configure()", configure)
+stats = old_function("ebb.ahead.stats", 'ebb.stats()["ahead"]', _C.ahead_stats)
 
 
 # Ends the workers while the interpreter exists, because a replay may need it.

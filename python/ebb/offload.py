@@ -5,15 +5,47 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
 from ebb import _C
-from ebb._support.old import warn_of_old
+from ebb._support.old import old_function
 from ebb._support.shown import shown
-from ebb._support.sizes import Bytes, bytes_of_rank, number_of_bytes, whole_number
+from ebb._support.sizes import (
+    Bytes,
+    Checks,
+    bytes_of_rank,
+    checked,
+    number_of_bytes,
+    switch,
+    whole_number,
+)
 
 __all__ = ["configure"]
+
+
+def _folder(name: str, disk: object) -> str:
+    if not isinstance(disk, str | os.PathLike):
+        raise TypeError(
+            f"ebb: {name} must be a path; got {shown(disk)} of type {type(disk).__name__}"
+        )
+    path = os.fsdecode(disk)
+    if not path.isprintable():
+        raise ValueError(f"ebb: {name} must be a path that can be printed; got {shown(path)}")
+    return os.path.abspath(path) if path else ""
+
+
+_CHECKS: Checks = {
+    "min_bytes": number_of_bytes,
+    "pinned_limit": bytes_of_rank,
+    "in_flight_bytes": number_of_bytes,
+    "prefetch_bytes": number_of_bytes,
+    "keep_last": functools.partial(whole_number, unit="values"),
+    "disk": _folder,
+    "disk_limit": bytes_of_rank,
+    "static": switch,
+}
 
 
 def configure(
@@ -63,48 +95,11 @@ def configure(
             made in ``disk``; or a limit is per node, and the launcher does not say how many ranks
             run there.
     """
-    given = {
-        "min_bytes": min_bytes,
-        "pinned_limit": pinned_limit,
-        "in_flight_bytes": in_flight_bytes,
-        "prefetch_bytes": prefetch_bytes,
-        "disk_limit": disk_limit,
-    }
-    changed: dict[str, Any] = {
-        name: (bytes_of_rank if name.endswith("_limit") else number_of_bytes)(name, value)
-        for name, value in given.items()
-        if value is not None
-    }
-    if keep_last is not None:
-        changed["keep_last"] = whole_number("keep_last", keep_last, "values")
-    if disk is not None:
-        changed["disk"] = _folder(disk)
-    if static is not None:
-        if not isinstance(static, bool):
-            raise TypeError(f"ebb: static must be a bool; got {shown(static)}")
-        changed["static"] = static
+    changed = checked(locals(), _CHECKS)
     _C.configure_offload(_C.offload_settings() | changed)
     return _C.offload_settings()
 
 
-def settings() -> dict[str, Any]:
-    """Deprecated: :func:`configure` returns the settings."""
-    warn_of_old("ebb.offload.settings()", "ebb.offload.configure()")
-    return configure()
-
-
-def stats() -> dict[str, int]:
-    """Deprecated: see :func:`ebb.stats`."""
-    warn_of_old("ebb.offload.stats()", 'ebb.stats()["offload"]')
-    return _C.offload_stats()
-
-
-def _folder(disk: object) -> str:
-    if not isinstance(disk, str | os.PathLike):
-        raise TypeError(
-            f"ebb: disk must be a path; got {shown(disk)} of type {type(disk).__name__}"
-        )
-    path = os.fsdecode(disk)
-    if not path.isprintable():
-        raise ValueError(f"ebb: disk must be a path that can be printed; got {shown(path)}")
-    return os.path.abspath(path) if path else ""
+# Deprecated.
+settings = old_function("ebb.offload.settings", "ebb.offload.configure()", configure)
+stats = old_function("ebb.offload.stats", 'ebb.stats()["offload"]', _C.offload_stats)

@@ -245,11 +245,11 @@ def test_answers_are_kept_as_long_as_the_context_fn(taken):
     context_fn = make()
     saved_by(context_fn)
     gone = weakref.ref(context_fn)
-    assert len(checkpoint_calls._calls.policies) == 1
+    assert len(checkpoint_calls._policies) == 1
     del context_fn
     gc.collect()
     assert gone() is None
-    assert len(checkpoint_calls._calls.policies) == 0
+    assert len(checkpoint_calls._policies) == 0
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,6 @@ LAZY = {
         "then ebb is off"
     ),
 }
-# Of these, those that run back up or in a circle.
-LAZY_AND_BACK = {
-    ("ebb._launch.checkpoint_calls", "ebb._launch.checkpoint_calls"): (
-        "its code runs in torch's functions, with torch's globals"
-    ),
-    ("ebb._launch.frameworks.calls", "ebb._launch.frameworks.calls"): (
-        "its code runs in functions of frameworks, with their globals"
-    ),
-}
 
 
 class Imports(ast.NodeVisitor):
@@ -126,29 +117,22 @@ def folder_of(module):
     return module if parts[0] != "ebb" else parts[1] if len(parts) > 1 else "__init__"
 
 
-def faults_of(root, floors, lazy=(), lazy_and_back=()):
+def faults_of(root, floors, lazy=()):
     eager, inside = arrows_of(root)
     found = [
         f"{source} imports {target} inside of a function"
-        for source, target in sorted(inside - {*lazy, *lazy_and_back})
+        for source, target in sorted(inside - {*lazy})
     ]
     found += [
         f"the table has {source} -> {target}, which is not needed"
-        for source, target in sorted({*lazy, *lazy_and_back} - inside)
+        for source, target in sorted({*lazy} - inside)
     ]
-    held = {arrow for arrow in eager | inside if arrow not in lazy_and_back}
-    within = faults(held, folder_of, floors)
-    found += [
-        f"{source} -> {target} runs down: it needs no leave to run back"
-        for source, target in lazy_and_back
-        if faults({*held, (source, target)}, folder_of, floors) == within
-    ]
-    return found + within
+    return found + faults(eager | inside, folder_of, floors)
 
 
 def test_imports_keep_the_order_of_the_folders():
     assert len(arrows_of(ROOT / "python")[0]) > 100
-    assert faults_of(ROOT / "python", FLOORS, LAZY, LAZY_AND_BACK) == []
+    assert faults_of(ROOT / "python", FLOORS, LAZY) == []
 
 
 def test_each_package_says_what_it_is_for():
@@ -243,7 +227,6 @@ def test_an_import_inside_of_a_function_is_found(tree, text):
 
     assert "ebb.low.c imports ebb.high.a inside of a function" in faults_of(root, ROOMS)
     assert BACK in faults_of(root, ROOMS, lazy=[("ebb.low.c", "ebb.high.a")])
-    assert faults_of(root, ROOMS, lazy_and_back=[("ebb.low.c", "ebb.high.a")]) == []
 
 
 def test_a_circle_inside_a_folder_is_found(tree):
@@ -267,9 +250,6 @@ def test_an_entry_that_is_not_needed_is_found(tree):
     assert faults_of(root, ROOMS, lazy=[arrow]) == []
     assert faults_of(root, ROOMS, lazy=[arrow, gone]) == [
         "the table has ebb.high.a -> ebb.low.b, which is not needed"
-    ]
-    assert faults_of(root, ROOMS, lazy_and_back=[arrow]) == [
-        "ebb.high.c -> ebb.low.b runs down: it needs no leave to run back"
     ]
 
 

@@ -149,16 +149,14 @@ def _combined(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each kind, the combined offer and the rank that plans."""
     kinds: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for message in messages:
-        if message["offer"] is not None:
-            kinds.setdefault(message["offer"]["kind"], []).append(
-                (message["rank"], message["offer"])
-            )
+        if (offer := message["offer"]) is not None:
+            kinds.setdefault(offer["kind"], []).append((message["rank"], offer))
     combined = {}
     for kind, members in kinds.items():
-        leader, most = max(members, key=lambda member: (_lack(member[1]), -member[0]))
-        for _, offer in members:
-            most = {name: max(most[name], offer[name]) for name in most}
-        most["budget"] = min(offer["budget"] for _, offer in members)
+        leader, _ = max(members, key=lambda member: (_lack(member[1]), -member[0]))
+        offers = [offer for _, offer in members]
+        most = {name: max(offer[name] for offer in offers) for name in offers[0]}
+        most["budget"] = min(offer["budget"] for offer in offers)
         combined[kind] = {"leader": leader, "offer": most}
     return combined
 

@@ -399,12 +399,13 @@ class Budget(Meets):
             self._tell("the peak memory of steps varies; the plan is for the largest profiled step")
         self._measured += 1
         self._since = 0
-        if isinstance(self._budget, int):
-            limit = {"whole": self._budget, "beside": self._outcome.beside}
+        budget, beside = self._budget, None
+        if isinstance(budget, int):
+            beside = self._outcome.beside
         else:
-            limit = {"share": round(self._budget * (decided.plain_peak + self._outcome.more))}
+            budget = round(budget * (decided.plain_peak + self._outcome.more))
         fits, freed = not decided.too_small, self._outcome.measured.freed
-        self._watch.begin(decided.peak, fits=fits, freed=freed, **limit)
+        self._watch.begin(decided.peak, budget, beside, fits=fits, freed=freed)
 
     def _put_in_place(self, decided: Decided) -> None:
         self._moved.close()

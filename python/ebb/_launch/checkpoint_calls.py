@@ -15,7 +15,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -28,59 +28,6 @@ from ebb._launch.assignment import TORCHS, Assignment
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
 from ebb._region.region import checkpointed, name_of
-
-# Replacement code for torch's functions. It runs with torch's globals, so it imports all it calls.
-
-
-def _code_of_checkpoint(*args: Any, **kwargs: Any) -> Any:
-    from ebb._launch import checkpoint_calls
-
-    return checkpoint_calls._leaving_its_generator(*args, **kwargs)
-
-
-def _code_of_generator(
-    fn: Any,
-    preserve_rng_state: Any = True,
-    context_fn: Any = noop_context_fn,
-    determinism_check: Any = "default",
-    debug: Any = False,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    from ebb._launch import checkpoint_calls
-
-    given = (fn, preserve_rng_state, context_fn, determinism_check, debug, *args)
-    torchs = checkpoint_calls._TORCHS_GENERATOR
-    if checkpoint_calls.leaves_to_graph():
-        yield from torchs(*given, **kwargs)
-        return
-    checkpoint_calls._check(lambda: torchs(*given, **kwargs), determinism_check, debug)
-    outer, inner = checkpoint_calls.region_of_call(fn, context_fn)
-    with outer, inner:
-        yield
-
-
-def _code_of_later_generator(
-    fn: Any,
-    args: Any,
-    kwargs: Any,
-    *,
-    context_fn: Any = noop_context_fn,
-    determinism_check: Any = "default",
-    debug: Any = False,
-    **options: Any,
-) -> Any:
-    from ebb._launch import checkpoint_calls
-
-    options |= {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
-    torchs = checkpoint_calls._TORCHS_GENERATOR
-    if checkpoint_calls.leaves_to_graph():
-        yield from torchs(fn, args, kwargs, **options)
-        return
-    checkpoint_calls._check(lambda: torchs(fn, args, kwargs, **options), determinism_check, debug)
-    outer, inner = checkpoint_calls.region_of_call(fn, context_fn)
-    with outer, inner:
-        yield
 
 
 def copy_of(function: types.FunctionType) -> Callable[..., Any]:
@@ -96,16 +43,22 @@ def copy_of(function: types.FunctionType) -> Callable[..., Any]:
     return copy
 
 
-def exchange(function: types.FunctionType, code: types.FunctionType) -> Callable[[], None]:
-    """Give `function` the code of another function; return a function that undoes it."""
-    before = (function.__code__, function.__defaults__, function.__kwdefaults__)
+def _code_of_all(*args: Any, _ebb_instead: Callable[..., Any], **kwargs: Any) -> Any:
+    """The code of each replaced function. Uses no globals, since it runs with those of torch or of
+    a framework."""
+    return _ebb_instead(*args, **kwargs)
+
+
+def exchange(function: types.FunctionType, instead: Callable[..., Any]) -> Callable[[], None]:
+    """Make `function` call `instead`; return a function that undoes it."""
+    before = (function.__defaults__, function.__code__, function.__kwdefaults__)
     signature = inspect.signature(function)
-    function.__code__, function.__defaults__ = code.__code__, code.__defaults__
-    function.__kwdefaults__ = code.__kwdefaults__
+    function.__kwdefaults__ = {"_ebb_instead": instead}
+    function.__code__, function.__defaults__ = _code_of_all.__code__, None
     function.__signature__ = signature  # type: ignore[attr-defined]
 
     def undo() -> None:
-        function.__code__, function.__defaults__, function.__kwdefaults__ = before
+        function.__defaults__, function.__code__, function.__kwdefaults__ = before
         del function.__signature__  # type: ignore[attr-defined]
 
     return undo
@@ -131,8 +84,8 @@ def leaves_to_graph() -> bool:
     """True under torch.compile, where torch's own function runs. Notes the call."""
     if not is_traced():
         return False
-    if _calls is not None:
-        _calls.assignment.has_calls_in_graphs = True
+    if _assignment is not None:
+        _assignment.has_calls_in_graphs = True
     return True
 
 
@@ -159,16 +112,56 @@ def _leaving_its_generator(*args: Any, **kwargs: Any) -> Any:
         raise
 
 
-def _check(generator: Callable[[], Iterator[None]], determinism_check: Any, debug: Any) -> None:
-    """Raise the errors that torch raises for these arguments. With gradients disabled, torch's
-    generator checks its arguments and does nothing else.
-    """
-    if determinism_check in ("default", "none") and not (
+def _generator(
+    fn: Any,
+    preserve_rng_state: Any = True,
+    context_fn: Any = noop_context_fn,
+    determinism_check: Any = "default",
+    debug: Any = False,
+    *args: Any,
+    **kwargs: Any,
+) -> Iterator[None]:
+    given = (fn, preserve_rng_state, context_fn, determinism_check, debug, *args)
+    torchs = functools.partial(_TORCHS_GENERATOR, *given, **kwargs)
+    return _in_region(torchs, fn, context_fn, determinism_check, debug)
+
+
+def _later_generator(
+    fn: Any,
+    args: Any,
+    kwargs: Any,
+    *,
+    context_fn: Any = noop_context_fn,
+    determinism_check: Any = "default",
+    debug: Any = False,
+    **options: Any,
+) -> Iterator[None]:
+    options |= {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
+    torchs = functools.partial(_TORCHS_GENERATOR, fn, args, kwargs, **options)
+    return _in_region(torchs, fn, context_fn, determinism_check, debug)
+
+
+def _in_region(
+    torchs: Callable[[], Iterator[None]],
+    function: Callable[..., Any],
+    context_fn: Any,
+    determinism_check: Any,
+    debug: Any,
+) -> Iterator[None]:
+    """Runs in a region what the caller does between two steps. `torchs`: torch's own generator."""
+    if leaves_to_graph():
+        yield from torchs()
+        return
+    if determinism_check not in ("default", "none") or (
         debug or torch_checkpoint._checkpoint_debug_enabled
     ):
-        return
-    with torch.no_grad():
-        next(generator())
+        # With gradients disabled, torch's generator raises errors for its arguments and does
+        # nothing else.
+        with torch.no_grad():
+            next(torchs())
+    outer, inner = region_of_call(function, context_fn)
+    with outer, inner:
+        yield
 
 
 def _run_reentrant(cls: Any, *given: Any) -> Any:
@@ -222,51 +215,38 @@ def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
         known[name] = policy
 
 
-class Calls:
-    """Calls of torch.utils.checkpoint while ebb takes them over.
-
-    Attributes:
-        policies: by context_fn and region name, the policy that context_fn's function gave.
-    """
-
-    def __init__(self, assignment: Assignment) -> None:
-        self.assignment = assignment
-        self.policies: weakref.WeakKeyDictionary[Any, dict[str, Policy]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def translated(self, context_fn: Any, name: str) -> tuple[Policy, AbstractContextManager[Any]]:
-        """The policy for one call, and the context to enter in its region."""
-        if context_fn is noop_context_fn:
-            return self.assignment.policy, nullcontext()
-        own = getattr(context_fn, "policy", None)
-        if isinstance(own, Policy):  # Policy.to_sac() made it
-            return own, nullcontext()
-        known = self._known(context_fn)
-        if name in known:
-            return known[name], nullcontext()
-        forward, recompute = context_fn()
-        if not torch.is_grad_enabled():
-            return self.assignment.policy, nullcontext()  # torch does not enter the context either
-        if not isinstance(forward, torch_checkpoint._CachingTorchDispatchMode):
-            if not isinstance(recompute, nullcontext) and not _is_composables(context_fn):
-                _warn_recompute_context()
-            return self.assignment.policy, forward
-        function = forward.policy_fn
-        ops = _listed(function)
-        if ops is not None:
-            known[name] = from_sac.policy_of_list(ops)
-            return known[name], nullcontext()
-        return from_sac.ASKED, _ask(function, known, name)
-
-    def _known(self, context_fn: Any) -> dict[str, Policy]:
-        try:
-            return self.policies.setdefault(context_fn, {})
-        except TypeError:  # context_fn does not support weak references
-            return {}
+_assignment: Assignment | None = None  # while ebb takes calls over
+# By context_fn and region name: the policy that context_fn's function gave.
+_policies: weakref.WeakKeyDictionary[Any, dict[str, Policy]] = weakref.WeakKeyDictionary()
 
 
-_calls: Calls | None = None  # while ebb takes them over
+def _translated(
+    default: Policy, context_fn: Any, name: str
+) -> tuple[Policy, AbstractContextManager[Any]]:
+    """The policy for one call, and the context to enter in its region."""
+    if context_fn is noop_context_fn:
+        return default, nullcontext()
+    own = getattr(context_fn, "policy", None)
+    if isinstance(own, Policy):  # Policy.to_sac() made it
+        return own, nullcontext()
+    known: dict[str, Policy] = {}
+    with suppress(TypeError):  # context_fn does not support weak references
+        known = _policies.setdefault(context_fn, known)
+    if name in known:
+        return known[name], nullcontext()
+    forward, recompute = context_fn()
+    if not torch.is_grad_enabled():
+        return default, nullcontext()  # torch does not enter the context either
+    if not isinstance(forward, torch_checkpoint._CachingTorchDispatchMode):
+        if not isinstance(recompute, nullcontext) and not _is_composables(context_fn):
+            _warn_recompute_context()
+        return default, forward
+    function = forward.policy_fn
+    ops = _listed(function)
+    if ops is not None:
+        known[name] = from_sac.policy_of_list(ops)
+        return known[name], nullcontext()
+    return from_sac.ASKED, _ask(function, known, name)
 
 
 # Returns contexts, and is no generator-based context manager. If a signal handler raised in such a
@@ -275,30 +255,30 @@ def region_of_call(
     function: Callable[..., Any], context_fn: Any, source: str = TORCHS
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """The region of a function that `source` checkpoints, and the context to enter in it."""
-    calls = _calls
-    assert calls is not None
-    calls.assignment.announce(source)
-    in_call = calls.assignment.in_call and calls.assignment.in_call(function)
-    if calls.assignment.in_call and not in_call:
+    assignment = _assignment
+    assert assignment is not None
+    assignment.announce(source)
+    in_call = assignment.in_call and assignment.in_call(function)
+    if assignment.in_call and not in_call:
         return nullcontext(), nullcontext()
     other_work.tell_of_offloading()
     name = name_of(function)
-    policy, inside = calls.translated(context_fn, name)
+    policy, inside = _translated(assignment.policy, context_fn, name)
     return checkpointed(policy, name), in_call(inside) if in_call else inside
 
 
 def take_over(assignment: Assignment, undo: ExitStack) -> None:
     """Make calls of torch.utils.checkpoint regions until `undo` is closed."""
-    global _calls
-    _calls = Calls(assignment)
+    global _assignment
+    _assignment = assignment
     undo.callback(_forget)
     undo.callback(_take_reentrant())
     if not _TELLS_GENERATOR:
-        undo.callback(exchange(_CHECKPOINT, _code_of_checkpoint))  # type: ignore[arg-type]
-    generator = _code_of_later_generator if _LATER else _code_of_generator
-    undo.callback(exchange(_GENERATOR, generator))  # type: ignore[arg-type]
+        undo.callback(exchange(_CHECKPOINT, _leaving_its_generator))
+    undo.callback(exchange(_GENERATOR, _later_generator if _LATER else _generator))
 
 
 def _forget() -> None:
-    global _calls
-    _calls = None
+    global _assignment
+    _assignment = None
+    _policies.clear()

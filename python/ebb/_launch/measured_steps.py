@@ -84,9 +84,7 @@ class Measuring:
         self._beside_at_first = beside
         self._recording = Recording(gives_way=True)
         self._settings = ExitStack()  # settings of OFFLOAD in steps that offload everything
-        # Peaks of all measured steps but the first, which allocates gradients and optimizer states.
-        self._peaks: list[int] = []
-        self._is_first = True
+        self._peaks: list[int] = []  # of all measured steps that do not offload everything
         self._uncounted = 0  # steps that did not count
         self._ahead = ahead.configure()["regions"]  # the job's own setting
         self._begin_anew()
@@ -128,9 +126,8 @@ class Measuring:
         """
         ended = self._recording.end()
         self._blocks.stop_watching_callers()
-        if self._window is None and not self._is_first:
+        if self._window is None:
             self._peaks.append(peak)
-        self._is_first = False
         if self._counts(calls) and ended is not None:
             self._note(self._todo.pop(0), peak, *ended)
             if not self._todo and self._window is None:
@@ -211,7 +208,8 @@ class Measuring:
             self._times.append((peak, duration))
 
     def _outcome(self) -> Outcome:
-        size, largest = max(peak for peak, _ in self._profiles), max(self._peaks)
+        peaks = self._peaks[1:]  # the first step allocates gradients and optimizer states
+        size, largest = max(peak for peak, _ in self._profiles), max(peaks)
         profile = _together([profile for peak, profile in self._profiles if _are_alike(peak, size)])
         # Durations are scaled by the sizes of their steps.
         times = [took * size / peak if peak else took for peak, took in self._times]
@@ -219,7 +217,7 @@ class Measuring:
         measured = replace(measured, parents=self._blocks.parents())
         if self._times_away:
             measured = replace(measured, away=min(self._times_away))
-        varies = not _are_alike(min(self._peaks), largest)
+        varies = not _are_alike(min(peaks), largest)
         growth = largest / size if varies and size else 1.0
         more = largest - size if varies else 0
         return Outcome(measured, varies, growth, more, self._beside)

@@ -77,11 +77,8 @@ class Models:
     def start(self, undo: ExitStack) -> None:
         """Look at models until `undo` is closed."""
         undo.callback(self._stop_looking)
-        for register, hook in (
-            (register_module_module_registration_hook, self._on_registration),
-            (register_optimizer_step_post_hook, self._on_optimizer_step),
-        ):
-            undo.callback(register(hook).remove)
+        undo.callback(register_module_module_registration_hook(self._on_registration).remove)
+        undo.callback(register_optimizer_step_post_hook(self._on_optimizer_step).remove)
         self._look_again()
 
     def see(self, module: torch.nn.Module) -> None:

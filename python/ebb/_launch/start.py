@@ -82,22 +82,19 @@ def _check_verify() -> None:
 
 
 def _start_reports() -> None:
-    if not os.environ.get("EBB_REPORT") and not os.environ.get("EBB_TRACE"):
-        return
-    given = {"EBB_REPORT": "", "EBB_TRACE": ""}
+    given: dict[str, str] = {}
     make_folder = functools.partial(os.makedirs, exist_ok=True)
     checks: dict[str, Callable[[str], object]]
     checks = {"EBB_REPORT": files.check_report, "EBB_TRACE": make_folder}
     for variable, check in checks.items():
-        text = os.environ.get(variable, "")
-        if text:
+        if text := os.environ.get(variable):
             try:
                 check(text)
                 given[variable] = text
             except Exception as error:
                 say_value_ignored(variable, error)
-    if any(given.values()):
-        files.start(given["EBB_REPORT"], given["EBB_TRACE"])
+    if given:
+        files.start(given.get("EBB_REPORT", ""), given.get("EBB_TRACE", ""))
 
 
 def _start_ahead() -> None:

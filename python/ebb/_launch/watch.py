@@ -27,10 +27,10 @@ class Watch:
         self.planned = 0  # the plan's prediction of `peak`
         self.was_over = False  # True if the step before the last one exceeded the budget
         self._began = self._next = 0  # bytes in use when the last step began, and when it ended
-        self._whole: int | None = None  # the budget in total bytes
+        self._budget = 0  # bytes, see `begin`
         self._freed = 0  # bytes that are freed between the end of a step and the next one's begin
-        self._beside = 0  # bytes of the program's other tensors, which the budget does not count
-        self._share = 0  # the budget as bytes that a step may allocate
+        # Bytes of tensors that a budget in total does not count; None: the budget is for a step.
+        self._beside: int | None = None
         self._accepted = 0  # accepted peak of a step above the budget, if no plan needs less
         self._times_accepted = 0
         self.is_over = False  # True if the last step exceeded the budget
@@ -41,27 +41,26 @@ class Watch:
     def begin(
         self,
         planned: int,
+        budget: int,
+        beside: int | None,
         *,
         fits: bool,
-        freed: int = 0,
-        whole: int | None = None,
-        beside: int = 0,
-        share: int = 0,
+        freed: int,
     ) -> None:
         """Compare steps with a plan from now on.
 
         Args:
             planned: predicted bytes.
+            budget: bytes that tensors may take in total, or that a step may allocate.
+            beside: bytes of tensors that a budget in total bytes does not count; None: the budget
+                is for a step.
             fits: True if the prediction is within the budget; if not, steps may take as much as
                 was planned.
             freed: bytes that are freed between the end of a step and the next one's begin.
-            whole: bytes that tensors may take in total; None: `share` counts.
-            beside: bytes of tensors that ``whole`` does not count.
-            share: bytes that a step may allocate.
         """
         self.has_plan, self.planned, self._freed = True, planned, freed
         self.was_over = self.is_over = False
-        self._whole, self._beside, self._share = whole, beside, share
+        self._budget, self._beside = budget, beside
         self._accepted, self._times_accepted = 0 if fits else int(_OVER * planned), 0
         self._below, self._over = 0, []
 
@@ -80,7 +79,7 @@ class Watch:
         self._began = self._next - self._freed
         self._next, most = _C.tensor_bytes()
         self.peak = max(0, most - self._began)
-        slack = _SLACK + (_OVER - 1) * (self._share if self._whole is None else self._whole)
+        slack = _SLACK + (_OVER - 1) * self._budget
         is_over = self.peak > max(self._allowed + slack, self._accepted)
         self.is_over = self.has_plan and is_over
         if is_counted or devices.in_use() is None or self.is_over:
@@ -93,9 +92,9 @@ class Watch:
 
     @property
     def _allowed(self) -> int:
-        if self._whole is None:
-            return self._share
-        return self._whole + self._beside - self._began
+        if self._beside is None:
+            return self._budget
+        return self._budget + self._beside - self._began
 
     def is_far_below(self) -> bool:
         """True if steps have allocated far less than planned for a long time. Call once a step."""
@@ -104,9 +103,9 @@ class Watch:
 
     def in_words(self) -> str:
         """Describe the last step's memory."""
-        if self._whole is None:
+        if self._beside is None:
             return (
-                f"a step allocated {size(self.peak)}, more than the budget of {size(self._share)}"
+                f"a step allocated {size(self.peak)}, more than the budget of {size(self._budget)}"
             )
         return (
             f"a step allocated {size(self.peak)}, but the budget leaves only "

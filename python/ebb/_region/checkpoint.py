@@ -16,19 +16,6 @@ from ebb._policy.policy import Policy
 from ebb._region.placeholder import discardable
 from ebb._region.region import _check_policy, checkpointed, name_of, run_in_region
 
-# Keywords that later versions of torch added. ebb accepts and ignores them.
-_LATER_KEYWORDS = frozenset(inspect.signature(_torch_checkpoint).parameters) - {
-    "function",
-    "args",
-    "kwargs",
-    "use_reentrant",
-    "context_fn",
-    "determinism_check",
-    "debug",
-    "early_stop",
-    "preserve_rng_state",
-}
-
 
 def checkpoint(
     function: Callable[..., Any],
@@ -98,3 +85,10 @@ def checkpoint(
                 if isinstance(output, torch.Tensor):
                     discardable(output)
         return outputs
+
+
+# Keywords that later versions of torch added. ebb accepts and ignores them.
+_LATER_KEYWORDS = (
+    inspect.signature(_torch_checkpoint).parameters.keys()
+    - inspect.signature(checkpoint).parameters.keys()
+)

@@ -63,13 +63,11 @@ def _announced(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _slice_announced(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps __getitem__: a slice is another storage on the same memory, and may be written."""
+    sliced = _announced(method)
 
     @functools.wraps(method)
     def announced(self: torch.UntypedStorage, index: Any) -> Any:
-        if isinstance(index, slice):
-            with opaque(_bytes_of(self)):
-                return method(self, index)
-        return method(self, index)
+        return (sliced if isinstance(index, slice) else method)(self, index)
 
     return announced
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 
@@ -10,6 +11,16 @@ def warn_of_old(name: str, instead: str) -> None:
     """Warns the caller's caller."""
     message = f"ebb: {name} is deprecated and will be removed in the next release: use {instead}"
     warnings.warn(message, FutureWarning, stacklevel=3)
+
+
+def old_function(name: str, instead: str, function: Callable[[], Any]) -> Callable[[], Any]:
+    """The old name of `function`, which takes no arguments."""
+
+    def call() -> Any:
+        warn_of_old(f"{name}()", instead)
+        return function()
+
+    return call
 
 
 class Renamed:

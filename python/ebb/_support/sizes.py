@@ -1,14 +1,16 @@
-"""Parses and checks whole numbers and numbers of bytes."""
+"""Parses and checks settings: whole numbers, numbers of bytes, switches."""
 
 from __future__ import annotations
 
 import re
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from ebb._support.job import ranks_of_node
 from ebb._support.shown import shown
 
 Bytes: TypeAlias = "int | str"
+Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]  # by name of a setting
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -53,3 +55,14 @@ def whole_number(
         limits = f"from {least} to {most} {unit}".rstrip() if has_most else f"{least} or more"
         raise ValueError(f"ebb: {name} must be {limits}; got {shown(value)}")
     return value
+
+
+def switch(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"ebb: {name} must be a bool; got {shown(value)}")
+    return value
+
+
+def checked(given: Mapping[str, object], checks: Checks) -> dict[str, Any]:
+    """The settings that are given, not None, as their checks return them."""
+    return {name: checks[name](name, value) for name, value in given.items() if value is not None}

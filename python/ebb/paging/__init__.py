@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ebb import _C
-from ebb._support.old import warn_of_old
+from ebb._support.old import old_function, warn_of_old
 from ebb.paging import _agreement
 from ebb.paging._run_step import run_step
 from ebb.paging._settings import configure
@@ -21,16 +21,9 @@ from ebb.paging._steps import found_inf, microbatch, reset, step, step_ok
 __all__ = ["configure", "found_inf", "microbatch", "reset", "run_step", "step", "step_ok"]
 
 
-def settings() -> dict[str, Any]:
-    """Deprecated: :func:`configure` returns the settings."""
-    warn_of_old("ebb.paging.settings()", "ebb.paging.configure()")
-    return configure()
-
-
-def stats() -> dict[str, Any]:
-    """Deprecated: see :func:`ebb.stats`."""
-    warn_of_old("ebb.paging.stats()", 'ebb.stats()["paging"]')
-    return _C.paging_stats()
+# Deprecated.
+settings = old_function("ebb.paging.settings", "ebb.paging.configure()", configure)
+stats = old_function("ebb.paging.stats", 'ebb.stats()["paging"]', _C.paging_stats)
 
 
 def __getattr__(name: str) -> Any:

@@ -77,12 +77,13 @@ class Attempt:
     Attributes:
         agreement: between processes, on the validity of the run.
         before: the state to restore before another run; None if there will be none.
+        threads: see Note [Threads of a step].
     """
 
     def __init__(self, agreement: Agreement, before: Before | None) -> None:
         self.agreement = agreement
         self.before = before
-        self._threads = {threading.current_thread()}
+        self.threads = {threading.current_thread()}
 
     # Note [Threads of a step]
     # Other threads may run backwards of their own during the step, and a second run of the step
@@ -92,13 +93,10 @@ class Attempt:
     # step.
     def has_this_thread(self) -> bool:
         thread = threading.current_thread()
-        if thread in self._threads:
+        if thread in self.threads:
             return True
         in_backward: bool = torch._C._current_graph_task_id() != -1
         return in_backward and isinstance(thread, threading._DummyThread)
-
-    def add(self, thread: threading.Thread) -> None:
-        self._threads.add(thread)
 
 
 _current: Attempt | None = None
@@ -119,7 +117,7 @@ def of_this_thread() -> Attempt | None:
 def _start_and_note(self: threading.Thread) -> None:
     attempt = of_this_thread()
     if attempt is not None:
-        attempt.add(self)
+        attempt.threads.add(self)
     _start_thread(self)
 
 

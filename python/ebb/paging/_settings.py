@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ebb import _C
 from ebb._support.shown import shown
-from ebb._support.sizes import Bytes, number_of_bytes, whole_number
+from ebb._support.sizes import Bytes, Checks, checked, number_of_bytes, whole_number
 
 _MODES = ("deferred", "blocking", "assert")
 _DEAD_ROWS = ("repeat", "zero", "nan", "none")
@@ -28,6 +29,25 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> int:
     if value not in choices:
         raise ValueError(f"ebb: {name} must be one of {', '.join(choices)}; got {shown(value)}")
     return choices.index(value)
+
+
+def _layers(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"ebb: {name} must be an int; got {shown(value)}")
+    if value not in (-1, 0, 1):
+        raise ValueError(f"ebb: {name} must be 0, 1 or -1; got {shown(value)}")
+    return value
+
+
+_CHECKS: Checks = {
+    "page_rows": partial(whole_number, unit="rows", least=1, most=2**31 - 1),
+    "headroom": partial(_factor, least=1),
+    "host_headroom": partial(_factor, least=0),
+    "device_limit": number_of_bytes,
+    "overflow": partial(_choice, choices=_MODES),
+    "dead_rows": partial(_choice, choices=_DEAD_ROWS),
+    "prefetch": _layers,
+}
 
 
 def configure(
@@ -74,25 +94,7 @@ def configure(
         TypeError: a setting has the wrong type.
         ValueError: a setting is out of range.
     """
-    changed: dict[str, Any] = {}
-    if page_rows is not None:
-        changed["page_rows"] = whole_number("page_rows", page_rows, "rows", 1, 2**31 - 1)
-    if headroom is not None:
-        changed["headroom"] = _factor("headroom", headroom, 1)
-    if host_headroom is not None:
-        changed["host_headroom"] = _factor("host_headroom", host_headroom, 0)
-    if device_limit is not None:
-        changed["device_limit"] = number_of_bytes("device_limit", device_limit)
-    if overflow is not None:
-        changed["overflow"] = _choice("overflow", overflow, _MODES)
-    if dead_rows is not None:
-        changed["dead_rows"] = _choice("dead_rows", dead_rows, _DEAD_ROWS)
-    if prefetch is not None:
-        if isinstance(prefetch, bool) or not isinstance(prefetch, int):
-            raise TypeError(f"ebb: prefetch must be an int; got {shown(prefetch)}")
-        if prefetch not in (-1, 0, 1):
-            raise ValueError(f"ebb: prefetch must be 0, 1 or -1; got {shown(prefetch)}")
-        changed["prefetch"] = prefetch
+    changed = checked(locals(), _CHECKS)
     _C.configure_paging(_C.paging_settings() | changed)
     found = _C.paging_settings()
     limit = found["device_limit"]

@@ -1,7 +1,6 @@
 """Replacements of frameworks' checkpoint functions, while ebb takes these over.
 
-Each function `code_of_..` supplies the code of one function of a framework. The code runs with the
-globals of the framework's module, so it imports what it calls.
+Each takes the framework's own function, called `original`, and then its arguments.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -20,57 +19,10 @@ from ebb._launch import checkpoint_calls
 from ebb._launch.variables import say_ignored
 from ebb._region.placeholder import discard, discardable
 
-# Copies of the replaced functions with their original code, by the name of the function that
-# supplies the new code.
-ORIGINALS: dict[str, Callable[..., Any]] = {}
+Own: TypeAlias = Callable[..., Any]
+
 # Frameworks with their versions, for messages: "Megatron-Core 0.16.1 (tested: 0.14, 0.15, 0.16)".
 VERSIONS: dict[str, str] = {}
-
-
-def code_of_megatron(function: Any, distribute_saved_activations: Any, *args: Any) -> Any:
-    from ebb._launch.frameworks import calls
-
-    return calls.megatron(function, distribute_saved_activations, *args)
-
-
-def code_of_without_output(self: Any, run_function: Any, *args: Any) -> Any:
-    from ebb._launch.frameworks import calls
-
-    return calls.without_output(self, run_function, *args)
-
-
-def code_of_discard(self: Any, hook_tensor: Any) -> Any:
-    from ebb._launch.frameworks import calls
-
-    return calls.discard_output(self, hook_tensor)
-
-
-def code_of_buffer(
-    self: Any, tensor_shape: Any, dtype: Any, name: Any, mem_alloc_context: Any = None
-) -> Any:
-    from ebb._launch.frameworks import calls
-
-    return calls.buffer(self, tensor_shape, dtype, name, mem_alloc_context)
-
-
-def code_of_deepspeed(function: Any, *args: Any, **kwargs: Any) -> Any:
-    from ebb._launch.frameworks import calls
-
-    return calls.deepspeed("code_of_deepspeed", function, *args, **kwargs)
-
-
-def code_of_deepspeed_without_reentrant(function: Any, *args: Any) -> Any:
-    from ebb._launch.frameworks import calls
-
-    return calls.deepspeed("code_of_deepspeed_without_reentrant", function, *args)
-
-
-def code_of_fairscale(
-    original_forward: Any, weak_self: Any, offload_to_cpu: Any, *args: Any, **kwargs: Any
-) -> Any:
-    from ebb._launch.frameworks import calls
-
-    return calls.fairscale(original_forward, weak_self, offload_to_cpu, *args, **kwargs)
 
 
 def _region(
@@ -96,49 +48,56 @@ def _left(framework: str, setting: str, remedy: str) -> None:
     )
 
 
-def megatron(function: Callable[..., Any], distribute: bool, *args: Any) -> Any:
+def megatron(original: Own, /, function: Any, distribute_saved_activations: Any, *args: Any) -> Any:
     """megatron.core.tensor_parallel.checkpoint."""
     if checkpoint_calls.is_traced():
-        return ORIGINALS["code_of_megatron"](function, distribute, *args)
-    if distribute:
+        return original(function, distribute_saved_activations, *args)
+    if distribute_saved_activations:
         _left(
             "Megatron-Core",
             "--distribute-saved-activations",
             "Turn it off to let ebb take the calls over",
         )
-        return ORIGINALS["code_of_megatron"](function, distribute, *args)
+        return original(function, distribute_saved_activations, *args)
     return _in_region("Megatron-Core", "checkpoint", function, *args)
 
 
-def buffer(itself: Any, shape: Any, dtype: torch.dtype, name: str, context: Any) -> torch.Tensor:
+def buffer(
+    original: Own,
+    /,
+    self: Any,
+    tensor_shape: Any,
+    dtype: Any,
+    name: Any,
+    mem_alloc_context: Any = None,
+) -> Any:
     """GlobalMemoryBuffer.get_tensor. Layers write to one buffer, so a region would have to keep its
     contents. In a region, the buffer is new memory, which a replay can fill again."""
     if not _C.in_region():
-        original = ORIGINALS["code_of_buffer"]
-        return cast(torch.Tensor, original(itself, shape, dtype, name, context))
+        return original(self, tensor_shape, dtype, name, mem_alloc_context)
     # ebb sees new_empty, which has a tensor argument, but not torch.empty.
-    return torch.empty(0, dtype=dtype, device=torch.cuda.current_device()).new_empty(shape)
+    empty = torch.empty(0, dtype=dtype, device=torch.cuda.current_device())
+    return empty.new_empty(tensor_shape)
 
 
-def without_output(itself: Any, function: Callable[..., Any], *args: Any) -> Any:
+def without_output(original: Own, /, self: Any, run_function: Any, *args: Any) -> Any:
     """CheckpointWithoutOutput.checkpoint: the results are marked for `discard_output`."""
-    original = ORIGINALS["code_of_without_output"]
-    vars(itself).pop("ebb_discardable", None)
+    vars(self).pop("ebb_discardable", None)
     if checkpoint_calls.is_traced() or _warms_up_a_graph():
-        return original(itself, function, *args)
-    if _computes_in_fp8(itself):
+        return original(self, run_function, *args)
+    if _computes_in_fp8(self):
         _left(
             "Megatron-Core",
             "FP8",
             "ebb does not see TransformerEngine's kernels: name modules that run others, "
             "EBB_MODULES='*.layers.*.mlp'",
         )
-        return original(itself, function, *args)
-    outer, inner = _region("Megatron-Core", "CheckpointWithoutOutput", function)
+        return original(self, run_function, *args)
+    outer, inner = _region("Megatron-Core", "CheckpointWithoutOutput", run_function)
     with outer, inner:
-        outputs = function(*args)
+        outputs = run_function(*args)
         leaves = {id(leaf): leaf for leaf in tree_leaves(outputs)}
-        itself.ebb_discardable = [leaf for leaf in leaves.values() if _is_discardable(leaf)]
+        self.ebb_discardable = [leaf for leaf in leaves.values() if _is_discardable(leaf)]
     return outputs
 
 
@@ -151,16 +110,14 @@ def _is_discardable(output: Any) -> bool:
     return True
 
 
-def discard_output(itself: Any, hook_tensor: torch.Tensor) -> None:
+def discard_output(original: Own, /, self: Any, hook_tensor: Any) -> None:
     """CheckpointWithoutOutput.discard_output_and_register_recompute. A second call does nothing."""
-    outputs = vars(itself).get("ebb_discardable")
+    outputs = vars(self).get("ebb_discardable")
     if outputs is None:
-        ORIGINALS["code_of_discard"](itself, hook_tensor)
+        original(self, hook_tensor)
         return
-    itself.ebb_discardable = []
-    if not hook_tensor.requires_grad:
-        return
-    for output in outputs:
+    self.ebb_discardable = []
+    for output in outputs if hook_tensor.requires_grad else ():
         with suppress(ValueError):  # written after the mark: the result keeps its memory
             discard(output, restore_at=hook_tensor)
 
@@ -178,11 +135,11 @@ def _computes_in_fp8(itself: Any) -> bool:
     return bool(itself.fp8 and manager is not None and manager.is_fp8_enabled())
 
 
-def deepspeed(original: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def deepspeed(original: Own, /, function: Any, *args: Any, **kwargs: Any) -> Any:
     """deepspeed.checkpointing.checkpoint and non_reentrant_checkpoint."""
     settings = sys.modules["deepspeed.runtime.activation_checkpointing.checkpointing"]
     if checkpoint_calls.is_traced():
-        return ORIGINALS[original](function, *args, **kwargs)
+        return original(function, *args, **kwargs)
     for name, key in (
         ("PARTITION_ACTIVATIONS", "partition_activations"),
         ("CPU_CHECKPOINT", "cpu_checkpointing"),
@@ -192,27 +149,34 @@ def deepspeed(original: str, function: Callable[..., Any], /, *args: Any, **kwar
             if name == "CPU_CHECKPOINT":
                 remedy += ", and EBB=offload_inputs to offload the inputs of blocks"
             _left("DeepSpeed", key, remedy)
-            return ORIGINALS[original](function, *args, **kwargs)
+            return original(function, *args, **kwargs)
     outputs = _in_region("DeepSpeed", "checkpoint", function, *args, **kwargs)
     several = [outputs] if torch.is_tensor(outputs) else list(outputs)
     return several[0] if len(several) == 1 else tuple(several)
 
 
 def fairscale(
-    forward: Callable[..., Any], owner: Any, offloads: bool, /, *args: Any, **kwargs: Any
+    original: Own,
+    /,
+    original_forward: Any,
+    weak_self: Any,
+    offload_to_cpu: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """The forward of a module in fairscale's checkpoint_wrapper."""
     own = sys.modules["fairscale.nn.checkpoint.checkpoint_activations"]
-    original = ORIGINALS["code_of_fairscale"]
     is_off = not torch.is_grad_enabled() or own.thread_local.is_checkpointing_disabled
     if is_off or checkpoint_calls.is_traced():
-        return original(forward, owner, offloads, *args, **kwargs)
-    if offloads:
+        return original(original_forward, weak_self, offload_to_cpu, *args, **kwargs)
+    if offload_to_cpu:
         _left(
             "fairscale",
             "offload_to_cpu",
             "Leave it out, and set EBB=offload_inputs to offload the inputs of blocks",
         )
-        return original(forward, owner, offloads, *args, **kwargs)
+        return original(original_forward, weak_self, offload_to_cpu, *args, **kwargs)
     with own.enable_checkpointing():
-        return _in_region("fairscale", "checkpoint_wrapper", forward, owner(), *args, **kwargs)
+        return _in_region(
+            "fairscale", "checkpoint_wrapper", original_forward, weak_self(), *args, **kwargs
+        )

@@ -17,7 +17,6 @@ from typing import Any
 from ebb._launch.checkpoint_calls import copy_of, exchange
 from ebb._launch.frameworks import calls
 from ebb._launch.frameworks.after_import import AfterImport, Then
-from ebb._launch.frameworks.calls import ORIGINALS, VERSIONS
 from ebb._launch.variables import say_ignored
 from ebb._support.job import is_first
 from ebb._support.shown import tell
@@ -31,8 +30,8 @@ class Framework:
     distribution: str  # its name in the package index, which gives the version
     tested: tuple[str, ...]  # versions with which the functions were tested, without the last part
     module: str  # defines the functions
-    # Names of functions, each with the function that supplies the new code and takes the same
-    # arguments.
+    # Names of functions, each with its replacement, which takes the original function and then the
+    # same arguments.
     functions: Mapping[str, Callable[..., Any]]
 
 
@@ -43,9 +42,9 @@ FRAMEWORKS = (
         ("0.14", "0.15", "0.16"),
         "megatron.core.tensor_parallel.random",
         {
-            "checkpoint": calls.code_of_megatron,
-            "CheckpointWithoutOutput.checkpoint": calls.code_of_without_output,
-            "CheckpointWithoutOutput.discard_output_and_register_recompute": calls.code_of_discard,
+            "checkpoint": calls.megatron,
+            "CheckpointWithoutOutput.checkpoint": calls.without_output,
+            "CheckpointWithoutOutput.discard_output_and_register_recompute": calls.discard_output,
         },
     ),
     Framework(
@@ -53,7 +52,7 @@ FRAMEWORKS = (
         "megatron-core",
         ("0.14", "0.15", "0.16"),
         "megatron.core.utils",
-        {"GlobalMemoryBuffer.get_tensor": calls.code_of_buffer},
+        {"GlobalMemoryBuffer.get_tensor": calls.buffer},
     ),
     Framework(
         "DeepSpeed",
@@ -61,8 +60,8 @@ FRAMEWORKS = (
         ("0.18", "0.19"),
         "deepspeed.runtime.activation_checkpointing.checkpointing",
         {
-            "checkpoint": calls.code_of_deepspeed,
-            "non_reentrant_checkpoint": calls.code_of_deepspeed_without_reentrant,
+            "checkpoint": calls.deepspeed,
+            "non_reentrant_checkpoint": calls.deepspeed,
         },
     ),
     Framework(
@@ -70,7 +69,7 @@ FRAMEWORKS = (
         "fairscale",
         ("0.4",),
         "fairscale.nn.checkpoint.checkpoint_activations",
-        {"_checkpointed_forward": calls.code_of_fairscale},
+        {"_checkpointed_forward": calls.fairscale},
     ),
 )
 
@@ -108,21 +107,20 @@ def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
         _leave(framework, version, f"ebb was tested with {', '.join(framework.tested)}")
         return
     found: list[tuple[FunctionType, Callable[..., Any]]] = []
-    for name, code in framework.functions.items():
+    for name, replacement in framework.functions.items():
         function = _function(module, name)
-        if function is None or not _takes_the_same(function, code):
+        if function is None or not _takes_the_same(function, replacement):
             _leave(
                 framework,
                 version,
                 f"{framework.module}.{name} has changed since ebb was tested with it",
             )
             return
-        found.append((function, code))
+        found.append((function, functools.partial(replacement, copy_of(function))))
     tested = ", ".join(framework.tested)
-    VERSIONS[framework.name] = f"{framework.name} {version} (tested: {tested})"
-    for function, code in found:
-        ORIGINALS[code.__name__] = copy_of(function)
-        undo.callback(exchange(function, code))  # type: ignore[arg-type]
+    calls.VERSIONS[framework.name] = f"{framework.name} {version} (tested: {tested})"
+    for function, instead in found:
+        undo.callback(exchange(function, instead))
 
 
 def _version_of(framework: Framework) -> str:
@@ -142,11 +140,12 @@ def _function(module: ModuleType, name: str) -> FunctionType | None:
     return function if is_own else None
 
 
-def _takes_the_same(function: FunctionType, code: Callable[..., Any]) -> bool:
-    """True if `code` takes the arguments of `function`, and perhaps any keywords besides."""
-    given, taken = (
+def _takes_the_same(function: FunctionType, replacement: Callable[..., Any]) -> bool:
+    """True if `replacement` takes the arguments of `function` after the original function, and
+    perhaps any keywords besides."""
+    given, (_, *taken) = (
         [(p.name, p.kind) for p in inspect.signature(one).parameters.values()]
-        for one in (function, code)
+        for one in (function, replacement)
     )
     more = taken[len(given) :]
     is_more = not more or [kind for _, kind in more] == [inspect.Parameter.VAR_KEYWORD]
