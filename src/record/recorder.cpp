@@ -11,34 +11,11 @@
 #include "paging/paging_engine.h"
 #include "record/notes.h"
 #include "record/op_recording.h"
+#include "record/retention.h"
 #include "replay/escapes.h"
 
 namespace ebb {
 namespace {
-
-// How the bytes of a packed value survive until backward.
-enum class Retention : uint8_t {
-  Unmanaged,   // autograd's handle holds the storage, as in eager
-  Saved,       // the handle holds the storage and the value: the policy saved the value
-  Recomputed,  // the handle holds the value alone
-  Away,        // the handle holds the value, whose bytes are or will be elsewhere
-};
-
-Retention retentionOf(const Value& value) {
-  if (value.stash() || value.slice()) {
-    return Retention::Away;
-  }
-  if (value.decision.isSaved()) {
-    return Retention::Saved;
-  }
-  const bool recomputed = value.recipe() && !value.decision.isKept();
-  return recomputed ? Retention::Recomputed : Retention::Unmanaged;
-}
-
-// True if the storage that was packed stays resident.
-bool isResident(Retention retention) {
-  return retention == Retention::Unmanaged || retention == Retention::Saved;
-}
 
 // Called for a kept value. True if ebb keeps the value only for recipes: autograd did not pack it.
 bool isOnlyRead(const Value& value) {
@@ -363,7 +340,11 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   value->facts.follows |=
       part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   sendIfDue(*value, tensor);
-  const Retention retention = retentionOf(*value);
+  const Retention retention = retentionOf(
+      {.away = value->stash() || value->slice(),
+       .keeps = value->decision.isKept(),
+       .byPolicy = value->decision.isSaved(),
+       .hasRecipe = value->recipe().defined()});
   countPacked(*context_.counters, *value, retention);
   value->uses.letRelyOnBytes(retention == Retention::Away);
   packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->facts.madeHere;
