@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import pytest
 import torch
 from budget_jobs import PLANNED, ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, assert_same, regions
 from exactness import same_bits
+from other_threads import in_thread
 from torch import nn
 
 from ebb import _C
@@ -287,9 +287,7 @@ def test_two_threads_that_train(install, told):
     install("60%")
     jobs = [Quiet(), Quiet()]
     jobs[0].train(2)
-    thread = threading.Thread(target=jobs[1].train, args=(2,))
-    thread.start()
-    thread.join()
+    in_thread(lambda: jobs[1].train(2))
     jobs[0].train(PLANNED)
 
     assert "optimizers step on several threads, so ebb cannot tell where a step ends" in told()[-1]

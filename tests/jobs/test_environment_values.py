@@ -145,8 +145,7 @@ def folder(tmp_path, monkeypatch):
 @given(ENVIRONMENTS)
 def test_start_up_raises_nothing_and_tells_in_one_line_each(folder, capsys, variables):
     capsys.readouterr()
-    with environment(variables), warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with environment(variables), warnings.catch_warnings(action="error"):
         start()
         start()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from exactness import same_bits
 from memory_use import least_growth
+from other_threads import in_thread
 from torch import nn
 from torch.profiler import ProfilerActivity
 
@@ -280,22 +280,16 @@ def test_it_ends_where_it_began():
     """What hears of allocations would stay on the thread, and torch's profiler could not start."""
     _C.begin_profile()
     step_of(model())()
-    raised = []
 
     def end():
-        try:
+        with pytest.raises(RuntimeError, match="must end on the thread on which it began"):
             _C.end_profile()
-        except RuntimeError as error:
-            raised.append(str(error))
+        return True
 
-    thread = threading.Thread(target=end)
-    thread.start()
-    thread.join()
+    assert in_thread(end)
     step_of(model())()
     found = _C.end_profile()
 
-    assert len(raised) == 1
-    assert "must end on the thread on which it began" in raised[0]
     assert len(found["operators"]) == 6, (
         "the second step ran after the failed end, and is not recorded"
     )
