@@ -235,13 +235,17 @@ HUGGING_FACE = {
 }
 
 
+def build(transformers: Any, name: str) -> Any:
+    model, _, settings = HUGGING_FACE[name]
+    kind = getattr(transformers, model)
+    return kind(kind.config_class(**settings))
+
+
 def of_transformers(name: str) -> Callable[[], Made]:
     def made() -> Made:
         import transformers
 
-        model, batch, settings = HUGGING_FACE[name]
-        kind = getattr(transformers, model)
-        module = kind(kind.config_class(**settings))
+        module, batch = build(transformers, name), HUGGING_FACE[name][1]
         return module, lambda: module(**batch()).loss
 
     return made
