@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import device, environment, quick, slug
+from environment import device, environment, publish, quick
 from held_bytes import most_bytes_ahead
-from steps import equal
+from steps import equal, trial
 from systems import RECOMPUTE_ALL, System, all_systems
-from timing import Trial, interleaved, time_step
+from timing import interleaved
 from torch import Tensor
 from workloads import LlamaBlock, PreNormBlock, Workload, blocks_in_turn
 
 import ebb
-from report import environment_line, table, write_results
+from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
 AHEAD = "ebb recompute_all, ahead"
@@ -120,16 +120,8 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
         if not equal(gradients(workload, system), expected):
             raise SystemExit(f"{system.name} gives other gradients than eager on {workload.name}")
 
-    def trial(system: System) -> Trial:
-        def run() -> dict[str, float]:
-            workload.clear_gradients()
-            with system.during():
-                return time_step(lambda: workload.step(system.run), device())
-
-        return run
-
     before = ebb.stats()["ahead"]
-    trials = {system.name: trial(system) for system in SYSTEMS}
+    trials = {system.name: trial(system, workload, device()) for system in SYSTEMS}
     times = interleaved(trials, 0 if quick() else seconds, 1 if quick() else 5)
     gc.collect()
     after = ebb.stats()["ahead"]
@@ -240,10 +232,8 @@ def main() -> int:
         "where_busy": where_busy(options.seconds),
     }
     found["goals"] = goals(found)
-    print(page(found))
-    if not quick() and not options.only:
-        base = options.output / f"{slug(found['environment'])}-ahead"
-        write_results(base, found, page(found))
+    folder = None if quick() or options.only else options.output
+    publish(found, page(found), folder, "ahead")
     return 0 if all(found["goals"].values()) else 1
 
 

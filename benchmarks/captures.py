@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment, slug
+from environment import environment, publish
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 import ebb
-from report import environment_line, table, write_results
+from report import environment_line, table
 
 Row = dict[str, Any]
 Region = Callable[[], AbstractContextManager[object]]
@@ -176,10 +176,7 @@ def main() -> int:
     ebb.offload.configure(min_bytes=0, static=True)
     models = {name: measure(*size, options.rounds) for name, size in SIZES.items()}
     found: Row = {"environment": environment(), "models": models}
-    print(page(found))
-    if options.output is not None:
-        base = options.output / f"{slug(found['environment'])}-captures"
-        write_results(base, found, page(found))
+    publish(found, page(found), options.output, "captures")
     rows = [row for rows in models.values() for row in rows]
     return 0 if all(row.get("identical") for row in rows) else 1
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import ebb
+from report import write_results
 
 
 def device() -> torch.device:
@@ -46,6 +47,13 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
     }
+
+
+def publish(found: dict[str, Any], page: str, folder: Path | None, name: str) -> None:
+    """Prints the page of a benchmark, and writes its results, if there is a folder for them."""
+    print(page)
+    if folder is not None:
+        write_results(folder / f"{slug(found['environment'])}-{name}", found, page)
 
 
 def slug(found: dict[str, Any]) -> str:

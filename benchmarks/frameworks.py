@@ -290,11 +290,14 @@ class Way:
             torch.manual_seed(1)
             self.model, self.loss = make()
 
+    def forward_and_backward(self) -> None:
+        self.loss().backward()  # type: ignore[no-untyped-call]
+
     def step(self) -> dict[str, float]:
         with self.during():
             seed()
             start = time.perf_counter()
-            self.loss().backward()  # type: ignore[no-untyped-call]
+            self.forward_and_backward()
             return {"step": time.perf_counter() - start}
 
     def bits(self) -> list[Tensor]:

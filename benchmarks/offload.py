@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment, quick, slug
+from environment import environment, publish, quick
 from timing import interleaved
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import ebb
-from report import environment_line, write_results
+from report import environment_line
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
@@ -291,11 +291,8 @@ def main() -> None:
     results["restoring"] = restoring([1, 2, 4], MIB if quick() else HELD)
     ten_steps()
     results["disk"] = disk(*((4, MIB) if quick() else (40, 4 * MIB)))
-    text = markdown(results)
-    print(text)
     folder = options.output or (None if quick() else ROOT / "benchmarks" / "results")
-    if folder is not None:
-        write_results(folder / f"{slug(results['environment'])}-offload", results, text)
+    publish(results, markdown(results), folder, "offload")
 
 
 if __name__ == "__main__":

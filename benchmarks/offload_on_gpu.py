@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment, slug
+from environment import environment, publish
 
 import ebb
-from report import environment_line, table, write_results
+from report import environment_line, table
 
 MIB = 1 << 20
 
@@ -203,10 +203,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("offload_on_gpu.py: no CUDA device")
     found = {"environment": environment()} | measure()
-    print(page(found))
-    if options.output is not None:
-        base = options.output / f"{slug(found['environment'])}-offload-on-gpu"
-        write_results(base, found, page(found))
+    publish(found, page(found), options.output, "offload-on-gpu")
 
 
 if __name__ == "__main__":

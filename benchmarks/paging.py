@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import device, environment, quick, slug
+from environment import device, environment, publish, quick
 
 import ebb
 from ebb._testing import PagePool
-from report import environment_line, table, write_results
+from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
@@ -257,10 +257,7 @@ def main() -> int:
         "pool_sizes": pool_sizes(),
     }
     found["goals"] = goals(found)
-    print(page(found))
-    if not quick():
-        base = options.output / f"{slug(found['environment'])}-paging"
-        write_results(base, found, page(found))
+    publish(found, page(found), None if quick() else options.output, "paging")
     return 0 if found["goals"]["gradients are eager's"] else 1
 
 

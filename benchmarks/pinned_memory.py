@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment, slug
+from environment import environment, publish
 from offload_on_gpu import seconds
 
-from report import environment_line, table, write_results
+from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))
@@ -136,10 +136,7 @@ def main() -> None:
         "copied_mib": 256,
         "bandwidths": bandwidths(256 * MIB),
     }
-    print(page(found))
-    if options.output is not None:
-        base = options.output / f"{slug(found['environment'])}-pinned-memory"
-        write_results(base, found, page(found))
+    publish(found, page(found), options.output, "pinned-memory")
 
 
 if __name__ == "__main__":

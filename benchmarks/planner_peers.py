@@ -72,8 +72,7 @@ def each(runner_of: Callable[[int], Runner]) -> Way:
 
 def in_segments(count: int) -> Way:
     def way(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             result: Tensor = checkpoint_sequential(  # type: ignore[no-untyped-call]
                 blocks, count, x, use_reentrant=False, preserve_rng_state=False
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -36,35 +37,29 @@ class Encoder(nn.Module):
         return x + self.dropout(h)  # type: ignore[no-any-return]
 
 
-class Words(nn.Module):
-    """The ends of a language model: embeddings of tokens and positions, and the output head."""
+class LanguageModel(nn.Module):
+    """Blocks between embeddings of tokens and positions, and the output head."""
 
-    def __init__(self, vocabulary: int, length: int, width: int) -> None:
+    def __init__(
+        self, vocabulary: int, length: int, width: int, blocks: Iterable[nn.Module]
+    ) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
         self.places = nn.Embedding(length, width)
         self.norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(blocks)
 
-    def begin(self, tokens: Tensor) -> Tensor:
-        begun: Tensor = self.words(tokens) + self.places.weight[: tokens.shape[1]]
-        return begun
-
-    def end(self, h: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            h = block(h)
         return F.linear(self.norm(h), self.words.weight)
 
 
-class Gpt(Words):
+class Gpt(LanguageModel):
     def __init__(self, vocabulary: int, length: int, width: int, depth: int) -> None:
-        super().__init__(vocabulary, length, width)
-        self.blocks = nn.ModuleList(
-            Encoder(width, heads=4, dropout=0.1, is_causal=True) for _ in range(depth)
-        )
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        h = self.begin(tokens)
-        for block in self.blocks:
-            h = block(h)
-        return self.end(h)
+        blocks = (Encoder(width, heads=4, dropout=0.1, is_causal=True) for _ in range(depth))
+        super().__init__(vocabulary, length, width, blocks)
 
 
 class Experts(nn.Module):
@@ -105,18 +100,12 @@ class MixtureBlock(nn.Module):
         return x + self.mixture(self.norm2(x))  # type: ignore[no-any-return]
 
 
-class Mixture(Words):
+class Mixture(LanguageModel):
     """A mixture of experts in each block."""
 
     def __init__(self, vocabulary: int, length: int, width: int, depth: int, experts: int) -> None:
-        super().__init__(vocabulary, length, width)
-        self.blocks = nn.ModuleList(MixtureBlock(width, experts) for _ in range(depth))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        h = self.begin(tokens)
-        for block in self.blocks:
-            h = block(h)
-        return self.end(h)
+        blocks = (MixtureBlock(width, experts) for _ in range(depth))
+        super().__init__(vocabulary, length, width, blocks)
 
 
 class RootMeanSquare(nn.Module):

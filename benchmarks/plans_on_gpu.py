@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import device, environment, quick, slug
+from environment import device, environment, publish, quick
 from language_model import GPT2, TINY, Llama, Shape, rotary_angles
 from steps import equal
 from systems import in_checkpoint, in_region, saved_on_cpu
@@ -30,7 +30,7 @@ from workloads import Runner, run_directly
 
 import ebb
 from ebb._plan.budget import BudgetError
-from report import environment_line, table, write_results
+from report import environment_line, table
 
 Row = dict[str, Any]
 MIB = 1 << 20
@@ -265,10 +265,7 @@ def main() -> int:
     shape = TINY if quick() else GPT2
     rows = measure_all(shape, 0 if quick() else options.seconds)
     found = {"environment": environment(), "model": shape.name, "rows": rows}
-    print(page(found))
-    if options.output is not None:
-        base = options.output / f"{slug(found['environment'])}-plans-on-gpu"
-        write_results(base, found, page(found))
+    publish(found, page(found), options.output, "plans-on-gpu")
     return int(any(row.get("exact") is False for row in rows))
 
 

@@ -59,6 +59,17 @@ def check_exactness(workload: Workload, systems: Sequence[System]) -> dict[str, 
     return notes
 
 
+def trial(system: System, workload: Workload, device: torch.device) -> Trial:
+    """Times a step of the workload under the system."""
+
+    def run() -> dict[str, float]:
+        workload.clear_gradients()
+        with system.during():
+            return time_step(lambda: workload.step(system.run), device)
+
+    return run
+
+
 def measure_steps(
     make: Callable[[], Workload],
     device: torch.device,
@@ -72,15 +83,7 @@ def measure_steps(
         workload = make()
     notes = check_exactness(workload, systems)
 
-    def trial(system: System) -> Trial:
-        def run() -> dict[str, float]:
-            workload.clear_gradients()
-            with system.during():
-                return time_step(lambda: workload.step(system.run), device)
-
-        return run
-
-    times = interleaved({s.name: trial(s) for s in systems}, seconds, rounds)
+    times = interleaved({s.name: trial(s, workload, device) for s in systems}, seconds, rounds)
     eager = times[EAGER.name]["step"]
     memory = held_and_peak_on_cuda if device.type == "cuda" else held_and_peak_on_cpu
     return [

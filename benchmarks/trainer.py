@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from environment import environment, quick, slug
+from environment import environment, publish, quick
 
-from report import environment_line, table, write_results
+from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "integration" / "support"))
@@ -112,10 +112,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = measure(options.rounds, options.steps)
     found = {"environment": environment(), "rows": rows, "goals": goals(rows)}
-    print(page(found))
-    if not quick():
-        base = options.output / f"{slug(found['environment'])}-trainer"
-        write_results(base, found, page(found))
+    publish(found, page(found), None if quick() else options.output, "trainer")
     return 0 if all(found["goals"].values()) else 1
 
 

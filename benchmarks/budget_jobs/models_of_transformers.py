@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,26 +12,19 @@ from torch import Tensor
 
 from budget_jobs.model_job import Made
 
-TEXT = {
-    "vocab_size": 101,
+WORDS = {"vocab_size": 101, "use_cache": False}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2}
+LAYERS = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
-
-
+TEXT = {**LAYERS, **ENDS, "vocab_size": 101, "max_position_embeddings": 64, "pad_token_id": 0}
 DECODER = {**TEXT, "num_key_value_heads": 2, "use_cache": False}
 SPEECH = {
+    **LAYERS,
     "vocab_size": 24,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
     "conv_dim": [16, 16],
     "conv_kernel": [10, 3],
     "conv_stride": [5, 4],
@@ -40,21 +35,10 @@ SPEECH = {
     "feat_extract_norm": "layer",
     "ctc_zero_infinity": True,
 }
-
-
-VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "image_size": 32,
-    "patch_size": 8,
-    "num_labels": 5,
-}
-
-
+VISION = {**LAYERS, "image_size": 32, "patch_size": 8, "num_labels": 5}
 SEQUENCES = {
-    "vocab_size": 101,
+    **WORDS,
+    **ENDS,
     "d_model": 32,
     "encoder_layers": 3,
     "decoder_layers": 3,
@@ -64,35 +48,32 @@ SEQUENCES = {
     "decoder_ffn_dim": 64,
     "max_position_embeddings": 64,
     "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "decoder_start_token_id": 1,
-    "use_cache": False,
 }
 
 
-def words(**more: Any) -> dict[str, Tensor]:
+def words() -> dict[str, Tensor]:
     ids = torch.randint(3, 101, (4, 32))
     return {"input_ids": ids, "labels": ids}
 
 
-def images(**more: Any) -> dict[str, Tensor]:
+def images() -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.randint(5, (4,))}
 
 
-def segments(**more: Any) -> dict[str, Tensor]:
+def segments() -> dict[str, Tensor]:
     return {"pixel_values": torch.randn(2, 3, 32, 32), "labels": torch.randint(5, (2, 32, 32))}
 
 
-def sounds(**more: Any) -> dict[str, Tensor]:
+def sounds() -> dict[str, Tensor]:
     return {"input_values": torch.randn(2, 1600), "labels": torch.randint(1, 20, (2, 3))}
 
 
-def spectra(**more: Any) -> dict[str, Tensor]:
+def spectra() -> dict[str, Tensor]:
     return {"input_features": torch.randn(2, 16, 64), "labels": torch.randint(3, 101, (2, 12))}
 
 
-def captions(**more: Any) -> dict[str, Any]:
+def captions() -> dict[str, Any]:
     return {
         "pixel_values": torch.randn(4, 3, 32, 32),
         "input_ids": torch.randint(3, 101, (4, 16)),
@@ -100,10 +81,23 @@ def captions(**more: Any) -> dict[str, Any]:
     }
 
 
-HUGGING_FACE: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
-    # name: (model, config, batch, settings)
+Batch = Callable[[], dict[str, Any]]
+Settings = dict[str, Any]
+
+
+def case(model: str, batch: Batch, *shared: Settings, **own: Any) -> tuple[str, Batch, Settings]:
+    """The name of a class, a function that makes a batch, and the settings of the model."""
+    return model, batch, functools.reduce(operator.or_, shared, {}) | own
+
+
+PYRAMID = {"hidden_sizes": [8, 16, 24, 32], "depths": [2, 2, 2, 2], "num_labels": 5}
+PARTS = {
+    "text_config": {**TEXT, "num_hidden_layers": 3},
+    "vision_config": {**VISION, "num_hidden_layers": 3},
+}
+HUGGING_FACE = {
     **{
-        name: (f"{name}ForCausalLM", f"{name}Config", words, {**DECODER, **more})
+        name: case(f"{name}ForCausalLM", words, DECODER, more)
         for name, more in {
             "Llama": {},
             "Mistral": {"sliding_window": 8},
@@ -126,7 +120,7 @@ HUGGING_FACE: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
         }.items()
     },
     **{
-        name: (f"{name}ForMaskedLM", f"{name}Config", words, {**TEXT, "type_vocab_size": 2, **more})
+        name: case(f"{name}ForMaskedLM", words, TEXT, more, type_vocab_size=2)
         for name, more in {
             "Bert": {},
             "Roberta": {},
@@ -143,196 +137,115 @@ HUGGING_FACE: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
             "MPNet": {},
         }.items()
     },
-    "DistilBert": (
-        "DistilBertForMaskedLM",
-        "DistilBertConfig",
-        words,
-        {"vocab_size": 101, "dim": 32, "hidden_dim": 64, "n_layers": 4, "n_heads": 4},
+    "DistilBert": case(
+        "DistilBertForMaskedLM", words, vocab_size=101, dim=32, hidden_dim=64, n_layers=4, n_heads=4
     ),
-    "GPT2": (
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        words,
-        {
-            "vocab_size": 101,
-            "n_embd": 32,
-            "n_layer": 4,
-            "n_head": 4,
-            "n_positions": 64,
-            "use_cache": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
+    "GPT2": case(
+        "GPT2LMHeadModel", words, WORDS, ENDS, n_embd=32, n_layer=4, n_head=4, n_positions=64
     ),
-    "GPTNeo": (
+    "GPTNeo": case(
         "GPTNeoForCausalLM",
-        "GPTNeoConfig",
         words,
-        {
-            "vocab_size": 101,
-            "hidden_size": 32,
-            "num_layers": 4,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 2]],
-            "max_position_embeddings": 64,
-            "use_cache": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
+        WORDS,
+        ENDS,
+        hidden_size=32,
+        num_layers=4,
+        num_heads=4,
+        attention_types=[[["global", "local"], 2]],
+        max_position_embeddings=64,
     ),
-    "OPT": (
-        "OPTForCausalLM",
-        "OPTConfig",
-        words,
-        {**TEXT, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False},
-    ),
-    "Bloom": (
-        "BloomForCausalLM",
-        "BloomConfig",
-        words,
-        {"vocab_size": 101, "hidden_size": 32, "n_layer": 4, "n_head": 4, "use_cache": False},
-    ),
-    "Falcon": (
+    "OPT": case("OPTForCausalLM", words, TEXT, WORDS, ffn_dim=64, word_embed_proj_dim=32),
+    "Bloom": case("BloomForCausalLM", words, WORDS, hidden_size=32, n_layer=4, n_head=4),
+    "Falcon": case(
         "FalconForCausalLM",
-        "FalconConfig",
         words,
-        {
-            "vocab_size": 101,
-            "hidden_size": 32,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "use_cache": False,
-        },
+        WORDS,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
     ),
-    "Mpt": (
-        "MptForCausalLM",
-        "MptConfig",
-        words,
-        {"vocab_size": 101, "d_model": 32, "n_layers": 4, "n_heads": 4, "use_cache": False},
+    "Mpt": case("MptForCausalLM", words, WORDS, d_model=32, n_layers=4, n_heads=4),
+    "Mamba": case(
+        "MambaForCausalLM", words, WORDS, hidden_size=16, state_size=4, num_hidden_layers=3
     ),
-    "Mamba": (
-        "MambaForCausalLM",
-        "MambaConfig",
-        words,
-        {
-            "vocab_size": 101,
-            "hidden_size": 16,
-            "state_size": 4,
-            "num_hidden_layers": 3,
-            "use_cache": False,
-        },
-    ),
-    "T5": (
+    "T5": case(
         "T5ForConditionalGeneration",
-        "T5Config",
         words,
-        {
-            "vocab_size": 101,
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 64,
-            "num_layers": 3,
-            "num_heads": 4,
-            "decoder_start_token_id": 0,
-            "use_cache": False,
-        },
+        WORDS,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=3,
+        num_heads=4,
+        decoder_start_token_id=0,
     ),
-    "Bart": ("BartForConditionalGeneration", "BartConfig", words, SEQUENCES),
-    "Pegasus": ("PegasusForConditionalGeneration", "PegasusConfig", words, SEQUENCES),
-    "Whisper": (
+    "Bart": case("BartForConditionalGeneration", words, SEQUENCES),
+    "Pegasus": case("PegasusForConditionalGeneration", words, SEQUENCES),
+    "Whisper": case(
         "WhisperForConditionalGeneration",
-        "WhisperConfig",
         spectra,
-        {**SEQUENCES, "num_mel_bins": 16, "max_source_positions": 32, "max_target_positions": 64},
+        SEQUENCES,
+        num_mel_bins=16,
+        max_source_positions=32,
+        max_target_positions=64,
     ),
-    "ViT": ("ViTForImageClassification", "ViTConfig", images, VISION),
-    "DeiT": ("DeiTForImageClassification", "DeiTConfig", images, VISION),
-    "BEiT": ("BeitForImageClassification", "BeitConfig", images, VISION),
-    "Dinov2": ("Dinov2ForImageClassification", "Dinov2Config", images, {**VISION, "mlp_ratio": 2}),
-    "Swin": (
+    "ViT": case("ViTForImageClassification", images, VISION),
+    "DeiT": case("DeiTForImageClassification", images, VISION),
+    "BEiT": case("BeitForImageClassification", images, VISION),
+    "Dinov2": case("Dinov2ForImageClassification", images, VISION, mlp_ratio=2),
+    "Swin": case(
         "SwinForImageClassification",
-        "SwinConfig",
         images,
-        {
-            "image_size": 32,
-            "patch_size": 2,
-            "embed_dim": 16,
-            "depths": [2, 2],
-            "num_heads": [2, 4],
-            "window_size": 4,
-            "num_labels": 5,
-        },
+        image_size=32,
+        patch_size=2,
+        embed_dim=16,
+        depths=[2, 2],
+        num_heads=[2, 4],
+        window_size=4,
+        num_labels=5,
     ),
-    "ConvNext": (
+    "ConvNext": case(
         "ConvNextForImageClassification",
-        "ConvNextConfig",
         images,
-        {"num_stages": 2, "hidden_sizes": [16, 32], "depths": [2, 3], "num_labels": 5},
+        num_stages=2,
+        hidden_sizes=[16, 32],
+        depths=[2, 3],
+        num_labels=5,
     ),
-    "ResNet": (
+    "ResNet": case(
         "ResNetForImageClassification",
-        "ResNetConfig",
         images,
-        {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 5},
+        embedding_size=16,
+        hidden_sizes=[16, 32],
+        depths=[2, 2],
+        num_labels=5,
     ),
-    "SegFormer": (
+    "SegFormer": case(
         "SegformerForSemanticSegmentation",
-        "SegformerConfig",
         segments,
-        {
-            "hidden_sizes": [8, 16, 24, 32],
-            "depths": [2, 2, 2, 2],
-            "decoder_hidden_size": 16,
-            "num_attention_heads": [1, 2, 2, 4],
-            "num_labels": 5,
-        },
+        PYRAMID,
+        decoder_hidden_size=16,
+        num_attention_heads=[1, 2, 2, 4],
     ),
-    "PoolFormer": (
-        "PoolFormerForImageClassification",
-        "PoolFormerConfig",
-        images,
-        {"hidden_sizes": [8, 16, 24, 32], "depths": [2, 2, 2, 2], "num_labels": 5},
-    ),
-    "CLIP": (
-        "CLIPModel",
-        "CLIPConfig",
-        captions,
-        {
-            "text_config": {**TEXT, "num_hidden_layers": 3},
-            "vision_config": {**VISION, "num_hidden_layers": 3},
-            "projection_dim": 16,
-        },
-    ),
-    "SigLIP": (
-        "SiglipModel",
-        "SiglipConfig",
-        captions,
-        {
-            "text_config": {**TEXT, "num_hidden_layers": 3},
-            "vision_config": {**VISION, "num_hidden_layers": 3},
-        },
-    ),
-    "Wav2Vec2": (
-        "Wav2Vec2ForCTC",
-        "Wav2Vec2Config",
-        sounds,
-        SPEECH,
-    ),
-    "Hubert": (
-        "HubertForCTC",
-        "HubertConfig",
-        sounds,
-        SPEECH,
-    ),
+    "PoolFormer": case("PoolFormerForImageClassification", images, PYRAMID),
+    "CLIP": case("CLIPModel", captions, PARTS, projection_dim=16),
+    "SigLIP": case("SiglipModel", captions, PARTS),
+    "Wav2Vec2": case("Wav2Vec2ForCTC", sounds, SPEECH),
+    "Hubert": case("HubertForCTC", sounds, SPEECH),
 }
+
+
+def build(transformers: Any, name: str) -> Any:
+    model, _, settings = HUGGING_FACE[name]
+    kind = getattr(transformers, model)
+    return kind(kind.config_class(**settings))
 
 
 def of_transformers(name: str) -> Callable[[], Made]:
     def made() -> Made:
         import transformers
 
-        kind, config, batch, settings = HUGGING_FACE[name]
-        module = getattr(transformers, kind)(getattr(transformers, config)(**settings))
+        module, batch = build(transformers, name), HUGGING_FACE[name][1]
         return module, lambda: module(**batch()).loss
 
     return made

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from typing import Any
 
 import torch
+from budget_jobs import models_of_transformers
 from torch import Tensor, nn
 
 from library_models.case import LARGER, add, images, noise, steps, words
@@ -54,15 +56,10 @@ WHY_OF_TRANSFORMERS = {
 
 
 def of_transformers(name: str) -> None:
-    from budget_jobs.models_of_transformers import HUGGING_FACE
-
-    kind, config, batch, settings = HUGGING_FACE[name]
-
-    def make(transformers: Any) -> Any:
-        return getattr(transformers, kind)(getattr(transformers, config)(**settings))
-
+    batch = models_of_transformers.HUGGING_FACE[name][1]
     has_none = ("Albert", "ConvNext", "ResNet", "PoolFormer")
     own = None if name in has_none else "gradient_checkpointing_enable"
+    make = functools.partial(models_of_transformers.build, name=name)
     add("transformers", name, make, batch, own, WHY_OF_TRANSFORMERS.get(name, ""))
 
 
@@ -150,9 +147,8 @@ add("torchaudio", "DeepSpeech", lambda of: of.DeepSpeech(32, 128, 20), noise(4, 
 
 def adapted(of: Any) -> Any:
     import transformers
-    from budget_jobs.models_of_transformers import DECODER
 
-    base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**DECODER))
+    base = models_of_transformers.build(transformers, "Llama")
     return of.get_peft_model(base, of.LoraConfig(target_modules=["q_proj", "v_proj", "up_proj"]))
 
 
@@ -161,12 +157,7 @@ def checkpoint_adapted(model: Any) -> None:
     model.enable_input_require_grads()
 
 
-def decoder_batch() -> Any:
-    ids = torch.randint(3, 101, (4, 32))
-    return {"input_ids": ids, "labels": ids}
-
-
-add("peft", "Llama with LoRA", adapted, decoder_batch, checkpoint_adapted)
+add("peft", "Llama with LoRA", adapted, models_of_transformers.words, checkpoint_adapted)
 
 # x-transformers -----------------------------------------------------------------------------------
 

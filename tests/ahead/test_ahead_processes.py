@@ -22,6 +22,13 @@ def forward():
 """
 
 
+def after_setup(script, *, before="", returncode=0):
+    """Runs the set-up and then `script`. Returns its standard output."""
+    done = in_a_process(before + SETUP + script)
+    assert done.returncode == returncode, done.stderr
+    return done.stdout
+
+
 @pytest.mark.parametrize(
     "end",
     [
@@ -33,10 +40,7 @@ def forward():
     ],
 )
 def test_the_interpreter_ends_while_it_works(end):
-    script = (
-        "import threading\n"
-        + SETUP
-        + f"""
+    script = f"""
 seen = []
 def hook(g):
     seen.append(g)
@@ -47,17 +51,13 @@ try:
 finally:
     print(ebb.stats()["ahead"]["workers"], flush=True)
 """
-    )
-    done = in_a_process(script)
-    assert done.returncode == 3, done.stderr
-    assert done.stdout.strip() in ("1", ""), done.stderr
+    found = after_setup(script, before="import threading\n", returncode=3)
+    assert found.strip() in ("1", "")
 
 
 @pytest.mark.sweep
 def test_the_program_ends_with_work_left():
-    done = in_a_process(
-        SETUP
-        + """
+    after_setup("""
 def hook(g):
     raise KeyError("over")
 loss = forward()
@@ -67,19 +67,12 @@ except KeyError:
     pass
 ebb._testing.replay_when_closed(True)
 loss = forward()
-"""
-    )
-    assert done.returncode == 0, done.stderr
+""")
 
 
 def test_none_starts_when_the_interpreter_ends():
-    done = in_a_process(
-        """
-import atexit
-atexit.register(lambda: at_the_end())  # runs after ebb's own
-"""
-        + SETUP
-        + """
+    before = "import atexit\natexit.register(lambda: at_the_end())\n"  # runs after ebb's own
+    script = """
 def hook(g): pass
 def at_the_end():
     forward().backward()
@@ -87,14 +80,10 @@ def at_the_end():
 forward().backward()
 print(ebb.stats()["ahead"]["workers"], flush=True)
 """
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1", "0"]
+    assert after_setup(script, before=before).split() == ["1", "0"]
 
 
-FORKS = (
-    SETUP
-    + """
+FORKS = """
 @torch.enable_grad()
 def child():
     global hook
@@ -132,24 +121,18 @@ assert len(children) == 3
 assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
 print("done")
 """
-)
 
 
 @pytest.mark.sweep
 def test_children_of_fork_have_workers_of_their_own():
     for _ in range(3):
-        done = in_a_process(FORKS)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "done\n"
+        assert after_setup(FORKS) == "done\n"
 
 
 @pytest.mark.parametrize("fork", ["os.fork()", "ctypes.PyDLL(None).fork()"])
 def test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both(fork):
     """Python, which has hooks of its own, need not be told of it."""
-    done = in_a_process(
-        "import ctypes\n"
-        + SETUP
-        + f"""
+    script = f"""
 ebb._testing.delay_replays_ahead(100000)
 ebb._testing.replay_when_closed(True)
 def hook(g): pass
@@ -167,15 +150,12 @@ if pid == 0:
 assert os.waitpid(pid, 0)[1] == 0
 assert same
 """
-    )
-    assert done.returncode == 0, done.stderr
+    after_setup(script, before="import ctypes\n")
 
 
 @pytest.mark.sweep
 def test_threads_fork_while_others_train():
-    done = in_a_process(
-        SETUP
-        + """
+    script = """
 import threading, time
 ebb._testing.delay_replays_ahead(200)
 def hook(g): pass
@@ -201,6 +181,4 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 print(len(forks) > 5)
 """
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "True\n"
+    assert after_setup(script) == "True\n"

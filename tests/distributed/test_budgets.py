@@ -41,6 +41,7 @@ def train(
     rows=lambda rank: 64,
     steps=STEPS,
     prepare=lambda optimizer: None,
+    before=lambda number: None,
 ):
     """Returns losses and parameters, the last policies, stderr, and the number of plans made."""
     planned = None
@@ -48,15 +49,27 @@ def train(
     torch.manual_seed(3)
     with contextlib.redirect_stderr(told):
         if budget is not None:
-            planned = takeover.install_budget(budget, str(budget), ())
+            planned = takeover.install_budget(budget, "a budget", ())
         try:
             model = wrap(Net(4, WIDTH))
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             prepare(optimizer)
-            found = [step(model, optimizer, number, rows) for number in range(steps)]
+            found = []
+            for number in range(steps):
+                before(number)
+                found.append(step(model, optimizer, number, rows))
         finally:
             takeover.remove()
     return found, policies(model), told.getvalue(), planned._measured if planned else 0
+
+
+@contextlib.contextmanager
+def patience(seconds):
+    """How long a rank waits for others."""
+    before = agreeing._PATIENCE
+    agreeing._PATIENCE = seconds
+    yield
+    agreeing._PATIENCE = before
 
 
 def together(optimizer):
@@ -154,18 +167,14 @@ def test_no_rank_waits_for_one_that_trains_nothing():
 @on_two_ranks
 def test_no_rank_waits_for_one_that_is_busy():
     """Rank 0 pauses before each of its steps. Rank 1 trains on, and then plans alone."""
-    before = agreeing._PATIENCE
-    agreeing._PATIENCE = 8
     is_busy = dist.get_rank() == 0
 
     def paused(model):
         model.register_forward_pre_hook(lambda *_: time.sleep(PAUSE / STEPS if is_busy else 0))
         return model
 
-    try:
+    with patience(8):
         seconds, (*_, told, plans) = seconds_of(lambda: train(paused, 0.7, steps=2 * STEPS))
-    finally:
-        agreeing._PATIENCE = before
 
     assert plans == 1, told
     assert (seconds > 2 * PAUSE) == is_busy
@@ -208,13 +217,8 @@ def test_a_second_model_on_one_rank_stops_no_other():
 @on_two_ranks
 def test_a_rank_that_leaves_before_its_plan_stops_no_other():
     """Rank 0 ends its training before it has a plan; rank 1 then plans alone."""
-    before = agreeing._PATIENCE
-    agreeing._PATIENCE = 4
-    try:
-        steps = 3 * STEPS if dist.get_rank() == 1 else 5
-        *_, plans = train(budget=0.7, steps=steps)
-    finally:
-        agreeing._PATIENCE = before
+    with patience(4):
+        *_, plans = train(budget=0.7, steps=3 * STEPS if dist.get_rank() == 1 else 5)
     dist.barrier()
 
     assert plans == dist.get_rank()
@@ -238,25 +242,20 @@ def test_stages_of_a_pipeline_plan_for_themselves():
 @on_two_ranks
 def test_a_rank_whose_steps_differ_keeps_no_other_from_its_plan():
     """Rank 1 never has an offer."""
-    before = agreeing._PATIENCE
-    agreeing._PATIENCE = 4
-    try:
-        unsteady = dist.get_rank() == 1
 
-        def shortened(model):
-            if unsteady:
-                whole, calls = model.layers, []
+    def shortened(model):
+        if dist.get_rank() == 1:
+            whole, calls = model.layers, []
 
-                def forward(_module, _inputs):
-                    calls.append(1)
-                    model.layers = whole[: 4 if len(calls) < 3 else 1 + len(calls) % 3]
+            def forward(_module, _inputs):
+                calls.append(1)
+                model.layers = whole[: 4 if len(calls) < 3 else 1 + len(calls) % 3]
 
-                model.register_forward_pre_hook(forward)
-            return model
+            model.register_forward_pre_hook(forward)
+        return model
 
+    with patience(4):
         *_, plans = train(shortened, 0.7, steps=23)
-    finally:
-        agreeing._PATIENCE = before
 
     assert of_both(plans) == [1, 0]
 

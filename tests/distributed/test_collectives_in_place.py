@@ -7,7 +7,6 @@ process groups that they call, each rank a thread.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from collectives import WAYS, WRITES, rank, write
 from comparing import assert_exact
 from exactness import POLICIES, same_bits
 from gloo_groups import two_ranks
+from other_threads import together
 from torch import Tensor
 from two_ranks import on_two_ranks
 
@@ -241,11 +241,7 @@ def on_both(groups: list[Any], program: Any, collective: Any, policy: Any) -> li
             assert "modified by an inplace operation" in str(error)  # noqa: PT017
         results[rank] = [out.detach().clone(), gradient]
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(run, 2)
     return results[0] + results[1]
 
 

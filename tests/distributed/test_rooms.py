@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-
-import torch
+import test_budgets
 import torch.distributed as dist
-from models import Net
-from test_budgets import STEPS, WIDTH, assert_same, of_both, policies, step
+from test_budgets import STEPS, assert_same, of_both
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
 from ebb import _C, _testing
-from ebb._launch import agreeing, takeover
+from ebb._launch import agreeing
 from ebb._plan.memory_limit import Limit
 
 LIMIT = 1 << 30
@@ -24,26 +20,16 @@ ALL_STEPS = FULL_AFTER + 2 * agreeing._ASKS + STEPS
 
 def train(room, full=(), steps=ALL_STEPS, used=LIMIT - (1 << 16)):
     """As in test_budgets.py. Ranks that are full have so many bytes in use."""
-    told = io.StringIO()
-    torch.manual_seed(3)
-    planned = None
-    with contextlib.redirect_stderr(told):
-        if room:
-            planned = takeover.install_budget(Limit(LIMIT), "auto", ())
-        try:
-            model = DistributedDataParallel(Net(4, WIDTH))
-            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            found = []
-            for number in range(steps):
-                if number == FULL_AFTER and dist.get_rank() in full:
-                    _testing.pretend_bytes_in_use(LIMIT + 1)
-                elif number == FULL_AFTER + 1 and dist.get_rank() in full:
-                    _testing.pretend_bytes_in_use(used)
-                found.append(step(model, optimizer, number, lambda _: 64))
-        finally:
-            _testing.pretend_bytes_in_use(0)
-            takeover.remove()
-    return found, policies(model), told.getvalue(), planned._measured if planned else 0
+
+    def before(number):
+        if dist.get_rank() in full and number in (FULL_AFTER, FULL_AFTER + 1):
+            _testing.pretend_bytes_in_use(LIMIT + 1 if number == FULL_AFTER else used)
+
+    budget = Limit(LIMIT) if room else None
+    try:
+        return test_budgets.train(DistributedDataParallel, budget, steps=steps, before=before)
+    finally:
+        _testing.pretend_bytes_in_use(0)
 
 
 def check_one_plan(full):

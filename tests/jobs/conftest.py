@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from budget_jobs import STEPS, Job, assert_same
 
 from ebb._launch import takeover
 from ebb._plan.budget import read_budget
@@ -15,6 +16,20 @@ def install():
 
     yield with_budget
     takeover.remove()
+
+
+@pytest.fixture
+def trained(install):
+    """Trains a job with a budget, and checks that its bits are those without one."""
+
+    def train(budget, make=Job, steps=STEPS, *, plain=None, **arguments):
+        expected = (plain or make)().train(steps)
+        install(budget, **arguments)
+        found = make().train(steps)
+        assert_same(found, expected)
+        return found
+
+    return train
 
 
 @pytest.fixture

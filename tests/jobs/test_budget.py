@@ -4,7 +4,9 @@ bits.
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 import time
 
 import pytest
@@ -98,13 +100,9 @@ def test_nothing_is_left_where_all_fits(install, told):
     assert "fits as it is" in told()[-1]
 
 
-def test_a_budget_that_is_too_small(install, told):
-    expected = Job().train()
-    install("1KiB")
+def test_a_budget_that_is_too_small(trained, told):
+    found = trained("1KiB")
 
-    found = Job().train()
-
-    assert_same(found, expected)
     assert len(regions(found.model)) == 4
     line = told()[-1]
     assert "1KiB: a budget of 1.0 KiB is too small; the lowest possible budget is" in line
@@ -223,17 +221,14 @@ def test_modules_that_are_regions_already_are_left_alone(install, told):
     handle.remove()
 
 
-def test_what_fails_ends_no_job(install, told, monkeypatch):
+def test_what_fails_ends_no_job(trained, told, monkeypatch):
     def fails(*_):
         raise RuntimeError("a fault")
 
     monkeypatch.setattr(module, "plan_of", fails)
-    expected = Job().train()
-    install("60%")
 
-    found = Job().train()
+    trained("60%")
 
-    assert_same(found, expected)
     assert told()[-1] == (
         "60%: no plan: an error in ebb (TORCH_LOGS=ebb shows its stack): RuntimeError: a fault; "
         "all blocks are recomputed"
@@ -276,3 +271,55 @@ def test_a_model_that_is_compiled_has_no_blocks(install, told):
     assert told()[-1].startswith("60%: no plan")
     assert regions(model) == {}
     torch._dynamo.reset()
+
+
+# Which step is measured: told in a terminal, and nowhere else -------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def told_in_terminal(monkeypatch):
+    """What a job of which a budget is planned writes there, and the job."""
+    with monkeypatch.context() as during:
+        during.setattr(sys, "stderr", Terminal())
+        job = Job().train(PLANNED)
+        return sys.stderr.getvalue(), job
+
+
+def test_a_line_that_is_written_over(install, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # as if rich were not installed
+    expected = Job().train(PLANNED)
+    install("60%")
+
+    text, found = told_in_terminal(monkeypatch)
+
+    assert_same(found, expected)
+    steps = re.findall(r"\r\x1b\[Kebb: EBB_BUDGET=60%: profiling: step (\d+) of (\d+)", text)
+    assert steps == [(str(step), str(PLANNED)) for step in range(2, PLANNED + 1)]
+    lines = text.rpartition("\r\x1b[K")[2].splitlines()
+    assert lines[0].startswith("ebb: EBB_BUDGET=60%: ")
+    assert "; predicted peak " in lines[0]
+
+
+def test_the_bar_of_rich(install, monkeypatch):
+    pytest.importorskip("rich")
+    install("60%")
+
+    text, _ = told_in_terminal(monkeypatch)
+
+    assert re.findall(rf"(\d)/{PLANNED}", text)[-1] == str(PLANNED)
+    assert set(re.findall(rf"(\d)/{PLANNED}", text)) == set(map(str, range(2, PLANNED + 1)))
+    assert "; predicted peak " in text.splitlines()[-1]
+
+
+def test_two_lines_where_there_is_no_terminal(install, capsys):
+    install("60%")
+
+    Job().train(PLANNED)
+
+    first, last = capsys.readouterr().err.splitlines()
+    assert "ebb profiles 6 steps" in first
+    assert "; predicted peak " in last

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 import torch
-from budget_jobs import PLANNED, STEPS, WIDTH, Job, Net, Quiet, assert_same, peak_of, regions
+from budget_jobs import PLANNED, WIDTH, Job, Net, Quiet, peak_of, regions
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -52,28 +52,24 @@ def entered_in_a_step(job):
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_call_around_a_block_recomputes_nothing_that_the_plan_keeps(install, call, use_reentrant):
+def test_a_call_around_a_block_recomputes_nothing_that_the_plan_keeps(trained, call, use_reentrant):
     class Asked(Job):
         def batch(self, step):
             return super().batch(step).requires_grad_()
 
-    expected = Asked().train()
-    install("1GiB")
+    found = trained(
+        "1GiB", lambda: Asked(Calls, call=call, use_reentrant=use_reentrant), plain=Asked
+    )
 
-    found = Asked(Calls, call=call, use_reentrant=use_reentrant).train(STEPS)
-
-    assert_same(found, expected)
     assert regions(found.model) == {}
     assert entered_in_a_step(found) == 0
 
 
-def test_a_policy_for_calls_counts_for_no_block(install, told):
-    expected = Job().train()
-    install("1GiB", calls=(ebb.policies.save_matmuls, "save_matmuls"))
+def test_a_policy_for_calls_counts_for_no_block(trained, told):
+    calls = (ebb.policies.save_matmuls, "save_matmuls")
 
-    found = Job(checkpoints=True).train(STEPS)
+    found = trained("1GiB", lambda: Job(checkpoints=True), plain=Job, calls=calls)
 
-    assert_same(found, expected)
     assert entered_in_a_step(found) == 0
     assert "EBB=save_matmuls applies only to calls" in "".join(told())
 
@@ -99,7 +95,7 @@ def test_a_block_in_a_call_frees_as_much_as_one_without(install, monkeypatch):
     assert abs(found + freed[0] - plans[0].peak) <= 0.0025 * found
 
 
-def test_a_call_beside_the_blocks_stays_a_region(install):
+def test_a_call_beside_the_blocks_stays_a_region(trained):
     class Head(Net):
         def forward(self, x):
             for layer in self.layers:
@@ -112,16 +108,12 @@ def test_a_call_beside_the_blocks_stays_a_region(install):
                 x = layer(x)
             return self.head(x.sin().exp())
 
-    expected = Job(Plain).train()
-    install("1GiB")
+    found = trained("1GiB", lambda: Job(Head), plain=lambda: Job(Plain))
 
-    found = Job(Head).train(STEPS)
-
-    assert_same(found, expected)
     assert entered_in_a_step(found) == 1
 
 
-def test_a_call_in_which_a_block_runs_later(install):
+def test_a_call_in_which_a_block_runs_later(trained):
     """Steps with a block inside are measured once there is one."""
 
     class Later(Net):
@@ -138,32 +130,20 @@ def test_a_call_in_which_a_block_runs_later(install):
                 x = layer(x)
             return x
 
-    expected = Job(Later).train(3 * PLANNED)
-    install("60%")
-
-    found = Job(Later).train(3 * PLANNED)
-
-    assert_same(found, expected)
-    assert regions(found.model)
+    assert regions(trained("60%", lambda: Job(Later), 3 * PLANNED).model)
 
 
-def test_a_block_that_checkpoints_inside(install):
+def test_a_block_that_checkpoints_inside(trained):
     class Inside(Net):
         def __init__(self):
             super().__init__()
             for layer in self.layers:
                 layer.forward = lambda x, run=layer.forward: checkpoint(run, x, use_reentrant=False)
 
-    expected = Job().train()
-    install("60%")
-
-    found = Job(Inside).train()
-
-    assert_same(found, expected)
-    assert regions(found.model)
+    assert regions(trained("60%", lambda: Job(Inside), plain=Job).model)
 
 
-def test_a_function_whose_closure_has_a_variable_without_a_value(install):
+def test_a_function_whose_closure_has_a_variable_without_a_value(trained):
     class Empty(Net):
         def forward(self, x):
             def run(x):
@@ -174,13 +154,10 @@ def test_a_function_whose_closure_has_a_variable_without_a_value(install):
             later = self.head
             return later(x)
 
-    expected = Job().train()
-    install("60%")
-
-    assert_same(Job(Empty).train(), expected)
+    trained("60%", lambda: Job(Empty), plain=Job)
 
 
-def test_models_of_two_kinds_in_one_call(install):
+def test_models_of_two_kinds_in_one_call(trained):
     """The module that a call runs tells it from others of the same function."""
 
     class Two(nn.Module):
@@ -197,10 +174,6 @@ def test_models_of_two_kinds_in_one_call(install):
         def forward(self, x):
             return self.last(self.net(x))
 
-    expected = Job(Plain).train()
-    install("60%")
+    trained("60%", lambda: Job(Two), plain=lambda: Job(Plain))
 
-    found = Job(Two).train()
-
-    assert_same(found, expected)
     assert torch.is_grad_enabled()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import threading
 
 import pytest
 import torch
 from budget_jobs import PLANNED, ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, assert_same, regions
 from exactness import same_bits
+from other_threads import in_thread
 from torch import nn
 
 from ebb import _C
@@ -255,7 +255,7 @@ def test_smaller_steps_are_measured_anew(install, told):
 # Jobs that had no plan ----------------------------------------------------------------------------
 
 
-def test_calls_without_gradients_do_not_count(install):
+def test_calls_without_gradients_do_not_count(trained):
     class Generating(Job):
         def step(self, step):
             with torch.no_grad():
@@ -263,13 +263,7 @@ def test_calls_without_gradients_do_not_count(install):
                     self.model(torch.ones(2, WIDTH))
             super().step(step)
 
-    expected = Generating().train()
-    install("60%")
-
-    found = Generating().train()
-
-    assert_same(found, expected)
-    assert regions(found.model)
+    assert regions(trained("60%", Generating).model)
 
 
 def test_a_model_that_is_frozen_at_first(install, told):
@@ -293,9 +287,7 @@ def test_two_threads_that_train(install, told):
     install("60%")
     jobs = [Quiet(), Quiet()]
     jobs[0].train(2)
-    thread = threading.Thread(target=jobs[1].train, args=(2,))
-    thread.start()
-    thread.join()
+    in_thread(lambda: jobs[1].train(2))
     jobs[0].train(PLANNED)
 
     assert "optimizers step on several threads, so ebb cannot tell where a step ends" in told()[-1]
@@ -417,16 +409,14 @@ def test_a_job_that_checkpoints_is_not_measured_with_larger_regions(install, tol
     assert not any("other modules as regions" in line for line in told())
 
 
-def test_hooks_of_the_job_on_saved_tensors_are_told_of(install, told):
+def test_hooks_of_the_job_on_saved_tensors_are_told_of(trained, told):
     class Hooked(Job):
         def step(self, step):
             with torch.autograd.graph.save_on_cpu():
                 super().step(step)
 
-    expected = Hooked().train()
-    install("60%")
+    trained("60%", Hooked)
 
-    assert_same(Hooked().train(), expected)
     assert sum("job's saved-tensor hooks" in line for line in told()) == 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from budget_jobs import STEPS, Job, Quiet, assert_same, peak_of, regions
+from budget_jobs import STEPS, Job, Quiet, peak_of, regions
 
 import ebb
 from ebb import _testing
@@ -64,13 +64,9 @@ def test_a_step_in_which_all_leaves_is_measured_where_there_is_room(
     assert job.bits
 
 
-def test_a_job_has_the_same_bits(disk, install, told):
-    expected = Job().train(STEPS + 2)
-    install("50%")
+def test_a_job_has_the_same_bits(disk, trained, told):
+    trained("50%", steps=STEPS + 2)
 
-    found = Job().train(STEPS + 2)
-
-    assert_same(found, expected)
     assert any("; predicted peak " in line for line in told())
 
 
@@ -112,15 +108,12 @@ def test_it_goes_while_steps_are_measured(fast_disk, install):
     assert ebb.offload.configure() == fast_disk
 
 
-def test_a_probe_that_fails_ends_no_job(disk, install, told, monkeypatch):
+def test_a_probe_that_fails_ends_no_job(disk, trained, told, monkeypatch):
     def fails(*_):
         raise RuntimeError("no copies today")
 
     monkeypatch.setattr(link, "_round", fails)
-    expected = Job().train(STEPS)
-    install("60%")
 
-    found = Job().train(STEPS)
+    trained("60%")
 
-    assert_same(found, expected)
     assert any("; predicted peak " in line for line in told())

@@ -100,9 +100,6 @@ def fresh(monkeypatch):
     """Pages cost no time, so that plans do not depend on what else the machine does."""
     monkeypatch.setattr(ebb._plan.pages, "_copy_speed", lambda device: 1e12)
     monkeypatch.setattr(ebb._plan.pages, "_EACH", 0.0)
-    ebb.paging.reset()
-    yield
-    ebb.paging.reset()
 
 
 def peak_between_optimizers(job):
@@ -129,15 +126,11 @@ def pages(policy):
 
 @pytest.mark.parametrize("kind", [Noting, AlsoTheOptimizer])
 @pytest.mark.parametrize("budget", ["70%", "50%"])
-def test_a_job_that_marks_rows_is_paged(kind, budget, install):
-    expected = kind(Net).train()
-    install(budget)
-
-    found = kind(Net).train()
+def test_a_job_that_marks_rows_is_paged(kind, budget, trained):
+    found = trained(budget, lambda: kind(Net))
 
     assert any(map(pages, regions(found.model).values()))
     assert ebb.stats()["paging"]["pool_bytes"] > 0
-    assert_same(found, expected)
 
 
 def test_the_budget_holds(install):
@@ -151,15 +144,11 @@ def test_the_budget_holds(install):
     assert found + ebb.stats()["paging"]["pool_bytes"] <= 0.5 * plain
 
 
-def test_a_job_whose_steps_nobody_runs_again_is_not(install):
-    expected = Unmarked(Net).train()
-    install("50%")
-
-    found = Unmarked(Net).train()
+def test_a_job_whose_steps_nobody_runs_again_is_not(trained):
+    found = trained("50%", lambda: Unmarked(Net))
 
     assert regions(found.model)
     assert not any(map(pages, regions(found.model).values()))
-    assert_same(found, expected)
 
 
 def test_more_rows_than_any_measured_step_had(install, monkeypatch):

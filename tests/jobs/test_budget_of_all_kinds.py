@@ -136,13 +136,9 @@ def test_evaluation_does_not_count_as_part_of_the_step(install, told, every, bud
 
 
 @pytest.mark.parametrize("kind", [Accumulating, Scaled, Evaluating, Idle, Closures])
-def test_kinds_of_steps(install, told, kind):
-    expected = kind().train(2 * PLANNED)
-    install("60%")
+def test_kinds_of_steps(trained, told, kind):
+    found = trained("60%", kind, 2 * PLANNED)
 
-    found = kind().train(2 * PLANNED)
-
-    assert_same(found, expected)
     assert regions(found.model)
     assert any("; predicted peak " in line for line in told())
 
@@ -159,13 +155,9 @@ class Unsteady(Net):
         return self.head(x)
 
 
-def test_steps_that_call_more_blocks_than_others(install, told):
-    expected = Job(Unsteady).train(45)
-    install("60%")
+def test_steps_that_call_more_blocks_than_others(trained, told):
+    found = trained("60%", lambda: Job(Unsteady), 45)
 
-    found = Job(Unsteady).train(45)
-
-    assert_same(found, expected)
     assert any("the peak memory of steps varies" in line for line in told())
     assert regions(found.model)
 
@@ -182,13 +174,9 @@ class Random(Net):
         return self.head(x)
 
 
-def test_steps_that_differ_each_time_get_no_plan(install, told):
-    expected = Job(Random).train(24)
-    install("60%")
+def test_steps_that_differ_each_time_get_no_plan(trained, told):
+    found = trained("60%", lambda: Job(Random), 24)
 
-    found = Job(Random).train(24)
-
-    assert_same(found, expected)
     assert told()[-1] == (
         "60%: no plan: the blocks run a different number of times in each step; all blocks are "
         "recomputed"
@@ -351,11 +339,5 @@ def test_a_copy_has_blocks_of_its_own(install):
 # Shapes that change ------------------------------------------------------------------------------
 
 
-def test_a_generator_that_runs_after_its_critic_is_planned(install):
-    expected = CriticFirst().train(STEPS + 4)
-    install("60%")
-
-    found = CriticFirst().train(STEPS + 4)
-
-    assert regions(found.model)
-    assert_same(found, expected)
+def test_a_generator_that_runs_after_its_critic_is_planned(trained):
+    assert regions(trained("60%", CriticFirst, STEPS + 4).model)

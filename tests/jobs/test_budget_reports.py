@@ -6,73 +6,35 @@ import json
 import os
 import pickle
 
+import budget_jobs
 import fork_server
 import pytest
-import torch
-import torch.nn.functional as F
-from exactness import same_bits
+from budget_jobs import PLANNED, ROWS, Block, Quiet, assert_same
 from pages import can_be_shown, data_of, shown
 from reporting import no_reports_yet  # noqa: F401
 from torch import nn
 
 import ebb
 from ebb._launch import budget as module
-from ebb._launch import checking, decided, measured_steps, takeover, watch
-from ebb._plan.budget import read_budget
+from ebb._launch import checking, decided, takeover, watch
 from ebb._report.report import latest, reports
 
-WIDTH = 16
-ROWS = 256
-PLANNED = measured_steps.number_of_steps([])  # steps, after which there is a plan
 CHECKED = PLANNED + len(checking._ORDER)
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(F.gelu(self.up(x)))
+def blocks():
+    return nn.Sequential(*(Block(dropout=0.0) for _ in range(4)))
 
 
-class Job:
-    """A training.
-
-    Attributes:
-        steps: how many there were.
-        bits: of its weights after each, if they are kept; they count as memory of the step.
-    """
-
-    def __init__(self, rows=lambda step: ROWS, keeps_bits=False):
-        torch.manual_seed(0)
-        self.model = nn.Sequential(*(Block() for _ in range(4)))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.rows, self.keeps_bits = rows, keeps_bits
-        self.steps, self.bits = 0, []
-
-    def train(self, steps):
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            self.model(torch.randn(self.rows(self.steps), WIDTH)).square().mean().backward()
-            self.optimizer.step()
-            self.steps += 1
-            if self.keeps_bits:
-                self.bits.append([p.detach().clone() for p in self.model.parameters()])
-        return self
-
-    def evaluate(self):
-        with torch.no_grad():
-            self.model(torch.randn(ROWS, WIDTH))
+class Job(Quiet):
+    def __init__(self, **settings):
+        super().__init__(blocks, **settings)
 
 
 @pytest.fixture
-def install():
-    def with_budget(text):
-        return takeover.install_budget(read_budget(text), str(text), ())
-
+def install(install):
     with ebb.record_reports():
-        yield with_budget
+        yield install
         takeover.remove()
 
 
@@ -83,9 +45,9 @@ def plan_of_last_step():
 
 def test_steps_under_the_plan_are_measured(install):
     with ebb.record_reports(0):
-        expected = Job(keeps_bits=True).train(CHECKED)
+        expected = budget_jobs.Job(blocks).train(CHECKED)
     install("60%")
-    job = Job(keeps_bits=True).train(PLANNED)
+    job = budget_jobs.Job(blocks).train(PLANNED)
     assert plan_of_last_step() is None
 
     job.train(len(checking._ORDER) - 1)
@@ -100,8 +62,7 @@ def test_steps_under_the_plan_are_measured(install):
     assert plan.regions <= {"0", "1", "2", "3"}
     assert [point.is_plan for point in plan.points].count(True) == 1
     assert len(plan.points) > 3
-    for one, other in zip(job.bits, expected.bits, strict=True):
-        assert all(map(same_bits, one, other))
+    assert_same(job, expected)
 
 
 def test_the_plan_is_the_one_that_was_told(install, capsys):
@@ -348,4 +309,4 @@ def test_a_job_may_end_at_any_step(install):
     for _ in range(CHECKED + 2):
         job.train(1)
         assert latest(reports()).rows
-        assert (plan_of_last_step() is None) == (job.steps <= PLANNED)
+        assert (plan_of_last_step() is None) == (len(job.bits) <= PLANNED)

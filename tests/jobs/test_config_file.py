@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import ebb
-from ebb import _C
 from ebb._launch.start import _SECTIONS
 from ebb._launch.variables import OLD, VARIABLES, configure_from_file
 
@@ -24,16 +23,6 @@ headroom = 1.5
 [ahead]
 limit = "512MiB"
 """
-
-
-@pytest.fixture(autouse=True)
-def settings():
-    """As they were, afterwards."""
-    before = _C.offload_settings(), _C.paging_settings(), _C.ahead_settings()
-    yield
-    _C.configure_offload(before[0])
-    _C.configure_paging(before[1])
-    _C.configure_ahead(before[2])
 
 
 @pytest.fixture

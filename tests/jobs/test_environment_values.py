@@ -22,32 +22,17 @@ from ebb._report import files
 from ebb._support.job import _TOLD, rank
 
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT")
+WORDS = (
+    "0 1 -1 2 true off nan inf -inf 1e400 0x1 1_0 +1 ² ٣ ½ , ,,, : = * [ 😀 {} {0!r} %s / . .. "
+    "~ a/b/c /dev/null /dev/full/x x.toml .html /proc/x.html report.html no/report.json "
+    "recompute_all save_matmuls mm:save mm:keep default:save 1MiB 40% 0.4 200% -3 % 64 1.5 "
+    "demote layers.* blocking assert zero"
+)
 NASTY = [
+    *WORDS.split(),
     "",
     " ",
-    "0",
-    "1",
-    "-1",
-    "2",
-    "true",
-    "off",
-    "nan",
-    "inf",
-    "-inf",
-    "1e400",
-    "0x1",
-    "1_0",
-    "+1",
-    "²",
-    "٣",
-    "½",
     "\n",
-    ",",
-    ",,,",
-    ":",
-    "=",
-    "*",
-    "[",
     "[" * 3000,
     "*" * 3000,
     "?" * 3000,
@@ -59,42 +44,8 @@ NASTY = [
     "mm:save," * 2000,
     "\udc80",
     "mm\udcff:save",
-    "😀",
     "é" * 600,
-    "{}",
-    "{0!r}",
-    "%s",
-    "/",
-    ".",
-    "..",
-    "~",
-    "a/b/c",
-    "/dev/null",
-    "/dev/full/x",
-    "x.toml",
-    ".html",
-    "/proc/x.html",
-    "report.html",
-    "no/report.json",
-    "recompute_all",
-    "save_matmuls",
-    "mm:save",
-    "mm:keep",
-    "default:save",
-    "1MiB",
-    "40%",
-    "0.4",
-    "200%",
-    "-3",
-    "%",
     "1 mile",
-    "64",
-    "1.5",
-    "demote",
-    "layers.*",
-    "blocking",
-    "assert",
-    "zero",
 ]
 VALUES = st.one_of(
     st.sampled_from(NASTY),
@@ -145,8 +96,7 @@ def folder(tmp_path, monkeypatch):
 @given(ENVIRONMENTS)
 def test_start_up_raises_nothing_and_tells_in_one_line_each(folder, capsys, variables):
     capsys.readouterr()
-    with environment(variables), warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with environment(variables), warnings.catch_warnings(action="error"):
         start()
         start()
 

@@ -88,6 +88,14 @@ def install():
     takeover.install(ebb.policies.recompute_all, "1", ())
 
 
+@pytest.fixture
+def random(package):
+    """The stand-in of Megatron's module, whose calls are regions."""
+    package(MEGATRON, SOURCE)
+    install()
+    return importlib.import_module(MEGATRON)
+
+
 def block(x):
     return (x * 2).sin().exp()
 
@@ -120,10 +128,7 @@ def test_calls_are_regions(package, is_early, capfd):
     ]
 
 
-def test_functions_are_the_frameworks_own_again(package):
-    package(MEGATRON, SOURCE)
-    install()
-    random = importlib.import_module(MEGATRON)
+def test_functions_are_the_frameworks_own_again(random):
     takeover.remove()
 
     _, count = entered(lambda x: random.checkpoint(block, False, x))
@@ -161,11 +166,7 @@ def test_a_strict_job_ends(package, monkeypatch):
         importlib.import_module(MEGATRON)
 
 
-def test_distributed_activations_are_left_to_megatron(package, capfd):
-    package(MEGATRON, SOURCE)
-    install()
-    random = importlib.import_module(MEGATRON)
-
+def test_distributed_activations_are_left_to_megatron(random, capfd):
     _, count = entered(lambda x: random.checkpoint(block, True, x))
 
     assert (count, random.RAN) == (0, ["checkpoint"])
@@ -187,10 +188,7 @@ def without_output(random, function, **settings):
     return call
 
 
-def test_results_are_discarded(package):
-    package(MEGATRON, SOURCE)
-    install()
-    random = importlib.import_module(MEGATRON)
+def test_results_are_discarded(random):
     call = without_output(random, block)
     torch.manual_seed(1)
 
@@ -209,10 +207,7 @@ def gradient_of_square(seed):
     return x.grad
 
 
-def test_a_result_that_is_kept_is_not_discarded(package):
-    package(MEGATRON, SOURCE)
-    install()
-    random = importlib.import_module(MEGATRON)
+def test_a_result_that_is_kept_is_not_discarded(random):
     call = without_output(random, lambda x: x.view(2, 8))  # of an input: nothing to recompute
 
     _, count = entered(call)
@@ -221,10 +216,7 @@ def test_a_result_that_is_kept_is_not_discarded(package):
     assert call.sizes == [64, 64]
 
 
-def test_real_fp8_is_left_to_megatron(package, capfd):
-    package(MEGATRON, SOURCE)
-    install()
-    random = importlib.import_module(MEGATRON)
+def test_real_fp8_is_left_to_megatron(random, capfd):
     random.FP8GlobalStateManager.on = True
 
     _, count = entered(without_output(random, block))
@@ -268,11 +260,7 @@ def test_a_module_that_fails_to_import_raises_its_own_error(package):
         importlib.import_module(MEGATRON)
 
 
-def test_the_loader_stays_what_it_is(package):
-    package(MEGATRON, SOURCE)
-    install()
-    random = importlib.import_module(MEGATRON)
-
+def test_the_loader_stays_what_it_is(random):
     assert "exec_module" not in vars(random.__loader__)
     assert random.__spec__.loader.get_source(MEGATRON) == SOURCE
     assert importlib.reload(random).RAN == []

@@ -138,8 +138,7 @@ def test_the_warning_that_nothing_matches_comes_once(install):
     ):
         train(net(), 2)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         train(net(), 4)
 
 

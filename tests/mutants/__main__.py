@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from types import ModuleType
 
 import table
-from areas import AREAS
+from areas import AREAS, Area
 from mutant import ROOT
 from rewriting import write_tree
 from running import build, first_failure, preload
@@ -36,28 +35,21 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def check_without(area: ModuleType) -> None:
+def check_without(area: Area) -> None:
     """What fails anyway says nothing."""
-    by_environment: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for mutant in area.MUTANTS:
-        key = tuple((mutant.environment or {}).items())
-        by_environment.setdefault(key, []).extend(mutant.tests)
-    for environment, tests in by_environment.items():
-        failed = first_failure(dict.fromkeys(tests), "", 1200, dict(environment))
-        if failed:
-            sys.exit(f"without any mutant: {failed}")
+    tests = dict.fromkeys(test for mutant in area.mutants for test in mutant.tests)
+    if failed := first_failure(tests, "", 1200):
+        sys.exit(f"without any mutant: {failed}")
 
 
-def run(area: ModuleType, options: argparse.Namespace) -> dict[str, str | None]:
+def run(area: Area, options: argparse.Namespace) -> dict[str, str | None]:
     """What caught each."""
     found = {}
-    for mutant in area.MUTANTS:
+    for mutant in area.mutants:
         if options.only and mutant.name not in options.only:
             continue
-        tests = area.TESTS if options.search else mutant.tests
-        more = mutant.environment or {}
-        chosen = ",".join((mutant.name, *mutant.also))
-        caught_by = first_failure(tests, chosen, options.limit, more)
+        tests = area.search if options.search else mutant.tests
+        caught_by = first_failure(tests, ",".join((mutant.name, *mutant.also)), options.limit)
         found[mutant.name] = caught_by
         print(f"{mutant.name}: {caught_by or mutant.no_test or 'NOT CAUGHT'}", flush=True)
     return found
@@ -66,7 +58,7 @@ def run(area: ModuleType, options: argparse.Namespace) -> dict[str, str | None]:
 def main() -> int:
     options = arguments()
     chosen = {options.area: AREAS[options.area]} if options.area else AREAS
-    write_tree(TREE, [mutant for area in AREAS.values() for mutant in area.MUTANTS])
+    write_tree(TREE, [mutant for area in AREAS.values() for mutant in area.mutants])
     build(TREE)
     preload(TREE)
     missed = 0
@@ -75,10 +67,10 @@ def main() -> int:
             check_without(area)
         found = run(area, options)
         if not options.only and not options.search:
-            print(table.write(name, area.MUTANTS, found))
+            print(table.write(name, area.mutants, found))
         missed += sum(
             found[mutant.name] is None and not mutant.no_test
-            for mutant in area.MUTANTS
+            for mutant in area.mutants
             if mutant.name in found
         )
     return min(missed, 1)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,8 +15,7 @@ class Mutant:
 
     `text` is a statement or some of them (it ends with ";" or "}"), else an expression, as in the
     file, where it occurs once; or once in `within`, which does. `instead` stands there under the
-    mutant: nothing, of a statement that is left out. `tests` are arguments for pytest, and
-    `environment` are variables for them; tests/accelerator has the one it needs without being told.
+    mutant: nothing, of a statement that is left out. `tests` are arguments for pytest.
 
     `also` names others that are left out with it, since without it each of them still does what it
     is for. `no_test` says why no test can fail; those named then pass.
@@ -25,12 +23,11 @@ class Mutant:
 
     name: str
     file: str
+    tests: Sequence[str]
     text: str
-    tests: tuple[str, ...]
     instead: str = ""
     within: str = ""
-    environment: Mapping[str, str] | None = None
-    also: tuple[str, ...] = ()
+    also: Sequence[str] = ()
     no_test: str = ""
 
     @property
@@ -47,14 +44,3 @@ class Mutant:
                 )
         start = source.index(around) + around.index(self.text)
         return start, start + len(self.text)
-
-
-# By file: (tests, name, text, instead, within, also, no_test), the last four as far as needed.
-Places = Mapping[str, Iterable[tuple[Any, ...]]]
-
-
-def mutants_at(places: Places) -> Iterator[Mutant]:
-    for file, rows in places.items():
-        for tests, name, text, *more in rows:
-            given = dict(zip(("instead", "within", "also", "no_test"), more, strict=False))
-            yield Mutant(name, file, text, tests, **given)

@@ -99,14 +99,12 @@ def last_begun(output: str) -> str:
     return (re.findall(r"^(tests/\S+::.+?)(?: (?:PASSED|$)|$)", output, re.M) or ["no test"])[-1]
 
 
-def first_failure(
-    tests: Iterable[str], mutant: str, limit: float, more: Mapping[str, str]
-) -> str | None:
+def first_failure(tests: Iterable[str], mutant: str, limit: float) -> str | None:
     """Those on the device for tests in a process of their own."""
     on_device = [test for test in tests if test.startswith("tests/accelerator/")]
     others = [test for test in tests if test not in on_device]
     for group, environment in ((on_device, FOR_ACCELERATOR), (others, {})):
-        found = failure(group, mutant, limit, {**environment, **more}) if group else None
+        found = failure(group, mutant, limit, environment) if group else None
         if found:
             return found
     return None

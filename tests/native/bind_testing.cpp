@@ -1,12 +1,17 @@
 // Tables of fields, transfers that are fake or instant, and what else only tests and benchmarks
 // use.
 #include <ATen/core/Generator.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
+#include <climits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,7 +42,6 @@
 #include "offload/offload_engine.h"
 #include "paging/pool/movers.h"
 #include "policy/module_scope.h"
-#include "preferred_node.h"
 #include "record/made_values.h"
 #include "report/journal.h"
 #include "stand_in_generator.h"
@@ -252,6 +256,25 @@ void useGenerator(at::Generator generator, double seconds) {
   generator.set_current_seed(generator.current_seed() + 1);
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   generator.set_state(before);
+}
+
+// The memory node that was preferred for `memory`; -1 if none was.
+int preferredNode(const void* memory) {
+  constexpr int kMostNodes = 1024;
+  constexpr int kWordBits = CHAR_BIT * sizeof(unsigned long);
+  std::array<unsigned long, kMostNodes / kWordBits> nodes{};
+  int policy = MPOL_DEFAULT;
+  const long failed =
+      ::syscall(SYS_get_mempolicy, &policy, nodes.data(), kMostNodes, memory, MPOL_F_ADDR);
+  if (failed != 0 || policy != MPOL_PREFERRED) {
+    return -1;
+  }
+  for (int node = 0; node < kMostNodes; ++node) {
+    if ((nodes[node / kWordBits] >> (node % kWordBits) & 1) != 0) {
+      return node;
+    }
+  }
+  return -1;
 }
 
 }  // namespace

@@ -9,13 +9,11 @@ import itertools
 
 import planned_programs as programs
 import pytest
-from planned_programs import PROGRAMS, planned, planning
+from planned_programs import planned, planning
 
 import ebb
 from ebb._plan import pareto
 from ebb._plan.plan import plan_of
-
-every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
 
 def test_a_curve():

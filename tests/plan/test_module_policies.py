@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import planned_programs as programs
 import pytest
-from planned_programs import PROGRAMS, planned
+from planned_programs import planned
 from torch import nn
 
 import ebb
-
-every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
 
 def test_a_plan_in_a_file(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 
@@ -25,13 +26,6 @@ CLOSE = 1.0025  # of the peak, as in test_simulator.py
 LOOSE = 1.05  # what a replay has fetched counts until backward has asked for it, too
 
 every_program = pytest.mark.parametrize("make", PAGED, ids=lambda make: make.__name__)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    ebb.paging.reset()
-    yield
-    ebb.paging.reset()
 
 
 def random_choices(found, seed):
@@ -148,33 +142,16 @@ def test_steps_that_are_measured_say_whether_they_may_be_paged(make):
     assert not pager.beside
 
 
-def test_steps_that_nobody_can_run_again_are_not_paged():
+@pytest.mark.parametrize("how", ["plain", "a part by run_step", "in brackets without run_step"])
+def test_steps_that_nobody_can_run_again_are_not_paged(how):
     program = built(programs.experts)
     x = torch.randn(programs.TOKENS, programs.WIDTH)
 
     def step():
-        program.model(x).square().mean().backward()
-
-    assert measure(step, program.model, program.blocks).pager is None
-
-
-def test_nor_where_a_part_of_the_step_is_run_by_itself():
-    program = built(programs.experts)
-    x = torch.randn(programs.TOKENS, programs.WIDTH)
-
-    def step():
-        program.step()
-        program.model(x).square().mean().backward()
-
-    assert measure(step, program.model, program.blocks).pager is None
-
-
-def test_nor_in_brackets_without_run_step():
-    program = built(programs.experts)
-    x = torch.randn(programs.TOKENS, programs.WIDTH)
-
-    def step():
-        with ebb.paging.step(fixed_order=False):
+        if how == "a part by run_step":
+            program.step()
+        in_brackets = how == "in brackets without run_step"
+        with ebb.paging.step(fixed_order=False) if in_brackets else contextlib.nullcontext():
             program.model(x).square().mean().backward()
 
     assert measure(step, program.model, program.blocks).pager is None

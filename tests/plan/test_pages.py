@@ -107,23 +107,18 @@ def test_pools_are_as_large_as_the_engines(live, in_order):
     """Three layers whose storages come back in the opposite order, or in that of forward."""
     import torch
 
-    ebb.paging.reset()
     ebb.paging.configure(page_rows=8, headroom=1.25)
     policy = ebb.Policy({"aten::mul": ebb.PAGE})
-    try:
-        for _ in range(2):
-            losses = []
-            for _ in range(3):
-                x = torch.randn(64, ROW // 4, requires_grad=True)
-                with ebb.region(policy):
-                    h = ebb.mark_rows(x.clone(), torch.tensor(live))
-                    losses.append((h * 2).sin()[:live].sum())
-            for loss in losses if in_order else losses[::-1]:
-                loss.backward()
-        found = ebb.stats()["paging"]["pool_bytes"]
-    finally:
-        ebb.paging.configure(page_rows=64, headroom=1.1)
-        ebb.paging.reset()
+    for _ in range(2):
+        losses = []
+        for _ in range(3):
+            x = torch.randn(64, ROW // 4, requires_grad=True)
+            with ebb.region(policy):
+                h = ebb.mark_rows(x.clone(), torch.tensor(live))
+                losses.append((h * 2).sin()[:live].sum())
+        for loss in losses if in_order else losses[::-1]:
+            loss.backward()
+    found = ebb.stats()["paging"]["pool_bytes"]
 
     asked = [4.0, 5.0, 6.0] if in_order else [6.0, 5.0, 4.0]
     many = [paged(one, float(one), asked[one], live=live, call=one) for one in range(3)]

@@ -16,10 +16,7 @@ from ebb._plan.simulate import Simulator
 
 @pytest.fixture
 def ahead():
-    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=1, busy_cores=True)
-    yield
-    ebb.ahead.configure(**before)
 
 
 def is_on():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from exactness import same_bits
 from memory_use import least_growth
+from other_threads import in_thread
 from torch import nn
 from torch.profiler import ProfilerActivity
 
@@ -142,14 +142,11 @@ def test_allocations_are_those_that_torchs_profiler_sees(policy):
 def test_what_is_done_does_not_depend_on_it():
     plain, profiled = model(), model()
     x = torch.randn(8, WIDTH)
-    before = ebb.ahead.configure()
     ebb.ahead.configure(regions=1, busy_cores=True)
-    try:
-        did = ebb.stats()["ahead"]["regions_held"]
-        ebb.profile(step_of(profiled, ebb.policies.recompute_all, x), steps=1, warmup=0)
-        assert ebb.stats()["ahead"]["regions_held"] == did
-    finally:
-        ebb.ahead.configure(**before)
+    did = ebb.stats()["ahead"]["regions_held"]
+    ebb.profile(step_of(profiled, ebb.policies.recompute_all, x), steps=1, warmup=0)
+    assert ebb.stats()["ahead"]["regions_held"] == did
+    ebb.ahead.configure(regions=0)
     step_of(plain, ebb.policies.recompute_all, x)()
 
     for one, other in zip(plain.parameters(), profiled.parameters(), strict=True):
@@ -283,22 +280,16 @@ def test_it_ends_where_it_began():
     """What hears of allocations would stay on the thread, and torch's profiler could not start."""
     _C.begin_profile()
     step_of(model())()
-    raised = []
 
     def end():
-        try:
+        with pytest.raises(RuntimeError, match="must end on the thread on which it began"):
             _C.end_profile()
-        except RuntimeError as error:
-            raised.append(str(error))
+        return True
 
-    thread = threading.Thread(target=end)
-    thread.start()
-    thread.join()
+    assert in_thread(end)
     step_of(model())()
     found = _C.end_profile()
 
-    assert len(raised) == 1
-    assert "must end on the thread on which it began" in raised[0]
     assert len(found["operators"]) == 6, (
         "the second step ran after the failed end, and is not recorded"
     )

@@ -25,14 +25,17 @@ pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 DEPTH = 7
 
 
+def stack_of(block, kind=Stack, **arguments):
+    model = kind(*(block() for _ in range(DEPTH)))
+    return Program(model, of_ids(model, **arguments), ("layers.*",))
+
+
 def pre_ln():
-    model = Stack(*(PreLN() for _ in range(DEPTH)))
-    return Program(model, of_ids(model), ("layers.*",))
+    return stack_of(PreLN)
 
 
 def llama():
-    model = Stack(*(Llama() for _ in range(DEPTH)))
-    return Program(model, of_ids(model), ("layers.*",))
+    return stack_of(Llama)
 
 
 def in_place():
@@ -103,8 +106,7 @@ def cells():
 
 
 def batches():
-    model = Stack(*(PreLN() for _ in range(DEPTH)))
-    return Program(model, of_ids(model, batches=2), ("layers.*",))
+    return stack_of(PreLN, batches=2)
 
 
 class Around(nn.Module):
@@ -135,8 +137,7 @@ class Skipping(Stack):
 
 
 def skipping():
-    model = Skipping(*(PreLN() for _ in range(DEPTH)))
-    return Program(model, of_ids(model), ("layers.*",))
+    return stack_of(PreLN, Skipping)
 
 
 class Hoarding(Stack):
@@ -150,8 +151,7 @@ class Hoarding(Stack):
 
 
 def hoarding():
-    model = Hoarding(*(PreLN() for _ in range(DEPTH)))
-    return Program(model, of_ids(model), ("layers.*",))
+    return stack_of(PreLN, Hoarding)
 
 
 STACKS = (pre_ln, llama, in_place, dropout, pictures, inception, batches, inside)
@@ -195,25 +195,26 @@ def test_bytes_replays_and_bits(make):
         assert (1 - CLOSE) * profile.peak <= estimate.peak <= most
 
 
-@pytest.mark.parametrize("make", [pre_ln, in_place, pictures, batches, inside])
-def test_less_is_needed_than_with_a_region_for_each_block(make):
+def least_and_once(make):
+    """The lowest peaks: with a stack, and with a region for each block that replays once."""
     _, measured, found = stacked(make)
     blocks = Chooser(Simulator(measured))
     together = Chooser(found.simulator, given=found.choices)
-
     once = blocks.estimate(blocks.least_made_once).peak
+    return together.estimate(together.least()).peak, once
 
-    assert together.estimate(together.least()).peak < once
+
+@pytest.mark.parametrize("make", [pre_ln, in_place, pictures, batches, inside])
+def test_less_is_needed_than_with_a_region_for_each_block(make):
+    least, once = least_and_once(make)
+
+    assert least < once
 
 
 def test_nothing_is_gained_where_the_program_holds_what_blocks_return():
-    _, measured, found = stacked(hoarding)
-    blocks = Chooser(Simulator(measured))
-    together = Chooser(found.simulator, given=found.choices)
+    least, once = least_and_once(hoarding)
 
-    once = blocks.estimate(blocks.least_made_once).peak
-
-    assert together.estimate(together.least()).peak >= once
+    assert least >= once
 
 
 def test_what_operators_outside_of_blocks_made_is_handed_on_by_nobody():
@@ -224,11 +225,8 @@ def test_what_operators_outside_of_blocks_made_is_handed_on_by_nobody():
 @every_stack
 @pytest.mark.parametrize("part", [0.0, 0.5, 0.9])
 def test_budgets_below_that_of_a_region_for_each_block(make, part):
-    program, measured, found = stacked(make)
-    blocks = Chooser(Simulator(measured))
-    together = Chooser(found.simulator, given=found.choices)
-    once = blocks.estimate(blocks.least_made_once).peak
-    least = together.estimate(together.least()).peak
+    program, measured, _ = stacked(make)
+    least, once = least_and_once(make)
     budget = measured.base + int((least + part * (once - least)) / 0.99) + 1
 
     plan = plan_of(measured, budget)
@@ -259,10 +257,8 @@ def test_a_plan_of_stacks_is_written_and_read(tmp_path):
 def test_replays_ahead_need_a_region_for_each_block():
     _, measured, _ = stacked(in_place)
     ebb.ahead.configure(regions=1)
-    try:
-        plan = plan_of(measured, 1, at_least=True)
-    finally:
-        ebb.ahead.configure(regions=0)
+
+    plan = plan_of(measured, 1, at_least=True)
 
     assert "" in plan.policies
     assert not plan.settings.ahead

@@ -25,8 +25,7 @@ def test_the_operators_of_a_composite_one_are_named(op):
         policy = ebb.Policy({f"aten::{op}": ebb.SAVE})
 
     named = re.search(r"Use these operators instead: (.*)\.", str(told[0].message))[1]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         ebb.Policy(dict.fromkeys(named.split(", "), ebb.SAVE))  # they exist, and are not composite
         ebb.Policy(policy.rules)  # told once
 
@@ -41,8 +40,7 @@ def test_a_policy_from_text_is_looked_at_too(make):
 
 @pytest.mark.parametrize("op", ["aten::mm", "aten::*norm*", "aten::relu", "*"])
 def test_other_rules_are_not_told_of(op):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         ebb.Policy({op: ebb.SAVE})
 
 
@@ -78,8 +76,7 @@ def test_a_glob_of_modules_that_matches_none_is_told_of():
         UserWarning, match=r"modules that match '\*\.mlp', but the model has none.*: 0, 1\."
     ):
         ebb.apply(model, policy).remove()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         ebb.apply(model, policy).remove()  # told once
 
 
@@ -89,8 +86,7 @@ def test_rules_for_modules_want_a_root(monkeypatch):
 
     with pytest.warns(UserWarning, match="rules with module= have no effect in this region"):
         ebb.region(policy)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         ebb.region(policy)  # told once
         with ebb.region(policy, root=nn.Sequential(nn.ReLU())):
             pass

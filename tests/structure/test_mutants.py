@@ -14,7 +14,7 @@ from rewriting import HEADER, rewritten
 from table import RESULTS, head
 
 ROOT = Path(__file__).parents[2]
-MUTANTS = [mutant for area in AREAS.values() for mutant in area.MUTANTS]
+MUTANTS = [mutant for area in AREAS.values() for mutant in area.mutants]
 
 
 def spans_by_file():
@@ -31,7 +31,7 @@ def test_each_has_a_name_of_its_own():
 @pytest.mark.parametrize("area", AREAS)
 def test_each_is_in_the_source_and_has_tests(area):
     names = {mutant.name for mutant in MUTANTS}
-    for mutant in AREAS[area].MUTANTS:
+    for mutant in AREAS[area].mutants:
         start, end = mutant.span((ROOT / mutant.file).read_text())
 
         assert start < end, mutant.name
@@ -50,8 +50,8 @@ def test_each_is_in_the_source_and_has_tests(area):
 def test_nothing_of_its_kind_is_missing(area):
     spans = spans_by_file()
     missing = []
-    for files, pattern in AREAS[area].EACH.items():
-        for path in sorted(ROOT.glob(files)):
+    for pattern, globs in AREAS[area].each.items():
+        for path in sorted(path for files in globs for path in ROOT.glob(files)):
             file = str(path.relative_to(ROOT))
             for found in re.finditer(pattern, path.read_text()):
                 if not any(start <= found.start() < end for start, end in spans[file]):
@@ -66,7 +66,7 @@ def test_the_results_are_of_these_and_counted(area):
     rows = [line for line in lines if line.startswith("| ")][1:]
 
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == [
-        mutant.name for mutant in AREAS[area].MUTANTS
+        mutant.name for mutant in AREAS[area].mutants
     ]
     assert head(area, rows) in lines
 
