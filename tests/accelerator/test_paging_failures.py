@@ -138,8 +138,10 @@ def test_no_memory_for_what_comes_back_ahead(device):
     Keep.last = None
 
 
-def test_no_memory_for_pools(step):
+@pytest.mark.parametrize("host_headroom", [0.0, 4.0])
+def test_no_memory_for_pools(host_headroom, step):
     """Steps run without them, and the host waits for each count."""
+    ebb.paging.configure(host_headroom=host_headroom)
     n = step.net.live(100)
     expected = gradients(step.net, step.x, n)
     accelerator.synchronize()
