@@ -8,9 +8,7 @@ import pytest
 import torch
 from exactness import (
     POLICIES,
-    assert_exact,
     exact,
-    leaves,
     like_eager,
     same_bits,
 )
@@ -49,28 +47,22 @@ def test_batch_norm_statistics_are_updated_once(policy, momentum, training, trac
             assert same_bits(a, e), (step, name)
 
 
-def test_sync_batch_norm_helpers_and_legit_overloads():
+@exact((4, 3))
+def test_sync_batch_norm_helpers_and_legit_overloads(x):
     weight = torch.ones(3, dtype=torch.float64)
-
-    def program(x):
-        mean, var = torch.zeros(3, dtype=x.dtype), torch.ones(3, dtype=x.dtype)
-        out, *_ = torch.ops.aten._native_batch_norm_legit(
-            x * 2, weight, None, mean, var, True, 0.1, 1e-5
-        )
-        out2, *_ = torch.ops.aten._batch_norm_with_update(out, weight, None, mean, var, 0.1, 1e-5)
-        return (out2 * out).exp(), mean * 2, var * 2
-
-    assert_exact(program, leaves((4, 3)))
+    mean, var = torch.zeros(3, dtype=x.dtype), torch.ones(3, dtype=x.dtype)
+    out, *_ = torch.ops.aten._native_batch_norm_legit(
+        x * 2, weight, None, mean, var, True, 0.1, 1e-5
+    )
+    out2, *_ = torch.ops.aten._batch_norm_with_update(out, weight, None, mean, var, 0.1, 1e-5)
+    return (out2 * out).exp(), mean * 2, var * 2
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("inplace", [True, False])
-def test_rrelu_noise_is_the_one_that_forward_drew(training, inplace):
-    def program(x):
-        h = x * 1
-        return nn.functional.rrelu(h, training=training, inplace=inplace) * 2
-
-    assert_exact(program, leaves((8, 8)))
+@exact((8, 8))
+def test_rrelu_noise_is_the_one_that_forward_drew(x, training, inplace):
+    return nn.functional.rrelu(x * 1, training=training, inplace=inplace) * 2
 
 
 @exact((4,))
