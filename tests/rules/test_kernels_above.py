@@ -17,7 +17,7 @@ import pytest
 import torch
 from exactness import assert_exact, exact, leaves, same_bits
 from isolation import each_isolated
-from operator_inputs import Guess, Named, copy_of, overload, schemas
+from operator_inputs import Guess, Named, copy_of, overload, schemas, tensors_of
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -119,8 +119,7 @@ def calls_of(name: str, count: int) -> Iterator[tuple[int, Any, Named]]:
     for number in range(1, 2 * count, 2):  # odd ones have layouts
         with contextlib.suppress(Exception):
             args, kwargs = Guess(name, number).arguments()
-            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            if not all(map(is_dense, tensors)):
+            if not all(map(is_dense, tensors_of((args, kwargs)))):
                 yield number, args, kwargs
 
 

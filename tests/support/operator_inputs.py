@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 Schema = Any  # torch._C.FunctionSchema
 Named = dict[str, Any]
@@ -390,6 +391,25 @@ def copy_of_tensor(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
     whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage().clone())
     return whole.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that hold a tensor's contents: indices, values and so on."""
+    if x.is_nested and x.layout is torch.jagged:
+        return [x.values()]
+    if x.layout is torch.sparse_coo:
+        return [x._indices(), x._values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [x.ccol_indices(), x.row_indices(), x.values()]
+    if x.layout is torch._mkldnn:
+        return [x.to_dense()]
+    return [x]
 
 
 def arguments_by_name(name: str, args: Any, kwargs: Named) -> Named:
