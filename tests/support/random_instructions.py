@@ -19,10 +19,6 @@ def is_vector(t: torch.Tensor) -> bool:
     return is_float(t) and t.dim() > 0
 
 
-def is_matrix(t: torch.Tensor) -> bool:
-    return is_float(t) and t.dim() == 2
-
-
 def is_differentiable(t: torch.Tensor) -> bool:
     return t.requires_grad and t.numel() > 0
 
