@@ -8,11 +8,12 @@ import gc
 import accelerator
 import pytest
 import torch
-from device_leaves import assert_gradient
+from device_leaves import assert_gradient, leaf
+from offloading import SINES, overwritten
 
 import ebb
+from ebb import _testing
 
-SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
 
 
@@ -160,3 +161,18 @@ def test_no_memory_to_fetch_ahead(x):
     late = ebb.stats()["offload"]["fetched_late"]
     torch.autograd.grad(forward(x, EVERYTHING), x)
     assert ebb.stats()["offload"]["fetched_late"] == late + 1
+
+
+def test_what_a_write_made_leave_goes_to_disk_after_its_copy(tmp_path, device):
+    """It has left for the device, which waits for the copy; the host has not."""
+
+    def program(x):
+        return (overwritten(x).sin().cos() * 2).sum()
+
+    _testing.drain_offload()
+    x = leaf(device)
+    ebb.offload.configure(min_bytes=1, disk=tmp_path, pinned_limit=x.nbytes)
+    with ebb.region(SINES):
+        y = program(x)
+
+    assert_gradient(torch.autograd.grad(y, x)[0], program, x)

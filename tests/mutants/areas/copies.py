@@ -7,10 +7,9 @@ from functools import partial
 from mutant import Mutant
 
 TESTS = (
-    "tests/accelerator/test_several_streams.py",
     "tests/accelerator/test_streams.py",
+    "tests/accelerator/test_order_of_streams.py",
     "tests/accelerator/test_offload_captures.py",
-    "tests/accelerator/test_offload_around_captures.py",
     "tests/accelerator/test_offload_failures.py",
     "tests/accelerator/test_offload_steady.py",
     "tests/accelerator/test_offload_waits.py::test_all_is_in_order",
@@ -20,19 +19,17 @@ TESTS = (
     "tests/offload/test_offload_lifetimes.py",
     "tests/offload/test_offload_disk.py",
     "tests/offload/test_offload_spilling.py",
-    "tests/offload/test_offload_forks.py",
 )
 
 EACH = {
     "src/offload/copies.cpp": r"\bvia_\.(wait|finish)\(|\bnoteUse\(|\bisDone\(\*(?!stash)",
 }
 
-AROUND = "tests/accelerator/test_offload_around_captures.py"
 CAPTURES = "tests/accelerator/test_offload_captures.py"
 FAILURES = "tests/accelerator/test_offload_failures.py"
 STEADY = "tests/accelerator/test_offload_steady.py"
 WAITS = "tests/accelerator/test_offload_waits.py"
-SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
+SEVERAL_STREAMS = "tests/accelerator/test_order_of_streams.py"
 STREAMS = "tests/accelerator/test_streams.py"
 DISK = "tests/offload/test_offload_disk.py"
 SPILLING = "tests/offload/test_offload_spilling.py"
@@ -59,7 +56,7 @@ MUTANTS = (
     copies(
         "outside-is-put-aside",
         text="outside_ = std::exchange(now_, {});",
-        tests=(f"{AROUND}::test_statistics_when_a_capture_has_just_begun",),
+        tests=(f"{CAPTURES}::test_statistics_when_a_capture_has_just_begun",),
     ),
     copies(
         "host-memory-of-a-capture-stays",
@@ -332,12 +329,12 @@ MUTANTS = (
     copies(
         "static-joins-when-none-is-away",
         text="joinAll();",
-        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
     ),
     copies(
         "joins-what-leaves",
         text="via_.wait(leaving->packedOn, leaving->left);",
-        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
     ),
     copies(
         "joins-what-leaves-first",

@@ -9,10 +9,8 @@ from mutant import Mutant
 TESTS = (
     "tests/offload/test_offload_disk.py",
     "tests/offload/test_offload_spilling.py",
-    "tests/offload/test_offload_forks.py",
     "tests/accelerator/test_offload_captures.py",
-    "tests/accelerator/test_offload_around_captures.py",
-    "tests/accelerator/test_offload_disk.py",
+    "tests/accelerator/test_offload_failures.py",
 )
 
 EACH = {
@@ -20,12 +18,10 @@ EACH = {
     "src/transfer/*.cpp": r"\bfinish\(\*|\.wait\(\)",
 }
 
-AROUND = "tests/accelerator/test_offload_around_captures.py"
 CAPTURES = "tests/accelerator/test_offload_captures.py"
-DEVICE = "tests/accelerator/test_offload_disk.py"
+DEVICE = "tests/accelerator/test_offload_failures.py"
 DISK = "tests/offload/test_offload_disk.py"
 SPILLING = "tests/offload/test_offload_spilling.py"
-FORKS = "tests/offload/test_offload_forks.py"
 
 spill = partial(Mutant, file="src/offload/spill.cpp")
 disk_transfer = partial(Mutant, file="src/transfer/disk_transfer.cpp")
@@ -55,7 +51,7 @@ MUTANTS = (
         "dying-and-captured-is-not-written",
         text="!alive || first->sent.capture != 0",
         instead="!alive",
-        tests=(f"{AROUND}::test_what_a_capture_has_left_does_not_go_to_disk",),
+        tests=(f"{CAPTURES}::test_what_a_capture_has_left_does_not_go_to_disk",),
     ),
     spill(
         "written-after-it-left",
@@ -153,37 +149,37 @@ MUTANTS = (
     disk(
         "a-job-of-the-parents-fails",
         text=("if (!job.refused.empty()) {\n      return job.refused;\n    }"),
-        tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
     ),
     disk(
         "a-child-has-queues-of-its-own",
         text=("writes_ = std::make_shared<Queue>();\n  reads_ = std::make_shared<Queue>();"),
-        tests=(f"{FORKS}::test_a_forked_child_has_a_file_of_its_own",),
+        tests=(f"{DISK}::test_a_forked_child_has_a_file_of_its_own",),
     ),
     disk(
         "room-of-a-parent-is-not-given-back",
         text="room->process == ::getpid()",
         instead="true",
-        tests=(FORKS,),
+        tests=(DISK,),
         no_test="for a fork while another thread has the file's lock, for less than a microsecond",
     ),
     disk(
         "an-event-of-the-parents-is-over",
         text=("if (!isOfThisProcess()) {\n    return true;\n  }"),
-        tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
+        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
     ),
     disk(
         "an-event-of-the-parents-is-not-waited-for",
         text="isOfThisProcess()",
         instead="true",
         within="if (isOfThisProcess()) {",
-        tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
+        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
     ),
     disk(
         "an-event-of-the-parents-failed",
         text="isOfThisProcess() || done_",
         instead="true",
-        tests=(f"{FORKS}::test_a_fork_while_something_is_written",),
+        tests=(f"{DISK}::test_a_fork_while_something_is_written",),
     ),
     host_memory(
         "only-what-is-reusable-is-given-back",

@@ -7,10 +7,9 @@ from functools import partial
 from mutant import Mutant
 
 TESTS = (
-    "tests/accelerator/test_several_streams.py",
     "tests/accelerator/test_streams.py",
+    "tests/accelerator/test_order_of_streams.py",
     "tests/accelerator/test_offload_captures.py",
-    "tests/accelerator/test_offload_around_captures.py",
     "tests/accelerator/test_offload_failures.py",
     "tests/accelerator/test_offload_steady.py",
     "tests/accelerator/test_offload_waits.py::test_all_is_in_order",
@@ -20,21 +19,19 @@ TESTS = (
     "tests/offload/test_offload_lifetimes.py",
     "tests/offload/test_offload_disk.py",
     "tests/offload/test_offload_spilling.py",
-    "tests/offload/test_offload_forks.py",
 )
 
 EACH = {
     "src/offload/offload_engine.cpp": r"\bcheckPlace\(stash\);|\bnoticeCapture\(",
 }
 
-AROUND = "tests/accelerator/test_offload_around_captures.py"
 CAPTURES = "tests/accelerator/test_offload_captures.py"
 FAILURES = "tests/accelerator/test_offload_failures.py"
 STEADY = "tests/accelerator/test_offload_steady.py"
 WAITS = "tests/accelerator/test_offload_waits.py"
-SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
+SEVERAL_STREAMS = "tests/accelerator/test_order_of_streams.py"
+DISK = "tests/offload/test_offload_disk.py"
 SPILLING = "tests/offload/test_offload_spilling.py"
-FORKS = "tests/offload/test_offload_forks.py"
 LIFETIMES = "tests/offload/test_offload_lifetimes.py"
 MEMORY = "tests/offload/test_offload_memory.py"
 ORDER = "tests/offload/test_offload_order.py"
@@ -122,7 +119,7 @@ MUTANTS = (
         "ahead-of-the-living-and-the-here",
         text="!alive || !copies_.isHere(*next)",
         instead="!alive",
-        tests=(f"{AROUND}::test_a_forward_before_a_capture_whose_backward_comes_after",),
+        tests=(f"{CAPTURES}::test_a_forward_before_a_capture_whose_backward_comes_after",),
     ),
     offload(
         "ahead-on-the-stream-it-was-packed-on",
@@ -151,20 +148,20 @@ MUTANTS = (
         "a-death-notices-a-capture",
         text="copies_.noticeCapture(stash.device());",
         within=("copies_.noticeCapture(stash.device());\n  copies_.forget"),
-        tests=(f"{AROUND}::test_what_dies_in_a_capture",),
+        tests=(f"{CAPTURES}::test_what_dies_in_a_capture",),
     ),
     offload(
         "static-joins-after-the-last-death",
         text="copies_.reapUnused();",
         within=("if (context_.settings.isStatic) {\n      copies_.reapUnused();"),
-        tests=(f"{AROUND}::test_what_is_never_fetched_before_a_capture",),
+        tests=(f"{CAPTURES}::test_what_is_never_fetched_before_a_capture",),
     ),
     offload(
         "nothing-is-asked-in-a-capture-by-a-death",
         text="copies_.capture() == 0",
         instead="true",
         within="} else if (copies_.capture() == 0) {",
-        tests=(f"{AROUND}::test_the_mode_may_change_in_a_capture",),
+        tests=(f"{CAPTURES}::test_the_mode_may_change_in_a_capture",),
     ),
     offload(
         "each-call-notices-a-capture",
@@ -193,14 +190,14 @@ MUTANTS = (
         "static-forgets-what-is-unused",
         text="copies_.reapUnused();",
         within="copies_.reapUnused();  // see",
-        tests=(f"{AROUND}::test_what_dies_in_a_capture",),
+        tests=(f"{CAPTURES}::test_what_dies_in_a_capture",),
     ),
     offload(
         "nothing-is-asked-in-a-capture",
         text="!captures",
         instead="true",
         within="} else if (!captures) {",
-        tests=(f"{AROUND}::test_the_mode_may_change_in_a_capture",),
+        tests=(f"{CAPTURES}::test_the_mode_may_change_in_a_capture",),
     ),
     offload(
         "a-drain-waits",
@@ -216,6 +213,6 @@ MUTANTS = (
     offload(
         "statistics-notice-a-capture",
         text="copies_.noticeCapture();",
-        tests=(f"{AROUND}::test_statistics_when_a_capture_has_just_begun",),
+        tests=(f"{CAPTURES}::test_statistics_when_a_capture_has_just_begun",),
     ),
 )

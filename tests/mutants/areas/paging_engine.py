@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from mutant import Places, mutants_at
 
-PAGING_ASKERS = "tests/accelerator/test_paging_askers.py"
 PAGING_BESIDE_CAPTURES = "tests/accelerator/test_paging_beside_captures.py"
 PAGING_CAPTURES = "tests/accelerator/test_paging_captures.py"
 PAGING_FAILURES = "tests/accelerator/test_paging_failures.py"
@@ -19,7 +18,7 @@ PAGING_THREADS = "tests/paging/test_paging_threads.py"
 PAGING_WAITS = "tests/accelerator/test_paging_waits.py"
 
 TESTS = (
-    PAGING_ASKERS,
+    PAGING_STREAMS,
     PAGING_BESIDE_CAPTURES,
     PAGING_CAPTURES,
     PAGING_FAILURES,
@@ -96,21 +95,21 @@ PLACES: Places = {
             "ofGraphs_.push_back(stash.bytes);",
         ),
         (
-            (PAGING_ASKERS + "::test_another_stream_asks_again_where_the_step_could_not_end",),
+            (PAGING_STREAMS + "::test_another_stream_asks_again_where_the_step_could_not_end",),
             "engine-back-taken-over",
             "takeOver(stash);",
             "",
             "State::Back) {\n      takeOver(stash);",
         ),
         (
-            (PAGING_ASKERS + "::test_a_write_on_another_stream_to_what_stays",),
+            (PAGING_STREAMS + "::test_a_write_on_another_stream_to_what_stays",),
             "engine-resident-taken-over",
             "takeOver(stash);",
             "",
             "State::Resident) {\n    takeOver(stash);",
         ),
         (
-            (PAGING_ASKERS + "::test_another_stream_asks_again_where_the_step_could_not_end",),
+            (PAGING_STREAMS + "::test_another_stream_asks_again_where_the_step_could_not_end",),
             "engine-fetched-made",
             "noteMade(stash);",
             "",
@@ -129,7 +128,7 @@ PLACES: Places = {
             "if (stash.state == State::Resident) {\n    stash.bytes",
         ),
         (
-            (PAGING_ASKERS + "::test_a_write_on_another_stream_to_what_stays",),
+            (PAGING_STREAMS + "::test_a_write_on_another_stream_to_what_stays",),
             "engine-write-made",
             "noteMade(stash);",
             "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from mutant import Places, mutants_at
 
-PAGING_ASKERS = "tests/accelerator/test_paging_askers.py"
 PAGING_BESIDE_CAPTURES = "tests/accelerator/test_paging_beside_captures.py"
 PAGING_CAPTURES = "tests/accelerator/test_paging_captures.py"
 PAGING_COSTS = "tests/accelerator/test_paging_costs.py"
@@ -14,7 +13,7 @@ PAGING_STREAMS = "tests/accelerator/test_paging_streams.py"
 PAGING_WAITS = "tests/accelerator/test_paging_waits.py"
 
 TESTS = (
-    PAGING_ASKERS,
+    PAGING_STREAMS,
     PAGING_BESIDE_CAPTURES,
     PAGING_CAPTURES,
     PAGING_COSTS,
@@ -171,7 +170,7 @@ PLACES: Places = {
             "noteUse(storage, *user);",
         ),
         (
-            (PAGING_ASKERS + "::test_what_dies_when_a_stream_has_waited_may_ask",),
+            (PAGING_STREAMS + "::test_what_dies_when_a_stream_has_waited_may_ask",),
             "lane-drops-behind-lock",
             "drops_.drop(storage);",
             "storage = c10::Storage();",

@@ -7,7 +7,6 @@ from functools import partial
 from mutant import Mutant
 
 TESTS = (
-    "tests/accelerator/test_several_streams.py",
     "tests/accelerator/test_streams.py",
     "tests/accelerator/test_order_of_streams.py",
 )
@@ -19,7 +18,6 @@ EACH = {
 
 AHEAD = "tests/accelerator/test_replays_ahead.py"
 ORDER = "tests/accelerator/test_order_of_streams.py"
-SEVERAL_STREAMS = "tests/accelerator/test_several_streams.py"
 STREAMS = "tests/accelerator/test_streams.py"
 
 streams = partial(Mutant, file="src/graph/streams.cpp")
@@ -54,9 +52,7 @@ MUTANTS = (
     streams(
         "allocator-is-told-of-all",
         text="noteUse(storage, other);",
-        tests=(
-            f"{SEVERAL_STREAMS}::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
-        ),
+        tests=(f"{ORDER}::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",),
     ),
     streams(
         "made-is-remembered",
@@ -102,7 +98,7 @@ MUTANTS = (
     buffers(
         "a-replay-uses-what-it-copies",
         text="graph_.streams.use(value, storage);",
-        tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
+        tests=(f"{ORDER}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
     rerun(
         "a-replay-makes", text="graph_.streams.made(*value, value->home.bytes());", tests=(STREAMS,)
@@ -111,7 +107,7 @@ MUTANTS = (
         "a-buffer-is-taken-on-one-stream",
         text="value.home.isPrivate() && !graph_.streams.areSeveral()",
         instead="value.home.isPrivate()",
-        tests=(f"{SEVERAL_STREAMS}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
+        tests=(f"{ORDER}::test_a_replay_writes_to_a_copy_of_what_another_stream_made",),
     ),
     escapes(
         "a-filled-escape-is-used",
@@ -123,9 +119,7 @@ MUTANTS = (
     escapes(
         "a-filled-escape-is-shared",
         text="graph.streams.share(bytes);",
-        tests=(
-            f"{SEVERAL_STREAMS}::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",
-        ),
+        tests=(f"{ORDER}::test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it",),
     ),
     saved_tensor(
         "unpacked-again-is-used",
