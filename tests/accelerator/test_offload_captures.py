@@ -74,8 +74,7 @@ def test_an_eager_step_between_replays_keeps_its_bytes(static, x, device, stream
         assert_replays_are_right(graph, gradient, x)
         y = forward(other)
         accelerator.synchronize()
-        graph.replay()  # copies to the memory that it was captured with
-        accelerator.synchronize()
+        graph.replay_and_wait()  # copies to the memory that it was captured with
         assert_right(torch.autograd.grad(y, other)[0], other)
         assert_right(gradient, x)
 
@@ -279,8 +278,7 @@ def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
     with accelerator.Graph().capture(stream) as graph:
         left = leave(x)
     ebb.stats()["offload"]  # sees that it is over
-    graph.replay()
-    accelerator.synchronize()
+    graph.replay_and_wait()
     del left
 
 

@@ -200,6 +200,10 @@ class Graph:
     def replay(self) -> None:
         torch.ops.late.replay(self._number)
 
+    def replay_and_wait(self) -> None:
+        self.replay()
+        synchronize()
+
 
 def each_wait_left_out(program: Callable[[], object]) -> Iterator[tuple[int, object, list[str]]]:
     """Runs `program` once whole, and then again for each wait in it, with that one left out: gives
