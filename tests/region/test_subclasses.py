@@ -131,8 +131,7 @@ def test_wrapper_without_a_working_protocol_is_kept_whole(monkeypatch):
 
     actual = gradients(chain, ebb.region())
 
-    for a, e in zip(actual, expected, strict=True):
-        assert same_bits(a, e)
+    assert all(map(same_bits, actual, expected))
 
 
 def test_saved_wrapper_written_in_place_raises_as_in_eager():
