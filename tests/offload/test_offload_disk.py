@@ -6,15 +6,13 @@ import contextlib
 import os
 import random
 import resource
-import subprocess
-import sys
 import time
 import warnings
 
 import fork_server
 import pytest
 import torch
-from exactness import same_bits
+from exactness import run_process, same_bits
 from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
@@ -98,9 +96,7 @@ def test_resident_memory_is_lower(tmp_path):
     )
     resident = {}
     for folder in ("", str(tmp_path)):
-        command = [sys.executable, "-W", "ignore", "-c", program, folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        resident[bool(folder)] = int(done.stdout)
+        resident[bool(folder)] = int(run_process(["-W", "ignore", "-c", program, folder]))
     assert resident[False] > 150 * MIB  # 40 tensors of 4 MiB
     assert resident[True] < 0.3 * resident[False]
 
