@@ -19,6 +19,7 @@ from captures import (
     warmed_up,
 )
 from device_leaves import leaf, needs_captures
+from offloading import sine_and_cosine
 
 import ebb
 from ebb import _testing
@@ -164,8 +165,7 @@ def test_what_left_before_a_capture_cannot_come_back_in_it(x, stream):
 
 def test_a_write_in_a_capture_to_what_is_leaving(x, stream):
     with stream, ebb.region(SINES):
-        h = x.sin()
-        y = h.cos()
+        h, y = sine_and_cosine(x)
         accelerator.synchronize()
         with (
             pytest.raises(RuntimeError, match="offloaded before this CUDA graph capture"),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 
 import accelerator
+import offloading
 import pytest
 import torch
 from device_leaves import assert_gradient, leaf
-from offloading import SINES, overwritten
+from offloading import SINES, chain_of_sines, overwritten, sine_and_cosine
 
 import ebb
 from ebb import _testing
@@ -18,14 +20,10 @@ EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
 
 
 def chain(x):
-    for _ in range(6):
-        x = x.sin().cos()
-    return x.sum()
+    return chain_of_sines(x, 6).sum()
 
 
-def forward(x, policy=SINES):
-    with ebb.region(policy):
-        return chain(x)
+forward = functools.partial(offloading.forward, length=6, policy=SINES)
 
 
 def drop(x):
@@ -37,8 +35,7 @@ def drop(x):
 
 def drop_what_was_written(x):
     with ebb.region(SINES):
-        h = x.sin()
-        y = h.cos()
+        h, y = sine_and_cosine(x)
         with torch.no_grad():
             h.zero_()
     with accelerator.broken():
@@ -145,8 +142,8 @@ def test_what_is_gathered_finds_no_memory_and_waits_for_what_is_leaving(x):
 def test_no_memory_to_fetch_ahead(x):
     """It is tried once, and not at each unpack; in the next step it is tried again."""
     ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=1 << 30)
-    torch.autograd.grad(forward(x, EVERYTHING), x)
-    y = forward(x, EVERYTHING)
+    torch.autograd.grad(forward(x, policy=EVERYTHING), x)
+    y = forward(x, policy=EVERYTHING)
     late = ebb.stats()["offload"]["fetched_late"]
     unpacked = saved(y)
     with accelerator.limited(device=in_use(x.device) + 4 * x.nbytes):
@@ -159,7 +156,7 @@ def test_no_memory_to_fetch_ahead(x):
     assert_gradient(torch.autograd.grad(y, x)[0], chain, x)
 
     late = ebb.stats()["offload"]["fetched_late"]
-    torch.autograd.grad(forward(x, EVERYTHING), x)
+    torch.autograd.grad(forward(x, policy=EVERYTHING), x)
     assert ebb.stats()["offload"]["fetched_late"] == late + 1
 
 
