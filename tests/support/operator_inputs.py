@@ -30,6 +30,7 @@ DTYPES = (
     torch.complex64, torch.int32, torch.bfloat16, torch.uint8, torch.int8, torch.float16,
 )  # fmt: skip
 INDEX_NAMES = ("ind", "target", "offset", "idx", "label", "repeats", "crow", "col", "batch_sizes")
+SIZE_NAMES = ("size", "shape", "normalized_shape", "sizes", "self_size", "input_sizes")
 MASK_NAMES = ("mask", "condition", "cond")
 STRINGS = (
     "sum", "none", "mean", "floor", "trunc", "linear", "ij", "L", "right", "zeros", "tanh", "valid",
@@ -232,15 +233,7 @@ class Guess:
 
     def list_of(self, kind: Any, name: str, size: int | None) -> list[Any]:
         if kind.kind() in ("IntType", "SymIntType", "FloatType", "BoolType"):
-            shaped = name in (
-                "size",
-                "shape",
-                "normalized_shape",
-                "sizes",
-                "self_size",
-                "input_sizes",
-            )
-            if kind.kind() != "BoolType" and shaped and not (size and size > 1):
+            if kind.kind() != "BoolType" and name in SIZE_NAMES and not (size and size > 1):
                 return list(self.shape)
             if "stride" in name and len(name) == 6 and not size:
                 return list(torch.empty(self.shape).stride())
