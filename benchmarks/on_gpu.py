@@ -54,7 +54,7 @@ POOLS = "tests/gpu/page_pool_program.py"
 # The GPU tests in files that also have other tests. These are files, not folders, since other files
 # there import packages that may be missing.
 NEEDS_CUDA = ("-m", "needs_cuda")
-SCHEDULES = ("tests/paging/test_page_pool.py", "tests/paging/test_page_stack.py")
+SCHEDULES = ("tests/paging/test_page_pool.py",)
 DEVICES = (
     "tests/region/test_devices.py",
     "tests/rules/test_rule07_randomness.py",

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 
 import accelerator
+import offloading
 import pytest
 import torch
-from device_leaves import assert_gradient
+from device_leaves import assert_gradient, leaf
+from offloading import SINES, chain_of_sines, overwritten, sine_and_cosine
 
 import ebb
+from ebb import _testing
 
-SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
 
 
 def chain(x):
-    for _ in range(6):
-        x = x.sin().cos()
-    return x.sum()
+    return chain_of_sines(x, 6).sum()
 
 
-def forward(x, policy=SINES):
-    with ebb.region(policy):
-        return chain(x)
+forward = functools.partial(offloading.forward, length=6, policy=SINES)
 
 
 def drop(x):
@@ -36,8 +35,7 @@ def drop(x):
 
 def drop_what_was_written(x):
     with ebb.region(SINES):
-        h = x.sin()
-        y = h.cos()
+        h, y = sine_and_cosine(x)
         with torch.no_grad():
             h.zero_()
     with accelerator.broken():
@@ -144,8 +142,8 @@ def test_what_is_gathered_finds_no_memory_and_waits_for_what_is_leaving(x):
 def test_no_memory_to_fetch_ahead(x):
     """It is tried once, and not at each unpack; in the next step it is tried again."""
     ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=1 << 30)
-    torch.autograd.grad(forward(x, EVERYTHING), x)
-    y = forward(x, EVERYTHING)
+    torch.autograd.grad(forward(x, policy=EVERYTHING), x)
+    y = forward(x, policy=EVERYTHING)
     late = ebb.stats()["offload"]["fetched_late"]
     unpacked = saved(y)
     with accelerator.limited(device=in_use(x.device) + 4 * x.nbytes):
@@ -158,5 +156,20 @@ def test_no_memory_to_fetch_ahead(x):
     assert_gradient(torch.autograd.grad(y, x)[0], chain, x)
 
     late = ebb.stats()["offload"]["fetched_late"]
-    torch.autograd.grad(forward(x, EVERYTHING), x)
+    torch.autograd.grad(forward(x, policy=EVERYTHING), x)
     assert ebb.stats()["offload"]["fetched_late"] == late + 1
+
+
+def test_what_a_write_made_leave_goes_to_disk_after_its_copy(tmp_path, device):
+    """It has left for the device, which waits for the copy; the host has not."""
+
+    def program(x):
+        return (overwritten(x).sin().cos() * 2).sum()
+
+    _testing.drain_offload()
+    x = leaf(device)
+    ebb.offload.configure(min_bytes=1, disk=tmp_path, pinned_limit=x.nbytes)
+    with ebb.region(SINES):
+        y = program(x)
+
+    assert_gradient(torch.autograd.grad(y, x)[0], program, x)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import time
 
 import accelerator
 import pytest
 import torch
+from offloading import SINES, chain_of_sines, sine_and_cosine
 
 import ebb
 from ebb import _testing
 
-SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 LENGTH = 8
 
 
-def chain(x):
-    for _ in range(LENGTH):
-        x = x.sin().cos()
-    return x
+chain = functools.partial(chain_of_sines, length=LENGTH)
 
 
 def step(x, region=None):
@@ -131,8 +129,7 @@ def test_host_memory_of_static_mode_is_freed_after_its_copies(under_a_limit, x):
 def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
     """A write made it leave early, and then it was dropped."""
     with ebb.region(SINES):
-        h = x.sin()
-        y = h.cos()
+        h, y = sine_and_cosine(x)
         with torch.no_grad():
             h.zero_()
     ebb.offload.configure(min_bytes=1, pinned_limit=1)

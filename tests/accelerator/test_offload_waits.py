@@ -8,11 +8,11 @@ import accelerator
 import pytest
 import torch
 from device_leaves import gradient, gradient_on_cpu, leaf
+from offloading import SINES, chain_of_sines
 
 import ebb
 from ebb import _testing
 
-SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
 
 SETTINGS = {
@@ -29,10 +29,7 @@ SETTINGS = {
 }
 
 
-def chain(x, length=2):
-    for _ in range(length):
-        x = x.sin().cos()
-    return x
+chain = functools.partial(chain_of_sines, length=2)
 
 
 def plain(x, streams):

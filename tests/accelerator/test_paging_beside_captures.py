@@ -44,8 +44,7 @@ def test_pools_that_go_while_a_graph_is_captured(device):
     with step.capturing() as graph:
         del kept  # and with it the pools
         found = step.x * 2
-    graph.replay()
-    accelerator.synchronize()
+    graph.replay_and_wait()
     assert torch.equal(found.cpu(), (step.x * 2).cpu())
 
 
@@ -58,12 +57,10 @@ def test_what_another_stream_has_copied_comes_back_in_a_capture(device):
     with step.capturing() as graph:
         found = kept[0][0].saved_tensors[0] * 1
     assert ebb.stats()["paging"]["pools"] == []
-    graph.replay()
-    accelerator.synchronize()
+    graph.replay_and_wait()
     assert is_right(found, step.x, 1)
     others = [torch.zeros_like(step.x) for _ in range(8)]
-    graph.replay()
-    accelerator.synchronize()
+    graph.replay_and_wait()
     assert is_right(found, step.x, 1)  # what it was copied to stays for the graph
     assert not any(tensor.any() for tensor in others)
     for _ in range(2):
@@ -86,8 +83,7 @@ def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
         step.capture()
     assert ebb.stats()["paging"]["pools"] == pools
     step.run()
-    assert step.is_right()
-    assert ebb.paging.step_ok()
+    step.assert_right()
 
 
 def test_flags_that_nobody_has_read_before_a_capture(device):
@@ -172,8 +168,7 @@ def larger_pools(step):
     assert not ebb.paging.step_ok()
     for _ in range(2):
         step.run()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+        step.assert_right()
     step.set(10)
     accelerator.synchronize()
     return [torch.zeros_like(step.x) for _ in range(8)]
@@ -185,8 +180,7 @@ def test_a_graph_of_a_forward_that_nobody_wants_keeps_its_pools(device):
         loss = step.forward()
         del loss
     others = larger_pools(step)
-    graph.replay()
-    accelerator.synchronize()
+    graph.replay_and_wait()
     assert not any(tensor.any() for tensor in others)
     assert ebb.paging.step_ok()
 
@@ -199,12 +193,10 @@ def test_a_graph_of_a_backward_keeps_its_pools(device):
         assert ebb.paging.step_ok()  # the rows have left
     with step.capturing() as graph:
         found = kept[0][0].saved_tensors[0] * 1
-    graph.replay()
-    accelerator.synchronize()
+    graph.replay_and_wait()
     assert torch.equal(found[:10].cpu(), (step.x + 1)[:10].detach().cpu())
     others = larger_pools(step)
-    graph.replay()  # of no use: those rows are gone
-    accelerator.synchronize()
+    graph.replay_and_wait()  # of no use: those rows are gone
     assert not any(tensor.any() for tensor in others)
     with pytest.raises(RuntimeError, match="that was paged before the pool was reset"):
         ebb.paging.step_ok()
@@ -222,8 +214,7 @@ def test_a_replay_between_a_forward_and_its_backward(device):
         graph.replay()
     assert step.is_right()
     step.found = found
-    assert step.is_right()
-    assert ebb.paging.step_ok()
+    step.assert_right()
 
 
 def test_a_replay_while_something_comes_back_ahead(device):
@@ -237,8 +228,7 @@ def test_a_replay_while_something_comes_back_ahead(device):
                 found = []
                 while kept:
                     found.append(kept.pop()[0].saved_tensors[0] * 1)
-                    graph.replay()
-    accelerator.synchronize()
+                    graph.replay_and_wait()
     assert all(is_right(value, step.x, 3 - i) for i, value in enumerate(found))
     assert step.is_right()
 
@@ -254,8 +244,7 @@ def test_pages_are_given_back_behind_a_replay(device):
         step.run()
     assert step.is_right()
     step.found = graph.found
-    assert step.is_right()
-    assert ebb.paging.step_ok()
+    step.assert_right()
 
 
 def test_a_replay_right_after_its_pools_were_reset(device):
@@ -267,8 +256,7 @@ def test_a_replay_right_after_its_pools_were_reset(device):
     assert not ebb.paging.step_ok()
     with step.stream:
         loss = step.forward()  # is recorded, and has no pools any more
-        graph.replay()
-    accelerator.synchronize()
+        graph.replay_and_wait()
     assert loss is not None
     with step.stream:
         del loss

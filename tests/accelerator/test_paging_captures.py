@@ -38,8 +38,7 @@ def test_a_captured_step_that_finds_no_room(device):
     step.run()  # recorded; then pools are larger, and the graph's is as good as new
     assert step.is_right()
     step.run()
-    assert step.is_right()
-    assert ebb.paging.step_ok()
+    step.assert_right()
     larger = step.found
     step.set(10)
     graph.replay()
@@ -106,8 +105,7 @@ def test_a_forward_that_nobody_wants_before_a_capture(eager_first, device):
     graph = step.capture()
     if eager_first:
         step.run()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+        step.assert_right()
     step.check(graph.replay, [30, 30, 30])
     step.run()
     assert step.is_right()
@@ -170,8 +168,7 @@ def test_a_backward_inside_a_capture_that_is_not_whole(device):
         found = torch.autograd.grad(loss, step.net.weights[-1:])
         del loss
     for _ in range(5):
-        graph.replay()
-        accelerator.synchronize()
+        graph.replay_and_wait()
         assert same(gradients(step.net, step.x, step.n)[-1:], found)
         assert ebb.paging.step_ok()
 
@@ -227,8 +224,7 @@ def test_a_backward_in_a_capture_of_a_forward_before_it(device):
     graph.replay()
 
     assert loss is not None
-    assert step.is_right()
-    assert ebb.paging.step_ok()
+    step.assert_right()
     graph.replay()
     with pytest.raises(RuntimeError, match="a tensor was restored twice"):
         ebb.paging.step_ok()
@@ -295,8 +291,7 @@ def test_a_bracketed_step_with_what_comes_back_ahead(device):
     for number, live in enumerate([30, 3, 0, 29]):
         step.set(live, number)
         graph.replay()
-        assert step.is_right()
-        assert ebb.paging.step_ok()
+        step.assert_right()
         step.run()
         assert step.is_right()
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("fresh_pages")
 DEVICES = pytest.mark.parametrize("name", ["late", "late:0", "late:1"])
 
 
-PAGES, STACKS = programs_of("test_page_pool"), programs_of("test_page_stack")
+POOLS = programs_of("test_page_pool")
 
 
 @DEVICES
@@ -40,10 +40,10 @@ def test_schedules(name, device):
     """Pages against the model of tests/paging/test_page_pool.py."""
 
     @settings(max_examples=30, database=None)
-    @given(PAGES.schedules(), st.sampled_from(sorted(PAGES.ORDERS)))
+    @given(POOLS.schedules(), st.sampled_from(sorted(POOLS.ORDERS)))
     def program(schedule, order):
         options, steps = schedule
-        PAGES.run(PAGES.Checked(resolved(name), *options), steps, PAGES.ORDERS[order])
+        POOLS.run(POOLS.Checked(resolved(name), *options), steps, POOLS.ORDERS[order])
 
     program()
     accelerator.synchronize()
@@ -52,9 +52,9 @@ def test_schedules(name, device):
 @DEVICES
 def test_stacks(name, device):
     @settings(max_examples=30, database=None)
-    @given(STACKS.ACTIONS, st.sampled_from([(30, 0), (20, 20), (0, 16)]))
+    @given(POOLS.ACTIONS, st.sampled_from([(30, 0), (20, 20), (0, 16)]))
     def program(actions, capacity):
-        STACKS.Stack(resolved(name), capacity).run(actions)
+        POOLS.Stack(resolved(name), capacity).run(actions)
 
     program()
     accelerator.synchronize()

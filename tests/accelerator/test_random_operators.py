@@ -146,8 +146,7 @@ def test_in_a_capture_the_cpus_numbers_are_those_of_the_forward(device):
         torch.manual_seed(1)
         with accelerator.Graph().capture(stream) as graph:
             gradient = step(region)
-        graph.replay()
-        accelerator.synchronize()
+        graph.replay_and_wait()
         return gradient.cpu()
 
     expected = captured(torch.enable_grad())

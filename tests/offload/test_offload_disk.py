@@ -1,4 +1,4 @@
-"""The disk tier: on its own on the CPU."""
+"""The disk tier: on its own on the CPU, and in a child of fork()."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import contextlib
 import os
 import random
 import resource
-import subprocess
-import sys
 import time
 import warnings
 
 import fork_server
 import pytest
 import torch
-from exactness import same_bits
+from exactness import run_process, same_bits
+from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
     POLICIES,
@@ -25,6 +24,7 @@ from offloading import (
     forward,
     gradients,
     overwritten,
+    sine_and_cosine,
 )
 from stand_ins import fake_accelerator
 from tier_files import descriptor_of_the_file, full_disk
@@ -97,9 +97,7 @@ def test_resident_memory_is_lower(tmp_path):
     )
     resident = {}
     for folder in ("", str(tmp_path)):
-        command = [sys.executable, "-W", "ignore", "-c", program, folder]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        resident[bool(folder)] = int(done.stdout)
+        resident[bool(folder)] = int(run_process(["-W", "ignore", "-c", program, folder]))
     assert resident[False] > 150 * MIB  # 40 tensors of 4 MiB
     assert resident[True] < 0.3 * resident[False]
 
@@ -262,8 +260,7 @@ def test_memory_that_is_freed_while_it_is_written(disk):
     """An error, not a crash."""
     x = torch.randn(16 * MIB, requires_grad=True)
     with ebb.region(SINES):
-        h = x.sin()
-        y = h.cos()
+        h, y = sine_and_cosine(x)
     h.untyped_storage().resize_(0)
     del h
     with warnings.catch_warnings():
@@ -280,3 +277,106 @@ def test_a_write_that_fails_before_the_tensor_is_written(disk, x):
             y = overwritten(x).sum()
         assert torch.equal(gradients(y, x)[0], gradients(overwritten(x).sum(), x)[0])
     assert "stays in memory: writing 4000 bytes" in str(caught[0].message)
+
+
+# In a child of fork()
+
+
+def run_forking(program, *arguments):
+    done = fork_server.run(["-c", FORKS + program, *map(str, arguments)], timeout=HANGS)
+    assert done.stdout == "fine\n", done.stderr
+    return done.stderr
+
+
+FORKS = (
+    "import os, sys, torch, ebb._testing\n"
+    "torch.set_num_threads(1)\n"
+    "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
+    "policy = ebb.Policy({'aten::sin': ebb.OFFLOAD})\n"
+    "def forward():\n"
+    "    with ebb.region(policy): return f(x)\n"
+    "def check(y):\n"
+    "    g = torch.autograd.grad(y, x)[0]\n"
+    "    assert torch.equal(g, torch.autograd.grad(f(x), x)[0])\n"
+)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", ["forward", "backward", "configure"])
+def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
+    program = (
+        "policy = ebb.Policy(default=ebb.OFFLOAD)\n"
+        "x = torch.randn(1000, requires_grad=True)\n"
+        "def f(x):\n"
+        "    for _ in range(5): x = x.sin().cos()\n"
+        "    return x.sum()\n"
+        "for _ in range(3): check(forward())\n"
+        "y = forward()\n"
+        "ebb._testing.drain_offload(); ebb.stats()['offload']\n"
+        "child = os.fork()\n"
+        "if child == 0 and sys.argv[2] == 'configure':\n"
+        "    ebb.offload.configure(prefetch_bytes=4000)\n"
+        "if child != 0 or sys.argv[2] != 'backward':\n"
+        "    check(forward())\n"
+        "if child == 0:\n"
+        "    try:\n"
+        "        check(y)\n"
+        "        status = 1\n"
+        "    except RuntimeError as error:\n"
+        "        status = 0 if 'before the process forked' in str(error) else 2\n"
+        "    check(forward())\n"
+        "    os._exit(status)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "check(y)\n"
+        "print('fine')\n"
+    )
+    assert "stays in memory" not in run_forking(program, tmp_path, first)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("first", ["ebb.stats()['offload']", "ebb._testing.drain_offload()"])
+def test_a_fork_while_something_is_written(tmp_path, first):
+    """The child has it in memory; nobody ends the write for it."""
+    program = (
+        "x = torch.randn(1 << 24, requires_grad=True)\n"
+        "def f(x): return torch.dot(x.sin(), x)\n"
+        "y = forward()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        f"    {first}\n"
+        "    ebb.offload.configure(in_flight_bytes=0)\n"
+        "    check(forward())\n"
+        "    check(y)\n"
+        "    os._exit(0)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "check(y)\n"
+        "print('fine' if status == 0 else status)\n"
+    )
+    said = run_forking(program, tmp_path)
+
+    assert "on its way to or from disk when the process forked" in said
+
+
+@pytest.mark.sweep
+def test_a_forked_child_uses_no_room_of_its_parents(tmp_path):
+    """Neither what was free nor what it drops itself."""
+    program = (
+        "x = torch.randn(1000, requires_grad=True)\n"
+        "def f(x): return x.sin().cos().sum()\n"
+        "y = forward()\n"
+        "ebb._testing.drain_offload()\n"
+        "check(forward())\n"
+        "while ebb.stats()['offload']['in_flight_bytes']: pass\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    ebb.stats()['offload']\n"
+        "    del y\n"
+        "    z = forward()\n"
+        "    ebb._testing.drain_offload()\n"
+        "    check(z)\n"
+        "    os._exit(0)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "check(y)\n"
+        "print('fine' if status == 0 else status)\n"
+    )
+    assert "stays in memory" not in run_forking(program, tmp_path)

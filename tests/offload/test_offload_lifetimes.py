@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
-import sys
 
-import fork_server
 import pytest
 import torch
+from ahead_programs import in_a_process
 from limits import HANGS
 from offloading import (
     OFFLOAD_ALL,
@@ -169,8 +167,7 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
         "    trained.set(); thread.join()\n"
         "print('done')\n"
     )
-    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = fork_server.run(["-c", program], env=os.environ | path, timeout=HANGS)
+    done = in_a_process(program, seconds=HANGS)
     assert done.stdout == "done\n", done.stderr
 
 

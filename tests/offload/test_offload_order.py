@@ -14,6 +14,7 @@ from offloading import (
     forward,
     gradients,
     overwritten,
+    sine_and_cosine,
 )
 from stand_ins import fake_accelerator
 
@@ -59,8 +60,7 @@ WRITES = {
 def test_a_saved_tensor_that_is_written_raises_as_in_eager(write, inside, advance, keep, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(SINES):
-            h = x.sin()
-            y = h.cos()  # saves h
+            h, y = sine_and_cosine(x)
             fake.advance(advance)
             if inside:
                 write(h)
@@ -136,8 +136,7 @@ def test_an_input_that_is_written_after_the_region_raises(advance, dies, x):
 
 def test_storage_that_is_freed_while_it_is_copied(accelerator, x):
     with ebb.region(SINES):
-        h = x.sin()
-        y = h.cos()
+        h, y = sine_and_cosine(x)
     h.untyped_storage().resize_(0)
     accelerator.advance(1000)
     del h
@@ -149,8 +148,7 @@ def test_storage_that_is_freed_while_it_is_copied(accelerator, x):
 
 def test_what_was_lost_is_not_fetched_ahead(accelerator, x):
     with ebb.region(SINES):
-        h = x.sin()
-        y = h.cos()
+        h, y = sine_and_cosine(x)
         z = (x * 2).sin().cos()
     h.untyped_storage().resize_(0)
     finish_copies(accelerator)
@@ -167,8 +165,7 @@ def test_what_was_lost_is_not_fetched_ahead(accelerator, x):
 def test_storage_that_gets_other_memory_before_the_copy_ran(keep, regrows, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(SINES):
-            h = x.sin()
-            y = h.cos()
+            h, y = sine_and_cosine(x)
         storage = h.untyped_storage()
         storage.resize_(0)
         if regrows:

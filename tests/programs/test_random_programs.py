@@ -20,14 +20,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import zlib
 from collections import Counter
 
 import pytest
 import torch
-from exactness import DEVICE, FAILING, PAGING, accelerator, is_harmless, late, replayed
+from exactness import (
+    DEVICE,
+    FAILING,
+    PAGING,
+    accelerator,
+    is_harmless,
+    late,
+    replayed,
+    run_random_programs,
+)
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_programs import Instruction, Machine, Observation, Plan, Program
@@ -197,23 +205,11 @@ def check_many(count: int, base: int | None) -> Counter[str]:
     return came_to
 
 
-def check_in_a_fresh_process(count: int, base: int | None, **environment: str) -> Counter[str]:
-    """hypothesis also draws constants that it finds in loaded modules: which ones those are, and so
-    which programs a seed gives, must not depend on the tests that ran before.
-    """
-    command = [sys.executable, "-W", "ignore", __file__, str(count)]
-    command += [] if base is None else [str(base)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
-    run = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-8000:]
-    return Counter(json.loads(run.stdout.splitlines()[-1]))
-
-
 def check_share(share: int, **environment: str) -> tuple[Counter[str], int]:
     """Runs one in `share` of the programs that EBB_TEST_PROGRAMS asks for. Returns how many."""
     count = int(os.environ.get("EBB_TEST_PROGRAMS", "2000")) // share
     base = os.environ.get("EBB_TEST_SEED")
-    came_to = check_in_a_fresh_process(count, None if base is None else int(base), **environment)
+    came_to = run_random_programs(count, None if base is None else int(base), **environment)
     assert came_to.total() >= count
     return came_to, count
 
@@ -281,7 +277,7 @@ def test_random_programs_on_the_test_device(environment):
 @pytest.mark.slow
 @pytest.mark.parametrize("base", range(5))
 def test_more_random_programs_give_what_eager_gives(base):
-    assert_not_vacuous(check_in_a_fresh_process(4_000, base), 4_000)
+    assert_not_vacuous(run_random_programs(4_000, base), 4_000)
 
 
 if __name__ == "__main__":

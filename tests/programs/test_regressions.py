@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from custom_functions import Scratch, SilentScratch
-from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, like_eager
+from exactness import assert_exact, assert_like_eager, exact, leaves, like_eager, like_eager_each
 from torch import nn
 
 import ebb
@@ -29,20 +29,16 @@ def test_parameters_in_one_flat_buffer():
     assert_exact(lambda x: program(x, *made_outside), leaves((4,)))
 
 
-def test_weights_tied_through_data():
+@like_eager()
+def test_weights_tied_through_data(region):
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     with torch.no_grad():
         first.weight.mul_(2)
         second.weight.mul_(3)
     second.weight.data = first.weight.data
-    x = torch.randn(2, 4)
-
-    def grads(region):
-        with region:
-            loss = second(first(x).tanh()).exp().sum()
-        return torch.autograd.grad(loss, (first.weight, second.weight))
-
-    assert_like_eager(grads)
+    with region:
+        loss = second(first(torch.randn(2, 4)).tanh()).exp().sum()
+    return torch.autograd.grad(loss, (first.weight, second.weight))
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -72,46 +68,38 @@ def test_attention_that_asks_whether_its_arguments_are_one_tensor():
 
 
 @pytest.mark.parametrize(("silent", "alive"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_backward_that_overwrites_what_it_unpacked(silent, alive, policy):
-    scratch = SilentScratch if silent else Scratch
-
-    def program(region):
-        x = leaves((4,))[0]
-        with region:
-            h = x * 2
-            v = h + 1
-            z = v * v
-            u = scratch.apply(h)
-            del v
-            if not alive:
-                del h
-        (z + u).sum().backward()
-        return x.grad
-
-    assert_like_eager(program, POLICIES[policy])
+@like_eager_each
+def test_backward_that_overwrites_what_it_unpacked(region, silent, alive):
+    x = leaves((4,))[0]
+    with region:
+        h = x * 2
+        v = h + 1
+        z = v * v
+        u = (SilentScratch if silent else Scratch).apply(h)
+        del v
+        if not alive:
+            del h
+    (z + u).sum().backward()
+    return x.grad
 
 
 @pytest.mark.parametrize("alive", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_backward_that_overwrites_what_several_unpack(alive, policy):
-    def program(region):
-        x = leaves((4,))[0]
-        with region:
-            h = x * 2
-            last = h * x  # unpacks h last, so eager sees what Scratch left
-            v = h + 1  # a recipe reads h
-            z = v * v
-            u = SilentScratch.apply(h)
-            first = h * u
-            del v
-            if not alive:
-                del h
-        total = (first + z + last).sum()
-        once = torch.autograd.grad(total, x, retain_graph=True)[0]
-        return once, torch.autograd.grad(total, x)[0], h.detach() if alive else None
-
-    assert_like_eager(program, POLICIES[policy])
+@like_eager_each
+def test_backward_that_overwrites_what_several_unpack(region, alive):
+    x = leaves((4,))[0]
+    with region:
+        h = x * 2
+        last = h * x  # unpacks h last, so eager sees what Scratch left
+        v = h + 1  # a recipe reads h
+        z = v * v
+        u = SilentScratch.apply(h)
+        first = h * u
+        del v
+        if not alive:
+            del h
+    total = (first + z + last).sum()
+    once = torch.autograd.grad(total, x, retain_graph=True)[0]
+    return once, torch.autograd.grad(total, x)[0], h.detach() if alive else None
 
 
 @pytest.mark.parametrize("scratch", [Scratch, SilentScratch])
@@ -172,22 +160,17 @@ def test_threads_changed_inside_the_region(region):
     return torch.autograd.grad(loss, x)[0]
 
 
-def test_flushing_of_denormals_changed_between_forward_and_backward():
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this processor cannot flush denormals")
-    torch.set_flush_denormal(False)
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="cannot flush denormals")
+@like_eager(ebb.policies.recompute_all)
+def test_flushing_of_denormals_changed_between_forward_and_backward(region):
     x = torch.full((4,), 1e-40, requires_grad=True)
-
-    def grads(region):
-        with region:
-            loss = ((x * 0.01) * x.detach().add(1)).mul(x * 1e20).sum()
-        torch.set_flush_denormal(True)
-        try:
-            return torch.autograd.grad(loss, x)[0]
-        finally:
-            torch.set_flush_denormal(False)
-
-    assert_like_eager(grads, ebb.policies.recompute_all)
+    with region:
+        loss = ((x * 0.01) * x.detach().add(1)).mul(x * 1e20).sum()
+    torch.set_flush_denormal(True)
+    try:
+        return torch.autograd.grad(loss, x)[0]
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.replays
@@ -210,24 +193,20 @@ def test_more_dimensions_than_a_byte_counts(x):
     return (h * h).reshape(4)
 
 
-def test_saved_value_written_after_the_region_when_its_handle_is_gone():
-    policy = ebb.Policy({"aten::mul": ebb.SAVE})
-
-    def program(region):
-        x = leaves((4,))[0]
-        with region:
-            h = x * 2
-            t = h.sin()
-            del t
-            v = h + 1
-            z = v * v
-            del v
-        with torch.no_grad():
-            h.add_(1)
-        z.sum().backward()
-        return x.grad
-
-    assert_like_eager(program, policy)
+@like_eager(ebb.Policy({"aten::mul": ebb.SAVE}))
+def test_saved_value_written_after_the_region_when_its_handle_is_gone(region):
+    x = leaves((4,))[0]
+    with region:
+        h = x * 2
+        t = h.sin()
+        del t
+        v = h + 1
+        z = v * v
+        del v
+    with torch.no_grad():
+        h.add_(1)
+    z.sum().backward()
+    return x.grad
 
 
 def test_autocast_reaches_the_kernels_that_it_reached_in_forward():
@@ -255,7 +234,10 @@ def test_backward_under_another_autocast(region):
         return torch.autograd.grad(loss, list(net.parameters()))
 
 
-def two_forwards(module, region):
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+@like_eager_each
+def test_state_that_each_forward_updates_with_two_forwards_alive(region, norm):
+    module = norm(nn.Linear(4, 4))
     a = module(torch.linspace(0, 1, 8).reshape(2, 4))
     with region:
         first = module(torch.ones(2, 4)).square().sum()
@@ -263,15 +245,6 @@ def two_forwards(module, region):
         second = module(torch.linspace(-1, 1, 8).reshape(2, 4)).square().sum()
     (first + second + a.sum()).backward()
     return [p.grad for p in module.parameters()], list(module.buffers())
-
-
-@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_state_that_each_forward_updates_with_two_forwards_alive(norm, policy):
-    def run(region):
-        return two_forwards(norm(nn.Linear(4, 4)), region)
-
-    assert_like_eager(run, POLICIES[policy])
 
 
 def fused_step(w):
@@ -296,9 +269,8 @@ def test_leaf_written_without_moving_its_version_is_refused(write, width):
     write(w)
 
     assert w._version == version
-    with pytest.raises(
-        RuntimeError, match=r"aten::mm.default in region 'block'.*has changed since"
-    ):
+    message = r"aten::mm.default in region 'block'.*has changed since"
+    with pytest.raises(RuntimeError, match=message):
         loss.backward()
 
 

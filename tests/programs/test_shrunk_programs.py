@@ -6,38 +6,31 @@ import pytest
 import torch
 import torch.nn.functional as F
 from custom_functions import GivesWhatItSaved
-from exactness import DEVICE, POLICIES, assert_exact, assert_like_eager, exact, leaves
+from exactness import DEVICE, exact, leaves, like_eager_each
 
 import ebb
 
 
 @pytest.mark.parametrize("function", [F.mish, F.silu])
-def test_operator_with_a_kernel_and_a_decomposition(function):
+@exact((4, 8), dtype=torch.float32)
+def test_operator_with_a_kernel_and_a_decomposition(x, function):
     """In a region its kernel runs, as in eager: the decomposition rounds otherwise."""
-
-    def program(x):
-        out = function(x)
-        (grad,) = torch.autograd.grad(out, x, torch.ones_like(out))
-        return grad * x
-
-    assert_exact(program, leaves((4, 8), dtype=torch.float32))
+    out = function(x)
+    (grad,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    return grad * x
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_gradient_that_is_a_saved_tensor_is_not_taken_by_the_engine(policy):
+@like_eager_each
+def test_gradient_that_is_a_saved_tensor_is_not_taken_by_the_engine(region):
     """AccumulateGrad may keep a gradient that nobody else holds, and then adds to it in place."""
-
-    def program(region):
-        x = leaves((4,))[0]
-        with region:
-            loss = GivesWhatItSaved.apply(x).sum()
-        sums = []
-        for _ in range(3):
-            loss.backward(retain_graph=True)
-            sums.append(x.grad.clone())
-        return sums
-
-    assert_like_eager(program, policy)
+    x = leaves((4,))[0]
+    with region:
+        loss = GivesWhatItSaved.apply(x).sum()
+    sums = []
+    for _ in range(3):
+        loss.backward(retain_graph=True)
+        sums.append(x.grad.clone())
+    return sums
 
 
 @exact((4,), dtype=torch.float32)
@@ -52,16 +45,13 @@ def test_silent_write_after_a_resize_that_changes_nothing(x):
 @pytest.mark.parametrize(
     "alias", [lambda h: h.data, lambda h: torch.unsafe_chunk(h, 1)[0]], ids=["data", "unsafe_chunk"]
 )
-def test_saved_through_an_alias_with_a_version_counter_of_its_own_then_written(alias):
+@exact((4,))
+def test_saved_through_an_alias_with_a_version_counter_of_its_own_then_written(x, alias):
     """Eager's saved tensor shares the storage and does not notice; so must ebb's."""
-
-    def program(x):
-        h = x.detach() * 2
-        out = x * alias(h)
-        h.mul_(10)
-        return out
-
-    assert_exact(program, leaves((4,)))
+    h = x.detach() * 2
+    out = x * alias(h)
+    h.mul_(10)
+    return out
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from each_time import EACH_TIME, NBYTES, SIZE, chain, each_time, held_every, recipes_run, written
-from exactness import assert_like_eager, leaves, replayed, same_bits
+from exactness import leaves, like_eager, replayed, same_bits
 from memory_use import allocations
 from offloading import finish_copies
 from other_threads import run_in_threads
@@ -239,16 +239,13 @@ def test_verify_mode_compares_each_replay(given):
         assert recipes_run(given, written, x) > 0
 
 
-def test_double_backward():
+@like_eager(EACH_TIME)
+def test_double_backward(region):
     (x,) = leaves((8,))
-
-    def second(region):
-        with region:
-            y = (x * 2).sin().exp().tanh().sum()
-        (first,) = torch.autograd.grad(y, x, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), x)[0]
-
-    assert_like_eager(second, EACH_TIME)
+    with region:
+        y = (x * 2).sin().exp().tanh().sum()
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), x)[0]
 
 
 def test_escapes_come_back():

@@ -71,21 +71,21 @@ def gradients(enter, *, between=lambda h: h * 2, last=torch.square):
     return [loss, x.grad, *(unit.weight.grad for unit in units)]
 
 
-def nested():
-    @contextlib.contextmanager
-    def both():
-        with ebb.region(name="outer"), ebb.region(ebb.policies.save_matmuls, name="inner"):
-            yield
+@contextlib.contextmanager
+def entered(*contexts):
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
-    return both()
 
-
+MATMULS = ebb.policies.save_matmuls
 ENTER = {
     "recompute_all": ebb.region,
-    "save_matmuls": lambda: ebb.region(ebb.policies.save_matmuls),
+    "save_matmuls": lambda: ebb.region(MATMULS),
     "each time": lambda: ebb.region(ebb.Policy({"aten::sin": ebb.RECOMPUTE_EACH_TIME})),
     "placeholder": lambda: ebb.region(escapes="placeholder"),
-    "nested": nested,
+    "nested": lambda: entered(ebb.region(name="outer"), ebb.region(MATMULS, name="inner")),
 }
 BETWEEN = {
     "an op": lambda h: h * 2,
@@ -181,7 +181,7 @@ class Later:
         return [y, self.x.grad, self.unit.weight.grad]
 
     def assert_exact(self, write, enter=ebb.region):
-        expected = Later().run(contextlib.nullcontext, write)
+        expected = type(self)().run(contextlib.nullcontext, write)
         assert all(map(same_bits, self.run(enter, write), expected))
 
 
@@ -278,17 +278,7 @@ WAYS = {
 @pytest.fixture
 def _disk(tmp_path):
     """Host memory to offload to."""
-    before = ebb.offload.configure(disk=tmp_path, min_bytes=0)
-    yield
-    ebb.offload.configure(**before)
-
-
-@contextlib.contextmanager
-def entered(*contexts):
-    with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
+    ebb.offload.configure(disk=tmp_path, min_bytes=0)
 
 
 @pytest.mark.usefixtures("_disk")
@@ -308,24 +298,24 @@ def test_a_later_part_writes_to_an_inference_tensor():
     Later().assert_exact(write)
 
 
+class Unsaved(Later):
+    def run(self, enter, write):
+        with enter():
+            self.unsaved = (self.x * 2).sin()
+            h = self.unit((self.unsaved + self.buffer).cos())
+            write(self)
+            y = h.exp()
+        y.sum().backward()
+        return [y, self.x.grad, self.unit.weight.grad]
+
+
 @pytest.mark.parametrize("what", ["buffer", "unsaved"])
 def test_a_later_part_writes_with_a_count_to_what_autograd_has_not_saved(what):
     def write(job):
         with torch.no_grad():
             getattr(job, what)[1, 2] = 5.0
 
-    class Unsaved(Later):
-        def run(self, enter, write):
-            with enter():
-                self.unsaved = (self.x * 2).sin()
-                h = self.unit((self.unsaved + self.buffer).cos())
-                write(self)
-                y = h.exp()
-            y.sum().backward()
-            return [y, self.x.grad, self.unit.weight.grad]
-
-    expected = Unsaved().run(contextlib.nullcontext, write)
-    assert all(map(same_bits, Unsaved().run(ebb.region, write), expected))
+    Unsaved().assert_exact(write)
 
 
 @pytest.mark.parametrize("enter", [contextlib.nullcontext, ebb.region])
@@ -432,14 +422,10 @@ def test_running_statistics_are_written_in_later_parts(training):
 def test_parts_that_are_over_take_no_memory():
     """While the region is open."""
 
-    def step():
-        unit = Unit(0)
-        x = torch.ones(4, WIDTH, requires_grad=True)
-        unit((x * 2).sin()).mul(2).sum().backward()
-
     def steps():
         for _ in range(300):
-            step()
+            x = torch.ones(4, WIDTH, requires_grad=True)
+            Unit(0)((x * 2).sin()).mul(2).sum().backward()
 
     with ebb.region():
         assert least_growth(steps) < 1024

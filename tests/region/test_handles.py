@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager, exact, leaves, like_eager
+from exactness import POLICIES, exact, leaves, like_eager, like_eager_each
 from other_threads import in_thread
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -20,14 +20,18 @@ def net(x):
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_retain_graph_gives_the_same_twice(policy):
-    x = leaves((4, 4))[0]
+def test_retain_graph_gives_the_same_twice(policy, x):
     expected = torch.autograd.grad(net(x).sum(), x)[0]
     with ebb.region(policy):
         loss = net(x).sum()
 
     for retain in (True, True, False):
         assert torch.equal(torch.autograd.grad(loss, x, retain_graph=retain)[0], expected)
+
+
+@pytest.fixture
+def x():
+    return leaves((4, 4))[0]
 
 
 def sine_of_recomputed(x):
@@ -37,8 +41,7 @@ def sine_of_recomputed(x):
     return y, y.grad_fn
 
 
-def test_a_recomputed_tensor_is_gone_after_its_function_ran():
-    x = leaves((4,))[0]
+def test_a_recomputed_tensor_is_gone_after_its_function_ran(x):
     y, sine = sine_of_recomputed(x)
     sine.register_hook(lambda *_: sine._saved_self)
 
@@ -48,8 +51,7 @@ def test_a_recomputed_tensor_is_gone_after_its_function_ran():
         y.sum().backward()
 
 
-def test_a_hook_sees_a_recomputed_tensor_again_if_the_graph_is_retained():
-    x = leaves((4,))[0]
+def test_a_hook_sees_a_recomputed_tensor_again_if_the_graph_is_retained(x):
     y, sine = sine_of_recomputed(x)
     seen = []
     sine.register_hook(lambda *_: seen.append(sine._saved_self))
@@ -60,8 +62,7 @@ def test_a_hook_sees_a_recomputed_tensor_again_if_the_graph_is_retained():
     assert torch.equal(x.grad, 2 * (x * 2).cos())
 
 
-def test_a_recomputed_tensor_that_somebody_holds_is_seen_again():
-    x = leaves((4,))[0]
+def test_a_recomputed_tensor_that_somebody_holds_is_seen_again(x):
     y, sine = sine_of_recomputed(x)
     seen = []
     sine.register_prehook(lambda *_: seen.append(sine._saved_self))
@@ -93,20 +94,17 @@ def test_a_custom_function_may_look_twice_at_what_it_saved(x):
     return Cosine.apply(x * 2)
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_double_and_triple_backward(policy):
-    def derivatives(region):
-        x = leaves((4, 4))[0]
-        with region:
-            loss = net(x).sum()
-        results = []
-        for _ in range(3):
-            (grad,) = torch.autograd.grad(loss, x, create_graph=True)
-            results.append(grad.detach())
-            loss = grad.square().sum()
-        return results
-
-    assert_like_eager(derivatives, policy)
+@like_eager_each
+def test_double_and_triple_backward(region):
+    x = leaves((4, 4))[0]
+    with region:
+        loss = net(x).sum()
+    results = []
+    for _ in range(3):
+        (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+        results.append(grad.detach())
+        loss = grad.square().sum()
+    return results
 
 
 @like_eager()
@@ -120,8 +118,7 @@ def test_gradient_penalty_inside_the_region(region):
     return x.grad
 
 
-def test_backward_inside_the_region():
-    x = leaves((4, 4))[0]
+def test_backward_inside_the_region(x):
     expected = torch.autograd.grad(net(x).sum(), x)[0]
 
     with ebb.region():
@@ -132,9 +129,8 @@ def test_backward_inside_the_region():
     assert torch.equal(x.grad, expected + expected)
 
 
-def test_hooks_pushed_outside_see_what_is_packed_outside():
+def test_hooks_pushed_outside_see_what_is_packed_outside(x):
     packed = []
-    x = leaves((4, 4))[0]
 
     # Not the tensor: it would hold its node, which holds the hooks, where no collector looks.
     with saved_tensors_hooks(lambda t: packed.append(t.shape) or t, lambda t: t):
@@ -184,10 +180,9 @@ def test_saved_leaf_that_needs_grad_accumulates_in_the_leaf():
 
 
 @pytest.mark.on_cpu("torch plans in Python what operators of the test device return")
-def test_handles_make_no_python_objects():
+def test_handles_make_no_python_objects(x):
     """No Python on the path: neither pack nor unpack calls a Python function."""
     calls = []
-    x = leaves((4, 4))[0]
     with ebb.region():
         sys.setprofile(lambda frame, event, arg: calls.append(event) if event == "call" else None)
         h = x.exp().exp().exp()
@@ -204,8 +199,7 @@ def test_handles_make_no_python_objects():
 
 
 @pytest.mark.usefixtures("no_objects_left")
-def test_forwards_whose_backward_never_runs_free_everything():
-    x = leaves((4, 4))[0]
+def test_forwards_whose_backward_never_runs_free_everything(x):
     for policy in POLICIES.values():
         with ebb.region(policy):
             net(x).sum()
@@ -216,20 +210,17 @@ def test_forwards_whose_backward_never_runs_free_everything():
 
 @pytest.mark.usefixtures("no_objects_left")
 def test_a_very_long_chain_is_freed_without_recursion():
+    def chain(x):
+        with ebb.region():
+            h = x
+            for _ in range(60_000):
+                h = h + 1
+            return h.exp().sum()
+
     def body():
         x = torch.ones(2, requires_grad=True)
-        with ebb.region():
-            h = x
-            for _ in range(60_000):
-                h = h + 1
-            loss = h.exp().sum()
-        loss.backward()
-        with ebb.region():
-            h = x
-            for _ in range(60_000):
-                h = h + 1
-            loss = h.exp().sum()
-        del h, loss
+        chain(x).backward()
+        chain(x)
 
     threading.stack_size(2 << 20)  # far less than a recursion this deep would take
     try:
@@ -239,8 +230,7 @@ def test_a_very_long_chain_is_freed_without_recursion():
     gc.collect()
 
 
-def test_grad_fn_attributes_can_be_read():
-    x = leaves((4,))[0]
+def test_grad_fn_attributes_can_be_read(x):
     with ebb.region():
         h = (x * 2).exp()
 

@@ -5,11 +5,8 @@ A deadlock cannot be caught in the process that has it, so each program runs in 
 
 from __future__ import annotations
 
-import os
-import sys
-
-import fork_server
 import pytest
+from ahead_programs import in_a_process
 from limits import HANGS
 
 COMMON = (
@@ -177,10 +174,7 @@ print("end")
 
 
 def assert_ends(program: str) -> None:
-    done = fork_server.run(
-        ["-W", "ignore", "-c", COMMON + program],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = in_a_process(COMMON + program, seconds=HANGS, OMP_NUM_THREADS="1")
     assert done.stdout == "end\n", done.stderr[-4000:]
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from exactness import resident_kib
+from exactness import resident_kib, run_process
 from memory_use import least_growth
 from other_threads import in_thread, run_in_threads
 
@@ -128,10 +126,7 @@ print(while_there, resident() - before)
 
 def test_a_large_graph_leaves_no_memory_behind():
     """In a process of its own: what other tests have freed may be there to be used again."""
-    done = subprocess.run(
-        [sys.executable, "-c", LARGE_GRAPH], capture_output=True, text=True, check=True
-    )
-    while_there, after = map(int, done.stdout.split())
+    while_there, after = map(int, run_process(["-c", LARGE_GRAPH]).split())
     assert while_there > 20_000
     assert after < 8_000
 

@@ -6,14 +6,19 @@ import ctypes
 import itertools
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 
 import fork_server
 import pytest
 import torch
-from exactness import KEY, assert_like_eager, assert_rules_hold_in_verify_mode, exact, leaves
+from exactness import (
+    KEY,
+    assert_rules_hold_in_verify_mode,
+    exact,
+    leaves,
+    like_eager,
+    run_process,
+)
 from memory_use import address_of, poke
 from stand_ins import kernel
 from torch import nn
@@ -259,9 +264,7 @@ print(found > 10)
 @pytest.mark.parametrize("memory", ["counted", "not counted"])
 def test_what_is_dropped_is_poisoned_while_a_budget_counts_memory(memory):
     """With EBB_BUDGET, another allocator frees the memory of tensors."""
-    command = [sys.executable, "-c", POISONED, memory]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout == "True\n"
+    assert run_process(["-c", POISONED, memory]) == "True\n"
 
 
 @pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
@@ -302,17 +305,15 @@ def test_memory_dies_as_without_verification(x):
     loss.backward()
 
 
-def test_double_backward_and_retained_graphs():
-    def run(region):
-        x = leaves((4,))[0]
-        with region:
-            y = (x * 2).sin() * x.exp()
-        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        first = torch.autograd.grad(g.square().sum(), x, retain_graph=True)[0]
-        return g.detach(), first, torch.autograd.grad(g.square().sum(), x)[0]
-
-    with ebb.verify():
-        assert_like_eager(run, ebb.policies.recompute_all)
+@pytest.mark.usefixtures("_verify")
+@like_eager(ebb.policies.recompute_all)
+def test_double_backward_and_retained_graphs(region):
+    x = leaves((4,))[0]
+    with region:
+        y = (x * 2).sin() * x.exp()
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    first = torch.autograd.grad(g.square().sum(), x, retain_graph=True)[0]
+    return g.detach(), first, torch.autograd.grad(g.square().sum(), x)[0]
 
 
 def test_writes_between_two_backwards_are_found(x):

@@ -9,8 +9,6 @@ operators of torchvision and torchaudio are called too, where those are installe
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from exactness import run_process
 from operator_inputs import overload, runs_on_the_cpu, schemas, writes
 from stand_ins import operator_facts
 from sweep import INPUTS, Call, compare
@@ -47,14 +46,8 @@ def torch_release() -> str:
 
 def findings(samples: int, enough: int, count: int) -> Findings:
     """In a process of its own: other tests have registered operators here."""
-    done = subprocess.run(
-        [sys.executable, "hidden_writes.py", str(samples), str(enough), str(count)],
-        cwd=FOLDER,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    program = [str(FOLDER / "hidden_writes.py"), str(samples), str(enough), str(count)]
+    return json.loads(run_process(program))
 
 
 def hidden(found: Findings) -> dict[str, set[str]]:

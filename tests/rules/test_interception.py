@@ -5,7 +5,7 @@ from __future__ import annotations
 import fork_server
 import pytest
 import torch
-from exactness import assert_exact, assert_like_eager, leaves, replayed
+from exactness import assert_exact, assert_like_eager, exact, leaves, like_eager, replayed
 from limits import HANGS
 
 import ebb
@@ -104,20 +104,20 @@ def test_operators_from_elsewhere_are_kept_unless_a_rule_matches_them():
     assert torch.equal(x.grad, x.detach() + x.detach() * 2)
 
 
-def test_custom_op_that_reads_grad_mode_and_requires_grad():
-    @torch.library.custom_op("ebb_test::moody", mutates_args=())
-    def moody(x: torch.Tensor) -> torch.Tensor:
-        return x * (2 if torch.is_grad_enabled() else 3)
+@torch.library.custom_op("ebb_test::moody", mutates_args=())
+def moody(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if torch.is_grad_enabled() else 3)
 
-    moody.register_autograd(lambda ctx, grad: grad * 2)
 
-    def program(region):
-        x = leaves((3,))[0]
-        with region:
-            loss = (moody(x) * x).sum()
-        return torch.autograd.grad(loss, x)
+moody.register_autograd(lambda ctx, grad: grad * 2)
 
-    assert_like_eager(program, ebb.Policy({"ebb_test::*": ebb.RECOMPUTE}))
+
+@like_eager(ebb.Policy({"ebb_test::*": ebb.RECOMPUTE}))
+def test_custom_op_that_reads_grad_mode_and_requires_grad(region):
+    x = leaves((3,))[0]
+    with region:
+        loss = (moody(x) * x).sum()
+    return torch.autograd.grad(loss, x)
 
 
 def test_keyword_only_written_argument_that_is_no_out():
@@ -157,18 +157,17 @@ def test_operator_unregistered_before_backward_is_refused_by_name():
         loss.backward()
 
 
-def test_custom_op_that_writes():
-    @torch.library.custom_op("ebb_test::scale_", mutates_args=("x",))
-    def scale_(x: torch.Tensor, by: float) -> None:
-        x.numpy()[...] *= by
+@torch.library.custom_op("ebb_test::scale_", mutates_args=("x",))
+def scale_(x: torch.Tensor, by: float) -> None:
+    x.numpy()[...] *= by
 
-    def program(x):
-        h = (x * 2).detach()
-        scale_(h, 3.0)
-        scale_(h[1:], 2.0)
-        return (x * h).exp()
 
-    assert_exact(program, leaves((4,)))
+@exact((4,))
+def test_custom_op_that_writes(x):
+    h = (x * 2).detach()
+    scale_(h, 3.0)
+    scale_(h[1:], 2.0)
+    return (x * h).exp()
 
 
 def test_custom_op_that_returns_memory_it_keeps():

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from exactness import assert_exact, exact, leaves, same_bits
+from exactness import exact, same_bits
 from isolation import each_isolated
-from operator_inputs import Guess, Named, copy_of, overload, schemas
+from operator_inputs import Guess, Named, copy_of, overload, schemas, tensors_of
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -119,8 +119,7 @@ def calls_of(name: str, count: int) -> Iterator[tuple[int, Any, Named]]:
     for number in range(1, 2 * count, 2):  # odd ones have layouts
         with contextlib.suppress(Exception):
             args, kwargs = Guess(name, number).arguments()
-            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            if not all(map(is_dense, tensors)):
+            if not all(map(is_dense, tensors_of((args, kwargs)))):
                 yield number, args, kwargs
 
 
@@ -276,26 +275,21 @@ def test_a_dense_tensor_written_by_a_sparse_kernel(name, before):
 
 
 @pytest.mark.parametrize("before", BEFORE)
-def test_with_grad_mode_too(before):
-    def program(x):
-        h = x * 2
-        BEFORE[before](h.detach())
-        h += COO
-        return h.sin() * x
-
-    assert_exact(program, leaves((4, 4)))
+@exact((4, 4))
+def test_with_grad_mode_too(x, before):
+    h = x * 2
+    BEFORE[before](h.detach())
+    h += COO
+    return h.sin() * x
 
 
 @pytest.mark.parametrize("layout", ["coo", "csr"])
-def test_results_of_mixed_arguments_are_dense_and_kept(layout):
+@exact((4, 4))
+def test_results_of_mixed_arguments_are_dense_and_kept(x, layout):
     other = {"coo": COO, "csr": CSR}[layout]
-
-    def program(x):
-        h = x * 2
-        total = (h + other).sin() + torch.mm(other, h).cos()
-        return torch.addmm(h, other, total).sin() * x
-
-    assert_exact(program, leaves((4, 4)))
+    h = x * 2
+    total = (h + other).sin() + torch.mm(other, h).cos()
+    return torch.addmm(h, other, total).sin() * x
 
 
 @exact((3,))

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import assert_exact, assert_like_eager, exact, leaves
+from exactness import assert_exact, exact, leaves, like_eager
 from torch import nn
 
 import ebb
 
 
-def test_buffer_is_written_once_and_the_replay_sees_the_old_state():
-    class Counter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("seen", torch.ones(3, dtype=torch.float64))
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(3, dtype=torch.float64))
 
-        def forward(self, x):
-            before = (x + self.seen).exp()
-            self.seen.add_(1)
-            after = (x + self.seen).exp()
-            self.seen.mul_(2)
-            return before + after
+    def forward(self, x):
+        before = (x + self.seen).exp()
+        self.seen.add_(1)
+        after = (x + self.seen).exp()
+        self.seen.mul_(2)
+        return before + after
 
-    def run(region):
-        module, x = Counter(), leaves((3,))[0]
-        with region:
-            loss = module(x).sum()
-        return torch.autograd.grad(loss, x)[0], module.seen
 
-    assert_like_eager(run)
+@like_eager()
+def test_buffer_is_written_once_and_the_replay_sees_the_old_state(region):
+    module, x = Counter(), leaves((3,))[0]
+    with region:
+        loss = module(x).sum()
+    return torch.autograd.grad(loss, x)[0], module.seen
 
 
 @pytest.mark.replays

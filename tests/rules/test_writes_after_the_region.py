@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager
+from exactness import like_eager_each
 
 import ebb
 
@@ -58,9 +57,6 @@ def written_on(h, x):
     return z.cos() * x
 
 
-READERS = (read, multiplied, through_a_view, written_on)
-
-
 def gradients(region, reader, write, *, lives):
     """With what was written alive in backward, or dead."""
     x = torch.rand(4, 4, dtype=torch.float64, requires_grad=True)
@@ -68,28 +64,26 @@ def gradients(region, reader, write, *, lives):
     with region:
         h = (x @ w).detach()
         loss = reader(h, x).sum()
-    write(h)
+    WRITES[write](h)
     if not lives:
         del h
     return torch.autograd.grad(loss, (x, w), allow_unused=True)
 
 
 @pytest.mark.parametrize("lives", [True, False], ids=["it lives", "it dies"])
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("reader", [read, through_a_view, written_on])
 @pytest.mark.parametrize("name", WRITES)
-def test_what_was_computed_is_made_again(name, reader, policy, lives):
+@like_eager_each
+def test_what_was_computed_is_made_again(region, name, reader, lives):
     """Eager's backward reads nothing that shares its memory."""
-    program = partial(gradients, reader=reader, write=WRITES[name], lives=lives)
-    assert_like_eager(program, POLICIES[policy])
+    return gradients(region, reader, name, lives=lives)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", WRITES)
-def test_what_eager_reads_too_is_what_was_written(name, policy):
+@like_eager_each
+def test_what_eager_reads_too_is_what_was_written(region, name):
     """While it lives, eager's saved tensor is the same memory."""
-    program = partial(gradients, reader=multiplied, write=WRITES[name], lives=True)
-    assert_like_eager(program, POLICIES[policy])
+    return gradients(region, multiplied, name, lives=True)
 
 
 # Seen writes: eager's backward goes on if it needs nothing that was written.
@@ -102,45 +96,38 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("saved_by", ["one", "two", "a view"])
 @pytest.mark.parametrize("name", SEEN)
-def test_a_tensor_that_needs_no_grad_and_that_others_have_saved(name, saved_by, policy):
+@like_eager_each
+def test_a_tensor_that_needs_no_grad_and_that_others_have_saved(region, name, saved_by):
     """What autograd saved is the program's tensor itself, so counting its holders tells nothing."""
-
-    def gradient(region):
-        x = torch.full((4, 4), 0.3, dtype=torch.float64, requires_grad=True)
-        w = torch.arange(16.0, dtype=torch.float64).reshape(4, 4)
-        with region:
-            h = x.detach() @ w
-            shown = h.t() if saved_by == "a view" else h
-            others = [shown * x for _ in range(2 if saved_by == "two" else 1)]
-            out = ((h + 1) * x).sin()
-        SEEN[name](h)
-        gradient = torch.autograd.grad(out.sum(), x, retain_graph=True)[0]
-        allowed = 0
-        for other in others:
-            with contextlib.suppress(RuntimeError):
-                torch.autograd.grad(other.sum(), x)
-                allowed += 1
-        return gradient, torch.tensor(allowed)
-
-    assert_like_eager(gradient, POLICIES[policy])
+    x = torch.full((4, 4), 0.3, dtype=torch.float64, requires_grad=True)
+    w = torch.arange(16.0, dtype=torch.float64).reshape(4, 4)
+    with region:
+        h = x.detach() @ w
+        shown = h.t() if saved_by == "a view" else h
+        others = [shown * x for _ in range(2 if saved_by == "two" else 1)]
+        out = ((h + 1) * x).sin()
+    SEEN[name](h)
+    gradient = torch.autograd.grad(out.sum(), x, retain_graph=True)[0]
+    allowed = 0
+    for other in others:
+        with contextlib.suppress(RuntimeError):
+            torch.autograd.grad(other.sum(), x)
+            allowed += 1
+    return gradient, torch.tensor(allowed)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_in_another_region(policy):
-    def written_there(region):
-        x = torch.full((4, 4), 0.3, dtype=torch.float64, requires_grad=True)
-        with region:
-            h = (x * 2).detach()
-            first = (h + 1).sin() * x
-        with region:
-            fused_step(h)
-            second = h.exp() * x
-        return torch.autograd.grad((first + second).sum(), x)
-
-    assert_like_eager(written_there, POLICIES[policy])
+@like_eager_each
+def test_in_another_region(region):
+    x = torch.full((4, 4), 0.3, dtype=torch.float64, requires_grad=True)
+    with region:
+        h = (x * 2).detach()
+        first = (h + 1).sin() * x
+    with region:
+        fused_step(h)
+        second = h.exp() * x
+    return torch.autograd.grad((first + second).sum(), x)
 
 
 def test_what_was_not_written_is_not_made_again():

@@ -15,12 +15,11 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager, same_bits
+from exactness import like_eager_each, same_bits
 from isolation import each_isolated
 from unseen_writes import PROGRAMS, Write, outcome
 
@@ -82,12 +81,12 @@ if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):  # new in torch 2.12
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("name", WRITES)
-def test_what_is_written_is_what_backward_sees(name, program, policy):
+@like_eager_each
+def test_what_is_written_is_what_backward_sees(region, name, program):
     assert changes_bytes(WRITES[name])
-    assert_like_eager(partial(outcome, program=program, write=WRITES[name]), POLICIES[policy])
+    return outcome(region, program, WRITES[name])
 
 
 @pytest.mark.parametrize("name", ["Tensor.apply_", "Tensor.map_", "Tensor.map2_"])

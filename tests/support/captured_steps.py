@@ -75,13 +75,17 @@ class Step:
         accelerator.synchronize()
         return same(gradients(self.net, self.x, self.n), self.found)
 
+    def assert_right(self, about=""):
+        """Eager's gradients, with pages."""
+        assert self.is_right(), about
+        assert ebb.paging.step_ok(), about
+
     def check(self, run, loads):
-        """Calls `run` for each number of valid rows, which gives eager's gradients with pages."""
+        """Calls `run` for each number of valid rows."""
         for number, live in enumerate(loads):
             self.set(live, number)
             run()
-            assert self.is_right(), f"{live} valid rows"
-            assert ebb.paging.step_ok(), f"{live} valid rows"
+            self.assert_right(f"{live} valid rows")
 
 
 class Bracketed(Step):

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import accelerator
+import offloading
 import torch
 from device_leaves import assert_gradient, leaf
-
-import ebb
-
-SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
+from offloading import SINES, chain_of_sines
 
 
-def chain(x, length=4):
-    for _ in range(length):
-        x = x.sin().cos()
-    return x.sum()
+def chain(x):
+    return chain_of_sines(x, 4).sum()
 
 
-def forward(x):
-    with ebb.region(SINES):
-        return chain(x)
+forward = functools.partial(offloading.forward, length=4, policy=SINES)
 
 
 def step(x):

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from gloo_groups import Group, two_ranks
-from hidden_writes import Finding, tensors_of
-from hidden_writes import contents as contents_of
-from operator_inputs import arguments_by_name, schemas, writes
+from hidden_writes import Finding, contents
+from operator_inputs import arguments_by_name, tensors_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -94,7 +93,7 @@ class Remember(TorchDispatchMode):
         if "c10d" in name or "dtensor" in name:
             named = arguments_by_name(name, args, kwargs)
             tensors = {key: tensors_of(value) for key, value in named.items()}
-            before = {key: [contents_of(x) for x in some] for key, some in tensors.items()}
+            before = {key: [contents(x) for x in some] for key, some in tensors.items()}
             self.calls.append((name, tensors, before))
         return func(*args, **kwargs)
 
@@ -123,15 +122,5 @@ def examine_collectives() -> dict[str, Finding]:
                 run(call, rank, groups[rank])
             other.join()
             for name, tensors, before in remembered.calls:
-                finding = findings.setdefault(name, Finding())
-                finding.calls += 1
-                says = {a.name for a in schemas()[name].arguments if writes(a)}
-                for key, old in before.items():
-                    if [contents_of(x) for x in tensors[key]] == old:
-                        continue
-                    if key in says:
-                        finding.declared.add(key)
-                    else:
-                        finding.hidden.setdefault(key, "two ranks")
-                        finding.times[key] += 1
+                findings.setdefault(name, Finding()).note(name, tensors, before, "two ranks")
     return findings

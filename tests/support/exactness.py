@@ -11,10 +11,12 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import accelerator as late
+import pytest
 import torch
 from stand_ins import fake_accelerator
 from torch.utils._pytree import tree_leaves
@@ -23,6 +25,7 @@ import ebb
 from ebb import _testing
 
 Program = Callable[..., "torch.Tensor | Sequence[torch.Tensor]"]
+Test = Callable[..., None]
 
 POLICIES = {
     "recompute_all": ebb.policies.recompute_all,
@@ -37,7 +40,7 @@ POLICIES = {
 FILES = "rule*", "regressions", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
 LEAST_TESTS = 215  # exactness tests that run on each device
 TESTS = Path(__file__).parents[1]
-PYTEST = sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not once"
+PYTEST = "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not once"
 OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
 PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
 EACH_TIME = "EBB_TEST_EACH_TIME" in os.environ  # see test_each_time_exactness.py
@@ -60,52 +63,34 @@ if DEVICE != "cpu":
     late.have_pages()
     torch.set_default_device(DEVICE)
 
-if OFFLOADING:
-    POLICIES = {
-        "offload_all": ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD),
-        "offload_inputs": ebb.policies.offload_inputs,
-        "offload_mixed": ebb.Policy(
-            {
-                "aten::mul": ebb.OFFLOAD,
-                "aten::add_": ebb.OFFLOAD,
-                "aten::mm": ebb.SAVE,
-                "aten::e*": ebb.OFFLOAD,
-            },
-            inputs=ebb.OFFLOAD,
-        ),
-    }
+# With offloading or paging, these replace SAVE, which would test less.
+KEEPING = ebb.PAGE if PAGING else ebb.OFFLOAD if OFFLOADING else ebb.SAVE
 
-if PAGING:
+if OFFLOADING or PAGING:
+    kind = "page" if PAGING else "offload"
+    mixed = dict.fromkeys(("aten::mul", "aten::add_", "aten::e*"), KEEPING)
     POLICIES = {
-        "page_all": ebb.Policy(default=ebb.PAGE, inputs=ebb.PAGE),
-        "page_mixed": ebb.Policy(
-            {
-                "aten::mul": ebb.PAGE,
-                "aten::add_": ebb.PAGE,
-                "aten::mm": ebb.SAVE,
-                "aten::e*": ebb.PAGE,
-            },
-            inputs=ebb.PAGE,
-        ),
+        f"{kind}_all": ebb.Policy(default=KEEPING, inputs=KEEPING),
+        **({} if PAGING else {"offload_inputs": ebb.policies.offload_inputs}),
+        f"{kind}_mixed": ebb.Policy({**mixed, "aten::mm": ebb.SAVE}, inputs=KEEPING),
     }
 
 if EACH_TIME:
-    kept = ebb.PAGE if PAGING else ebb.OFFLOAD if OFFLOADING else ebb.SAVE
     POLICIES = {
         "each_time": ebb.Policy(default=ebb.RECOMPUTE_EACH_TIME),
         "some_held": ebb.Policy(
             [ebb.Rule("*", ebb.RECOMPUTE, every=3)],
             default=ebb.RECOMPUTE_EACH_TIME,
-            inputs=kept,
+            inputs=KEEPING,
         ),
         "writes_held": ebb.Policy({"aten::*_": ebb.RECOMPUTE}, default=ebb.RECOMPUTE_EACH_TIME),
         "writes_each_time": ebb.Policy({"aten::*_": ebb.RECOMPUTE_EACH_TIME}),
         "some_kept": ebb.Policy(
             {
-                "aten::mul": kept,
+                "aten::mul": KEEPING,
                 "aten::add_": ebb.RECOMPUTE,
                 "aten::sin": ebb.RECOMPUTE,
-                "aten::e*": kept,
+                "aten::e*": KEEPING,
             },
             default=ebb.RECOMPUTE_EACH_TIME,
         ),
@@ -252,17 +237,28 @@ def assert_exact(
             assert same_bits(a, e), f"policy {name}: result {i} differs: {a} instead of {e}"
 
 
+def _as_test(run: Test, program: Callable[..., object], own: int, *more: str) -> Test:
+    """Makes `run` a test. pytest gives it `more` and the program's parameters after `own` first."""
+    names = (*more, *[*inspect.signature(program).parameters][own:])
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__doc__ = program.__doc__
+    return run
+
+
 def exact(
     *shapes: tuple[int, ...], dtype: torch.dtype = torch.float64
-) -> Callable[[Program], Callable[[], None]]:
-    """Makes a program a test: `assert_exact` of the program, on leaves of these shapes."""
+) -> Callable[[Program], Test]:
+    """Makes a program a test: `assert_exact` of the program, on leaves of these shapes.
 
-    def make_test(program: Program) -> Callable[[], None]:
-        def test() -> None:
-            assert_exact(program, leaves(*shapes, dtype=dtype))
+    The program's first parameters are the leaves; pytest gives the others, as to any test.
+    """
 
-        test.__doc__ = program.__doc__
-        return test
+    def make_test(program: Program) -> Test:
+        def test(**parameters: object) -> None:
+            assert_exact(functools.partial(program, **parameters), leaves(*shapes, dtype=dtype))
+
+        return _as_test(test, program, len(shapes))
 
     return make_test
 
@@ -286,23 +282,28 @@ def assert_like_eager(
             assert same_bits(a, e), f"{policy}: result {i} differs: {a} instead of {e}"
 
 
-def like_eager(*policies: ebb.Policy) -> Callable[[Callable[..., object]], Callable[..., None]]:
+def like_eager(*policies: ebb.Policy) -> Callable[[Callable[..., object]], Test]:
     """Makes a program a test: `assert_like_eager` of the program under these policies.
 
     The program's first parameter is the region; pytest gives the others, as to any test.
     """
 
-    def make_test(program: Callable[..., object]) -> Callable[..., None]:
+    def make_test(program: Callable[..., object]) -> Test:
         def test(**parameters: object) -> None:
             assert_like_eager(functools.partial(program, **parameters), *policies)
 
-        signature = inspect.signature(program)
-        _, *others = signature.parameters.values()
-        test.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
-        test.__doc__ = program.__doc__
-        return test
+        return _as_test(test, program, 1)
 
     return make_test
+
+
+def like_eager_each(program: Callable[..., object]) -> Test:
+    """Like `like_eager()`, with a case for each of `POLICIES`."""
+
+    def test(policy: str, **parameters: object) -> None:
+        assert_like_eager(functools.partial(program, **parameters), POLICIES[policy])
+
+    return pytest.mark.parametrize("policy", POLICIES)(_as_test(test, program, 1, "policy"))
 
 
 def assert_same_error(
@@ -345,17 +346,29 @@ def find_tests(*names: str) -> list[str]:
     return sorted(file for found in files.values() for file in found)
 
 
-def run_random_programs(count: int, **environment: str) -> dict[str, int]:
-    """Runs random programs with these variables. Returns the number of programs by outcome."""
-    script = TESTS / "programs" / "test_random_programs.py"
+def run_process(command: Sequence[str], **environment: str) -> str:
+    """Runs Python with these variables. Returns what it prints."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(count)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        [sys.executable, *command],
+        env=os.environ | environment,
+        cwd=TESTS.parent,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
+    return done.stdout
+
+
+def run_random_programs(count: int, base: int | None = None, **environment: str) -> Counter[str]:
+    """Runs random programs with these variables. Returns the number of programs by outcome.
+
+    In a process of its own: hypothesis also draws constants that it finds in loaded modules. Which
+    programs a seed gives must not depend on the tests that ran before.
+    """
+    script = str(TESTS / "programs" / "test_random_programs.py")
+    command = ["-W", "ignore", script, str(count), *([] if base is None else [str(base)])]
+    path = os.pathsep.join(sys.path)
+    return Counter(json.loads(run_process(command, PYTHONPATH=path, **environment)))
 
 
 def assert_tests_of_exactness_pass(*more: str, **environment: str) -> None:
@@ -363,18 +376,10 @@ def assert_tests_of_exactness_pass(*more: str, **environment: str) -> None:
 
     Skips tests with the marker `once`.
     """
-    files = find_tests(*FILES, *more)
-    done = subprocess.run(
-        [*PYTEST, *files],
-        env=os.environ | environment,
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed, done.stdout[-3000:]
-    assert int(passed[1]) > LEAST_TESTS + 25 * len(more), done.stdout[-3000:]
+    printed = run_process([*PYTEST, *find_tests(*FILES, *more)], **environment)
+    passed = re.search(r"(\d+) passed", printed)
+    assert passed, printed[-3000:]
+    assert int(passed[1]) > LEAST_TESTS + 25 * len(more), printed[-3000:]
 
 
 def assert_rules_hold_in_verify_mode(*but: str, **environment: str) -> None:
@@ -383,14 +388,7 @@ def assert_rules_hold_in_verify_mode(*but: str, **environment: str) -> None:
     # 1. A backward writes to a saved tensor without a version change. Verify mode reports it, as
     #    gradients depend on how long that tensor is alive.
     # 2. A recomputed tensor is freed right after its function. Verify mode frees it later.
-    files = find_tests("rule*", "regressions", "handles")
     but = ("overwrites_what_several_unpack", "gone_after_its_function", *but)
     deselected = ("-k", " and ".join(f"not {name}" for name in but))
-    run = subprocess.run(
-        [*PYTEST, *files, *deselected],
-        env=os.environ | {"EBB_VERIFY": "1"} | environment,
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
+    files = find_tests("rule*", "regressions", "handles")
+    run_process([*PYTEST, *files, *deselected], EBB_VERIFY="1", **environment)

@@ -5,13 +5,13 @@ One rank is not enough: in a group of one rank most collectives change nothing.
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from limits import HANGS
+from other_threads import together
 
 Group = Any
 
@@ -30,9 +30,5 @@ def two_ranks() -> list[Group]:
         torch._C._distributed_c10d._register_process_group(group.group_name, group)
         groups[rank] = group
 
-    threads = [threading.Thread(target=make, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(make, 2)
     return groups

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import library_examples
@@ -24,14 +24,15 @@ from operator_inputs import (
     base_of,
     copy_of,
     overload,
+    parts_of,
     runs_on_the_cpu,
     schemas,
+    tensors_of,
     variants,
     with_flags_flipped,
     writes,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 @dataclasses.dataclass
@@ -48,27 +49,31 @@ class Finding:
         """Hidden writes. Excludes writes in fewer than 1 of 200 calls: other code made them."""
         return {key: how for key, how in self.hidden.items() if self.times[key] * 200 >= self.calls}
 
+    def note(
+        self,
+        name: str,
+        tensors: dict[str, list[torch.Tensor]],
+        before: dict[str, list[Any]],
+        about: str,
+        shared: Collection[str] = (),
+    ) -> None:
+        """Adds a call of the operator `name`, whose arguments had the contents `before`."""
+        self.calls += 1
+        for key, old in before.items():
+            if [contents(t) for t in tensors[key]] == old:
+                continue
+            if key in declared_writes(name):
+                self.declared.add(key)
+            elif key not in shared:
+                self.hidden.setdefault(key, about)
+                self.times[key] += 1
+
     def add(self, other: Finding) -> None:
         self.calls += other.calls
         self.hidden = other.hidden | self.hidden
         self.times.update(other.times)
         self.declared |= other.declared
         self.errors.update(other.errors)
-
-
-def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that hold a tensor's contents: indices, values and so on."""
-    if x.is_nested and x.layout is torch.jagged:
-        return [x.values()]
-    if x.layout is torch.sparse_coo:
-        return [x._indices(), x._values()]
-    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [x.crow_indices(), x.col_indices(), x.values()]
-    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [x.ccol_indices(), x.row_indices(), x.values()]
-    if x.layout is torch._mkldnn:
-        return [x.to_dense()]
-    return [x]
 
 
 def contents(x: torch.Tensor) -> tuple[Any, ...]:
@@ -93,8 +98,8 @@ def bytes_of(storage: torch.UntypedStorage) -> bytes:
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes()
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+def declared_writes(name: str) -> set[str]:
+    return {a.name for a in schemas()[name].arguments if writes(a)}
 
 
 def described(named: Named) -> str:
@@ -125,24 +130,15 @@ def observe(
     Ignores an argument that shares memory with an argument that the schema declares as written.
     """
     named = arguments_by_name(name, args, kwargs)
-    says = {a.name for a in schemas()[name].arguments if writes(a)}
     with torch._C._DisableTorchDispatch():
         tensors = {key: tensors_of(value) for key, value in named.items()}
-        marked = {s for key in says for s in storages_of(tensors.get(key, []))}
+        marked = {s for key in declared_writes(name) for s in storages_of(tensors.get(key, []))}
         before = {key: [contents(t) for t in some] for key, some in tensors.items() if some}
         about = described(named)
         shared = {key for key, some in tensors.items() if marked & storages_of(some)}
     result = function(*args, **kwargs)
-    finding.calls += 1
     with torch._C._DisableTorchDispatch():
-        for key, old in before.items():
-            if [contents(t) for t in tensors[key]] == old:
-                continue
-            if key in says:
-                finding.declared.add(key)
-            elif key not in shared:
-                finding.hidden.setdefault(key, about)
-                finding.times[key] += 1
+        finding.note(name, tensors, before, about, shared)
     return result
 
 

@@ -29,6 +29,12 @@ def chain_of_sines(x, length=3):
     return x
 
 
+def sine_and_cosine(x):
+    """A sine, and its cosine, which saves it."""
+    h = x.sin()
+    return h, h.cos()
+
+
 def forward(x, length=3, policy=OFFLOAD_ALL, name="region"):
     """The sum of a chain that runs in a region."""
     with ebb.region(policy, name):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 Schema = Any  # torch._C.FunctionSchema
 Named = dict[str, Any]
@@ -29,6 +30,7 @@ DTYPES = (
     torch.complex64, torch.int32, torch.bfloat16, torch.uint8, torch.int8, torch.float16,
 )  # fmt: skip
 INDEX_NAMES = ("ind", "target", "offset", "idx", "label", "repeats", "crow", "col", "batch_sizes")
+SIZE_NAMES = ("size", "shape", "normalized_shape", "sizes", "self_size", "input_sizes")
 MASK_NAMES = ("mask", "condition", "cond")
 STRINGS = (
     "sum", "none", "mean", "floor", "trunc", "linear", "ij", "L", "right", "zeros", "tanh", "valid",
@@ -231,15 +233,7 @@ class Guess:
 
     def list_of(self, kind: Any, name: str, size: int | None) -> list[Any]:
         if kind.kind() in ("IntType", "SymIntType", "FloatType", "BoolType"):
-            shaped = name in (
-                "size",
-                "shape",
-                "normalized_shape",
-                "sizes",
-                "self_size",
-                "input_sizes",
-            )
-            if kind.kind() != "BoolType" and shaped and not (size and size > 1):
+            if kind.kind() != "BoolType" and name in SIZE_NAMES and not (size and size > 1):
                 return list(self.shape)
             if "stride" in name and len(name) == 6 and not size:
                 return list(torch.empty(self.shape).stride())
@@ -390,6 +384,25 @@ def copy_of_tensor(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
     whole = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage().clone())
     return whole.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def parts_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that hold a tensor's contents: indices, values and so on."""
+    if x.is_nested and x.layout is torch.jagged:
+        return [x.values()]
+    if x.layout is torch.sparse_coo:
+        return [x._indices(), x._values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [x.ccol_indices(), x.row_indices(), x.values()]
+    if x.layout is torch._mkldnn:
+        return [x.to_dense()]
+    return [x]
 
 
 def arguments_by_name(name: str, args: Any, kwargs: Named) -> Named:

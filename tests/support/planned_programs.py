@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -251,8 +251,9 @@ def of_ids(model: nn.Module, batches: int = 1) -> Step:
     return step
 
 
-def of_rows(model: nn.Module, *, seed: bool = False) -> Step:
-    x = torch.randn(4, LENGTH, WIDTH)
+def of_rows(model: nn.Module, *shape: int, seed: bool = False) -> Step:
+    """A step on one input; `shape`: of the input."""
+    x = torch.randn(shape or (4, LENGTH, WIDTH))
 
     def step() -> None:
         if seed:
@@ -263,12 +264,12 @@ def of_rows(model: nn.Module, *, seed: bool = False) -> Step:
 
 
 def of_pictures(model: nn.Module, channels: int) -> Step:
-    x = torch.randn(2, channels, 16, 16)
+    return of_rows(model, 2, channels, 16, 16)
 
-    def step() -> None:
-        model(x).square().mean().backward()
 
-    return step
+def in_a_row(blocks: Iterable[nn.Module], *shape: int, seed: bool = False) -> Program:
+    model = nn.Sequential(*blocks)
+    return Program(model, of_rows(model, *shape, seed=seed), ("[0-9]",))
 
 
 def pre_ln() -> Program:
@@ -282,13 +283,11 @@ def llama() -> Program:
 
 
 def residual() -> Program:
-    model = nn.Sequential(*(Residual() for _ in range(3)))
-    return Program(model, of_pictures(model, 8), ("[0-9]",))
+    return in_a_row((Residual() for _ in range(3)), 2, 8, 16, 16)
 
 
 def shortcuts() -> Program:
-    model = nn.Sequential(*(Shortcut() for _ in range(8)))
-    return Program(model, of_rows(model), ("[0-9]",))
+    return in_a_row(Shortcut() for _ in range(8))
 
 
 def unet() -> Program:
@@ -301,15 +300,13 @@ def dropout_encoder() -> Program:
         nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.1, batch_first=True)
         for _ in range(3)
     )
-    model = nn.Sequential(*layers)
-    return Program(model, of_rows(model, seed=True), ("[0-9]",))
+    return in_a_row(layers, seed=True)
 
 
 def shared() -> Program:
     """Two blocks, each of which runs twice."""
     one, other = PreLN(), Chain()
-    model = nn.Sequential(one, other, one, other)
-    return Program(model, of_rows(model), ("[0-9]",))
+    return in_a_row([one, other, one, other])
 
 
 def branching() -> Program:
@@ -318,8 +315,7 @@ def branching() -> Program:
 
 
 def chain() -> Program:
-    model = nn.Sequential(*(Chain() for _ in range(4)))
-    return Program(model, of_rows(model), ("[0-9]",))
+    return in_a_row(Chain() for _ in range(4))
 
 
 def accumulation() -> Program:
@@ -371,8 +367,7 @@ def recurrent() -> Program:
                 found.append(state)
             return torch.stack(found, 1)
 
-    model = nn.Sequential(Cell(), Cell())
-    return Program(model, of_rows(model), ("[0-9]",))
+    return in_a_row([Cell(), Cell()])
 
 
 def mixed_precision() -> Program:

@@ -19,10 +19,6 @@ def is_vector(t: torch.Tensor) -> bool:
     return is_float(t) and t.dim() > 0
 
 
-def is_matrix(t: torch.Tensor) -> bool:
-    return is_float(t) and t.dim() == 2
-
-
 def is_differentiable(t: torch.Tensor) -> bool:
     return t.requires_grad and t.numel() > 0
 
@@ -151,47 +147,39 @@ def indexed(m, a, b, c):
     t = m.pick(a, is_vector)
     rows = t.shape[0]
     index = m.pick(b, lambda i: i.dtype == torch.int64 and i.dim() == 1) % rows
-    m.push(
-        choose(
-            (
-                lambda: t[index],
-                lambda: t.index_select(0, index),
-                lambda: F.embedding(index, t),
-                lambda: F.embedding_bag(index[None], t, mode="mean"),
-                lambda: F.embedding_bag(index[None], t, mode="mean"),
-                lambda: t.gather(0, index.reshape(-1, *[1] * (t.dim() - 1)).expand_as(t[:3])),
-                lambda: t[t > 0.1],
-                lambda: t.index_add(0, index, t[index]),
-                lambda: t.index_put((index,), t[index] * 0.5, accumulate=True),
-                lambda: t.masked_select(t < 0.3),
-                lambda: torch.zeros_like(t).index_copy(0, index, t[index]),
-                lambda: F.cross_entropy(t, t.argmax(1)),
-                lambda: t * index.sum().item(),
-            ),
-            c,
-        )()
+    tables = (
+        lambda: t[index],
+        lambda: t.index_select(0, index),
+        lambda: F.embedding(index, t),
+        lambda: F.embedding_bag(index[None], t, mode="mean"),
+        lambda: F.embedding_bag(index[None], t, mode="mean"),
+        lambda: t.gather(0, index.reshape(-1, *[1] * (t.dim() - 1)).expand_as(t[:3])),
+        lambda: t[t > 0.1],
+        lambda: t.index_add(0, index, t[index]),
+        lambda: t.index_put((index,), t[index] * 0.5, accumulate=True),
+        lambda: t.masked_select(t < 0.3),
+        lambda: torch.zeros_like(t).index_copy(0, index, t[index]),
+        lambda: F.cross_entropy(t, t.argmax(1)),
+        lambda: t * index.sum().item(),
     )
+    m.push(choose(tables, c)())
 
 
 def layer(m, a, b, c):
     x = m.pick(a, lambda t: is_float(t) and t.dim() == 3 and t.shape[1] > 1)
     weight = m.pick(b, lambda t: alike(x)(t) and t.shape[0] <= x.shape[0])
-    m.push(
-        choose(
-            (
-                lambda: F.conv1d(x, weight[:, :, :2], weight[:, 0, 0]),
-                lambda: F.max_pool1d(x, 2, return_indices=True),
-                lambda: F.group_norm(x, 1, weight[0, :, 0] * 2, weight[1, :, 0] * 2),
-                lambda: F.avg_pool1d(x, 2),
-                lambda: F.instance_norm(x),
-                lambda: F.conv_transpose1d(x, weight.transpose(0, 1)[:, :, :2]),
-                lambda: F.interpolate(x, scale_factor=2, mode="linear"),
-                lambda: F.pad(x, (1, 1), mode="circular"),
-                lambda: F.unfold(x[:, :, None], (1, 2)),
-            ),
-            c,
-        )()
+    tables = (
+        lambda: F.conv1d(x, weight[:, :, :2], weight[:, 0, 0]),
+        lambda: F.max_pool1d(x, 2, return_indices=True),
+        lambda: F.group_norm(x, 1, weight[0, :, 0] * 2, weight[1, :, 0] * 2),
+        lambda: F.avg_pool1d(x, 2),
+        lambda: F.instance_norm(x),
+        lambda: F.conv_transpose1d(x, weight.transpose(0, 1)[:, :, :2]),
+        lambda: F.interpolate(x, scale_factor=2, mode="linear"),
+        lambda: F.pad(x, (1, 1), mode="circular"),
+        lambda: F.unfold(x[:, :, None], (1, 2)),
     )
+    m.push(choose(tables, c)())
 
 
 def batch_norm(m, a, b, c):

@@ -19,6 +19,7 @@ import torch
 from exactness import (
     DEVICE,
     EACH_TIME,
+    KEEPING,
     OFFLOADING,
     PAGING,
     POLICIES,
@@ -54,8 +55,6 @@ WAYS = ("grad",) * 8 + ("accumulate",) * 5 + ("one by one",) * 3 + ("twice", "do
 WAYS += ("released",)  # two backwards, the first without retain_graph
 
 
-# With offloading or paging, these replace SAVE, which would test less.
-KEEPING = ebb.PAGE if PAGING else ebb.OFFLOAD if OFFLOADING else ebb.SAVE
 DECISIONS = [KEEPING, ebb.RECOMPUTE, ebb.RECOMPUTE]
 if EACH_TIME:
     DECISIONS += [ebb.SAVE, *[ebb.RECOMPUTE_EACH_TIME] * 4]

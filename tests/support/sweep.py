@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from exactness import EACH_TIME
+from operator_inputs import parts_of, tensors_of
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -123,7 +124,7 @@ class Call:
         self.weights: list[torch.Tensor] = []
 
     def elements(self) -> int:
-        return sum(t.numel() for t in tensors_in(self.arguments))
+        return sum(t.numel() for t in tensors_of(self.arguments))
 
     def run(
         self,
@@ -184,7 +185,7 @@ class Leaves:
         self.numbers: dict[int, int] = {}  # index of each of the caller's tensors, by id()
         self.geometries: list[Any] = [None]
         self.arguments = arguments
-        for tensor in tensors_in(arguments):
+        for tensor in tensors_of(arguments):
             if id(tensor) not in self.numbers:
                 self.numbers[id(tensor)] = len(self.tensors)
                 self.add(tensor)
@@ -217,7 +218,7 @@ class Leaves:
     def used_again(self, outputs: Iterable[Any]) -> list[torch.Tensor]:
         """Multiplies outputs, also masks and indices, so that autograd saves each of them."""
         results = []
-        for out in tensors_in(list(outputs)):
+        for out in tensors_of(list(outputs)):
             if out.layout != torch.strided:
                 results += [out] if out.requires_grad else []
             elif out.requires_grad:
@@ -225,10 +226,6 @@ class Leaves:
             elif out.dtype in MULTIPLIABLE:
                 results.append(self.probe * out)
         return results
-
-
-def tensors_in(tree: Any) -> list[torch.Tensor]:
-    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def state_of(function: Any) -> list[torch.Tensor]:
@@ -252,15 +249,7 @@ def facts(x: torch.Tensor) -> tuple[Any, ...]:
     x = x.detach()
     if x.layout == torch.strided:
         return (*about, x.stride(), x.storage_offset(), bytes_of(x))
-    if x.layout == torch.sparse_coo:
-        parts = x._indices(), x._values()
-    elif x.layout in (torch.sparse_csr, torch.sparse_bsr):
-        parts = x.crow_indices(), x.col_indices(), x.values()
-    elif x.layout in (torch.sparse_csc, torch.sparse_bsc):
-        parts = x.ccol_indices(), x.row_indices(), x.values()
-    else:
-        parts = (x.to_dense(),)
-    return (*about, *(bytes_of(part) for part in parts))
+    return (*about, *map(bytes_of, parts_of(x)))
 
 
 def bytes_of(x: torch.Tensor) -> bytes:

@@ -32,15 +32,10 @@ def replaced_by(path, descriptor, flags):
         os.close(other)
 
 
-def preallocate(x):
-    """Runs a step, so that the disk tier's file grows before the test fills the disk."""
-    gradients(forward(x, 9), x)
-
-
 @contextlib.contextmanager
 def full_disk(folder, x):
     """Each write to the disk tier fails in the with-block. Yields the list of warnings."""
-    preallocate(x)
+    gradients(forward(x, 9), x)  # the file grows before the disk is full
     with (
         replaced_by("/dev/full", descriptor_of_the_file(folder), os.O_RDWR),
         warnings.catch_warnings(record=True) as caught,

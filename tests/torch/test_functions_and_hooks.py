@@ -6,7 +6,8 @@ import functools
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, assert_like_eager, leaves, like_eager, same_bits
+import torch.autograd.forward_ad as forward
+from exactness import POLICIES, assert_exact, exact, leaves, like_eager, same_bits
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -57,15 +58,14 @@ class Doubles(torch.autograd.Function):
         return grad * 2 * ctx.saved_tensors[0]
 
 
-def test_function_that_writes_to_its_argument():
-    assert_exact(lambda x: Doubles.apply(x + 1).sin() * x, leaves((4,)))
-
-    def through_a_view(x):
-        h = x + 1
+@pytest.mark.parametrize("view", [False, True])
+@exact((4,))
+def test_function_that_writes_to_its_argument(x, view):
+    h = x + 1
+    if view:
         Doubles.apply(h[:2])
         return h.sin() * h
-
-    assert_exact(through_a_view, leaves((4,)))
+    return Doubles.apply(h).sin() * x
 
 
 class Sorts(torch.autograd.Function):
@@ -89,12 +89,10 @@ class Sorts(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("used", [(0,), (2,), (0, 2)])
-def test_function_with_some_outputs_used(used):
-    def program(x):
-        outputs = Sorts.apply(x.sin())
-        return [outputs[i].exp() for i in used]
-
-    assert_exact(program, leaves((5,)))
+@exact((5,))
+def test_function_with_some_outputs_used(x, used):
+    outputs = Sorts.apply(x.sin())
+    return [outputs[i].exp() for i in used]
 
 
 class RunsAgain(torch.autograd.Function):
@@ -113,8 +111,9 @@ class RunsAgain(torch.autograd.Function):
         return torch.autograd.grad(y, x, grad)[0]
 
 
-def test_region_inside_a_backward():
-    assert_exact(lambda x: RunsAgain.apply(RunsAgain.apply(x * 0.5)) * x, leaves((4,)))
+@exact((4,))
+def test_region_inside_a_backward(x):
+    return RunsAgain.apply(RunsAgain.apply(x * 0.5)) * x
 
 
 def test_gradcheck_and_its_second_order():
@@ -129,36 +128,28 @@ def test_gradcheck_and_its_second_order():
 
 
 @pytest.mark.parametrize("transform", ["jacobian", "hessian", "vjp", "hvp"])
-def test_functional_derivatives(transform):
-    x = leaves((3,))[0].detach()
-
-    def function(region, x):
+@like_eager(ebb.policies.recompute_all)
+def test_functional_derivatives(region, transform):
+    def function(x):
         with region:
             y = (x.sin() * x).exp()
         return y if transform in ("jacobian", "vjp") else y.sum()
 
-    def run(region):
-        derive = getattr(torch.autograd.functional, transform)
-        vector = () if transform in ("jacobian", "hessian") else (torch.ones(3).double(),)
-        result = derive(functools.partial(function, region), x, *vector)
-        return result if isinstance(result, torch.Tensor) else result[1]
-
-    assert_like_eager(run, ebb.policies.recompute_all)
+    vector = () if transform in ("jacobian", "hessian") else (torch.ones(3).double(),)
+    derive = getattr(torch.autograd.functional, transform)
+    result = derive(function, leaves((3,))[0].detach(), *vector)
+    return result if isinstance(result, torch.Tensor) else result[1]
 
 
-def test_forward_mode_over_a_region():
-    import torch.autograd.forward_ad as forward
-
-    def run(region):
-        x, w = leaves((3,), (3,))
-        with forward.dual_level():
-            dual = forward.make_dual(x, torch.ones(3).double())
-            with region:
-                y = (dual.sin() * w).exp()
-            value, tangent = forward.unpack_dual(y)
-        return [tangent, *torch.autograd.grad(value.sum() + tangent.sum(), (x, w))]
-
-    assert_like_eager(run, ebb.policies.recompute_all)
+@like_eager(ebb.policies.recompute_all)
+def test_forward_mode_over_a_region(region):
+    x, w = leaves((3,), (3,))
+    with forward.dual_level():
+        dual = forward.make_dual(x, torch.ones(3).double())
+        with region:
+            y = (dual.sin() * w).exp()
+        value, tangent = forward.unpack_dual(y)
+    return [tangent, *torch.autograd.grad(value.sum() + tangent.sum(), (x, w))]
 
 
 @like_eager()

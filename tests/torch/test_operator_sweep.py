@@ -19,7 +19,8 @@ import sweep
 import torch
 from memory_fills import new_memory_filled_with
 from operator_database import ON_THE_CPU, differentiable, dtypes_of, name_of, samples_of
-from sweep import Call, assert_same, compare, every_way, one_policy_per_extent, tensors_in
+from operator_inputs import tensors_of
+from sweep import Call, assert_same, compare, every_way, one_policy_per_extent
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import set_rng_seed
 
@@ -84,7 +85,7 @@ def calls_of(op, sample) -> Iterator[tuple[str, Call]]:
         return op.inplace_variant(rows[0], *args, **kwargs), rows
 
     yield "function", Call(function, (first, *args), kwargs)
-    if all(t.layout == torch.strided for t in tensors_in((first, args, kwargs))):
+    if all(t.layout == torch.strided for t in tensors_of((first, args, kwargs))):
         gaps = sample.noncontiguous()
         yield "function of views", Call(function, (gaps.input, *gaps.args), gaps.kwargs)
     if isinstance(first, torch.Tensor) and first.is_complex():

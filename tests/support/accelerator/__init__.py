@@ -15,9 +15,12 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils import cpp_extension
+
+Context = contextlib.AbstractContextManager[None]
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).resolve().parents[3]
@@ -126,57 +129,45 @@ def findings() -> list[str]:
 
 
 @contextlib.contextmanager
+def _inside(set_to: Callable[..., None], inside: Any, outside: Any) -> Iterator[None]:
+    set_to(*inside)
+    try:
+        yield
+    finally:
+        set_to(*outside)
+
+
+@contextlib.contextmanager
 def drawing(whose: str, *, generator: bool = True) -> Iterator[None]:
     """Inside, random operators on the device draw from a generator of DRAWS; `generator`: whether
     the device says that it has one."""
-    torch.ops.late.draw_from(DRAWS.index(whose))
-    torch.ops.late.have_generator(generator)
-    try:
+    ops = torch.ops.late
+    with (
+        _inside(ops.draw_from, (DRAWS.index(whose),), (0,)),
+        _inside(ops.have_generator, (generator,), (True,)),
+    ):
         yield
-    finally:
-        torch.ops.late.draw_from(0)
-        torch.ops.late.have_generator(True)
 
 
-@contextlib.contextmanager
-def delayed(compute: int, side: int) -> Iterator[None]:
+def delayed(compute: int, side: int) -> Context:
     """Inside, streams run by themselves, each task up to so many microseconds late: `compute` those
     of default streams, `side` all others."""
-    torch.ops.late.configure(False, compute, side)
-    try:
-        yield
-    finally:
-        torch.ops.late.configure(True, 0, 0)
+    return _inside(torch.ops.late.configure, (False, compute, side), (True, 0, 0))
 
 
-@contextlib.contextmanager
-def limited(*, device: int = -1, host: int = -1) -> Iterator[None]:
+def limited(*, device: int = -1, host: int = -1) -> Context:
     """Inside, so many bytes of memory may be in use on each device, and pinned."""
-    torch.ops.late.limit(device, host)
-    try:
-        yield
-    finally:
-        torch.ops.late.limit(-1, -1)
+    return _inside(torch.ops.late.limit, (device, host), (-1, -1))
 
 
-@contextlib.contextmanager
-def shared(*, others: int) -> Iterator[None]:
+def shared(*, others: int) -> Context:
     """Inside, other processes have so many bytes of each device's memory."""
-    torch.ops.late.let_others_have(others)
-    try:
-        yield
-    finally:
-        torch.ops.late.let_others_have(0)
+    return _inside(torch.ops.late.let_others_have, (others,), (0,))
 
 
-@contextlib.contextmanager
-def broken() -> Iterator[None]:
+def broken() -> Context:
     """Inside, every call fails, as after a device's assert."""
-    torch.ops.late.break_device(True)
-    try:
-        yield
-    finally:
-        torch.ops.late.break_device(False)
+    return _inside(torch.ops.late.break_device, (True,), (False,))
 
 
 class Graph:
@@ -199,6 +190,10 @@ class Graph:
 
     def replay(self) -> None:
         torch.ops.late.replay(self._number)
+
+    def replay_and_wait(self) -> None:
+        self.replay()
+        synchronize()
 
 
 def each_wait_left_out(program: Callable[[], object]) -> Iterator[tuple[int, object, list[str]]]:

@@ -88,15 +88,16 @@ class Call {
         kType, static_cast<c10::DeviceIndex>(device_ ? resolved(*device_) : currentDevice));
   }
 
+  bool isWritten(size_t argument) const {
+    const auto* alias = schema_.arguments()[argument].alias_info();
+    return alias != nullptr && alias->isWrite();
+  }
+
   Uses uses() const {
     Uses found;
     for (size_t i = 0; i < arguments_.size(); ++i) {
-      const auto* alias = schema_.arguments()[i].alias_info();
-      const bool writes = alias != nullptr && alias->isWrite();
       mapTensors(arguments_[i], [&](const at::Tensor& tensor) {
-        if (tensor.defined()) {
-          addUse(found, tensor, writes);
-        }
+        addUse(found, tensor, isWritten(i));
         return tensor;
       });
     }
@@ -139,8 +140,7 @@ class Call {
   // An `out=` may have grown.
   void growOutputs(const std::vector<c10::IValue>& planned) {
     for (size_t i = 0; i < arguments_.size(); ++i) {
-      const auto* alias = schema_.arguments()[i].alias_info();
-      if (alias != nullptr && alias->isWrite() && arguments_[i].isTensor()) {
+      if (isWritten(i) && arguments_[i].isTensor()) {
         resizeTensor(arguments_[i].toTensor(), planned[i].toTensor().sizes());
         onCpu_[i] = shown(arguments_[i].toTensor());
       }
@@ -253,9 +253,7 @@ class Call {
     const bool given = generator_ && arguments_[*generator_].isGenerator();
     if (settings.draws == Draws::FromCpu) {
       op_.callBoxed(&values);  // with a generator of the device it raises
-      return;
-    }
-    {
+    } else {
       const Drawing drawing(
           settings.draws == Draws::FromHidden ? hiddenGenerator()
           : given                             ? generator()
@@ -280,12 +278,8 @@ class Call {
       return tensor;
     }
     const at::Tensor copy = emptyLike(tensor, *device_);
-    Uses written;
-    addUse(written, copy, true);
-    enqueue(stream_, name_ + " (results)", written, [to = shown(copy), tensor] {
-      const Below inside;
-      to.copy_(tensor);
-    });
+    launch(
+        stream_, name_ + " (results)", {}, copy, [to = shown(copy), tensor] { to.copy_(tensor); });
     return copy;
   }
 

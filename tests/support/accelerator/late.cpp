@@ -42,17 +42,17 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", late::empty);
   m.impl("empty_strided", late::emptyStrided);
-  m.impl("as_strided", late::asStrided);
-  m.impl("view", late::view);
-  m.impl("unfold", late::unfold);
+  m.impl("as_strided", TORCH_FN(at::cpu::as_strided));
+  m.impl("view", TORCH_FN(at::native::view));
+  m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
   m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
-  m.impl("_reshape_alias", late::reshapeAlias);
+  m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
   m.impl("resize_", late::resize);
   m.impl("_copy_from", late::copyFrom);
   m.impl("_copy_from_and_resize", late::copyFromAndResize);
   m.impl("_local_scalar_dense", late::item);
-  m.impl("set_.source_Tensor", late::setTensor);
+  m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
   m.impl("set_.source_Storage", late::setStorage);
   m.impl("set_.source_Storage_storage_offset", late::setStorageAt);
   m.impl("record_stream", late::recordStream);

@@ -72,9 +72,8 @@ inline void endQuarantine() {
 }
 
 inline void tellProfiler(void* memory, int64_t bytes, int stream) {
-  const c10::Device device(kType, static_cast<c10::DeviceIndex>(stream / kStreamsEach));
   c10::reportMemoryUsageToProfiler(
-      memory, bytes, deviceUsage[stream / kStreamsEach].now, 0, device);
+      memory, bytes, deviceUsage[stream / kStreamsEach].now, 0, deviceOf(stream));
 }
 
 inline void freeOnDevice(void* memory) {

@@ -59,36 +59,10 @@ inline at::Tensor emptyStrided(
       c10::dtype_or_default(dtype));
 }
 
-inline at::Tensor asStrided(
-    const at::Tensor& self,
-    c10::SymIntArrayRef size,
-    c10::SymIntArrayRef stride,
-    std::optional<c10::SymInt> offset) {
-  return at::cpu::as_strided_symint(self, size, stride, offset);
-}
-
-inline at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef size) {
-  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(size));
-}
-
-inline at::Tensor unfold(const at::Tensor& self, int64_t dim, int64_t size, int64_t step) {
-  return at::native::unfold(self, dim, size, step);
-}
-
-inline at::Tensor reshapeAlias(
-    const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
-  return at::native::_reshape_alias(
-      self, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
-}
-
 inline const at::Tensor& resize(
-    const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> format) {
-  resizeTensor(self, C10_AS_INTARRAYREF_SLOW(size), format);
+    const at::Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  resizeTensor(self, size, format);
   return self;
-}
-
-inline at::Tensor& setTensor(at::Tensor& self, const at::Tensor& source) {
-  return at::native::set_tensor_(self, source);
 }
 
 inline at::Tensor& setStorage(at::Tensor& self, at::Storage storage) {
@@ -120,6 +94,10 @@ inline at::Tensor sameMemory(const at::Tensor& tensor) {
       tensor);
 }
 
+inline int streamFor(const at::Tensor& tensor) {
+  return currentOf[tensor.device().index()];
+}
+
 inline void copyLater(int stream, const char* what, const at::Tensor& from, const at::Tensor& to) {
   const auto seenBy = [](const at::Tensor& tensor) {
     return isOurs(tensor) ? shown(tensor) : sameMemory(tensor);
@@ -132,15 +110,13 @@ inline void copyLater(int stream, const char* what, const at::Tensor& from, cons
 }
 
 inline void copyToDevice(const at::Tensor& from, const at::Tensor& to, bool async) {
-  const int stream = currentOf[to.device().index()];
+  const int stream = streamFor(to);
   if (async && isPinned(addressOf(from))) {
     copyLater(stream, "copy to device", from, to);
     return;
   }
-  enqueue(stream, "copy to device", {{addressOf(to), true}}, [from = from.clone(), to = shown(to)] {
-    const Below inside;
-    to.copy_(from);
-  });
+  launch(
+      stream, "copy to device", {}, to, [from = from.clone(), to = shown(to)] { to.copy_(from); });
   if (!async) {
     called("copies that the host waited for");
     finish(stream);
@@ -148,7 +124,7 @@ inline void copyToDevice(const at::Tensor& from, const at::Tensor& to, bool asyn
 }
 
 inline void copyToHost(const at::Tensor& from, const at::Tensor& to, bool async) {
-  const int stream = currentOf[from.device().index()];
+  const int stream = streamFor(from);
   copyLater(stream, "copy to host", from, to);
   if (!async || !isPinned(addressOf(to))) {
     called("copies that the host waited for");
@@ -158,8 +134,8 @@ inline void copyToHost(const at::Tensor& from, const at::Tensor& to, bool async)
 
 // On the source's stream, with both devices' streams behind each other.
 inline void copyBetween(const at::Tensor& from, const at::Tensor& to) {
-  const int source = currentOf[from.device().index()];
-  const int target = currentOf[to.device().index()];
+  const int source = streamFor(from);
+  const int target = streamFor(to);
   if (source != target) {
     waitFor(source, endOf(target));
   }
@@ -199,13 +175,10 @@ inline at::Scalar item(const at::Tensor& self) {
 // A device kernel for an operator that decomposes elsewhere, with bits of its own.
 inline at::Tensor mishBackward(const at::Tensor& gradient, const at::Tensor& self) {
   const at::Tensor result = emptyLike(self, self.device());
-  const auto task = [g = shown(gradient), x = shown(self), y = shown(result)] {
-    const Below inside;
+  const auto kernel = [g = shown(gradient), x = shown(self), y = shown(result)] {
     y.copy_(g.mul(x).mul(3));
   };
-  const Uses uses{
-      {addressOf(gradient), false}, {addressOf(self), false}, {addressOf(result), true}};
-  enqueue(currentOf[self.device().index()], "mish_backward", uses, task);
+  launch(streamFor(self), "mish_backward", {gradient, self}, result, kernel);
   return result;
 }
 
@@ -223,8 +196,7 @@ inline std::tuple<at::Tensor, at::Tensor> nativeDropout(
     numbers = from.next();
     from.advance();
   }
-  const auto task = [=, x = shown(input), y = shown(result), m = shown(mask)] {
-    const Below inside;
+  const auto kernel = [=, x = shown(input), y = shown(result), m = shown(mask)] {
     m.fill_(true);
     if (numbers) {
       m.bernoulli_(1 - probability, numbers->generator());
@@ -232,11 +204,7 @@ inline std::tuple<at::Tensor, at::Tensor> nativeDropout(
     const double scale = !draws || probability == 1 ? 1 : 1 / (1 - probability);
     y.copy_(x.mul(m).mul(scale));
   };
-  Uses uses;
-  addUse(uses, input, false);
-  addUse(uses, result, true);
-  addUse(uses, mask, true);
-  enqueue(currentStream(), "native_dropout", uses, task);
+  launch(currentStream(), "native_dropout", {input}, {result, mask}, kernel);
   return {result, mask};
 }
 
@@ -270,16 +238,10 @@ inline at::Tensor convolution(
   const at::Tensor b = bias.value_or(at::Tensor());
   const at::Tensor result =
       emptyLike(how.forward(planOf(x), planOf(w), planOf(b)).contiguous(), x.device());
-  Uses uses;
-  addUse(uses, x, false);
-  addUse(uses, w, false);
-  addUse(uses, b, false);
-  addUse(uses, result, true);
-  const auto task = [how, x = shown(x), w = shown(w), b = shown(b), to = shown(result)] {
-    const Below inside;
+  const auto kernel = [how, x = shown(x), w = shown(w), b = shown(b), to = shown(result)] {
     to.copy_(how.forward(x, w, b));
   };
-  enqueue(currentOf[x.device().index()], "convolution", uses, task);
+  launch(streamFor(x), "convolution", {x, w, b}, result, kernel);
   return result;
 }
 
@@ -302,19 +264,13 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolutionBackward(
       planOf(x).contiguous(), planOf(w).contiguous(), at::empty({channels}, planOf(w).options())};
   std::array<at::Tensor, 3> results;
   std::array<at::Tensor, 3> targets;
-  Uses uses;
-  addUse(uses, gradient, false);
-  addUse(uses, x, false);
-  addUse(uses, w, false);
   for (int i = 0; i < 3; ++i) {
     if (wanted[i]) {
       results[i] = emptyLike(plans[i], x.device());
       targets[i] = shown(results[i]);
-      addUse(uses, results[i], true);
     }
   }
-  const auto task = [=, g = shown(gradient), x = shown(x), w = shown(w)] {
-    const Below inside;
+  const auto kernel = [=, g = shown(gradient), x = shown(x), w = shown(w)] {
     const std::vector<int64_t> bias{channels};
     const auto [a, b, c] = at::convolution_backward(
         g,
@@ -335,7 +291,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolutionBackward(
       }
     }
   };
-  enqueue(currentOf[x.device().index()], "convolution_backward", uses, task);
+  launch(streamFor(x), "convolution_backward", {gradient, x, w}, results, kernel);
   return {results[0], results[1], results[2]};
 }
 

@@ -9,7 +9,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "memory.h"
@@ -132,6 +134,26 @@ inline void addUse(Uses& uses, const at::Tensor& tensor, bool writes) {
   if (isOurs(tensor) && tensor.numel() > 0) {
     uses.push_back({addressOf(tensor), writes});
   }
+}
+
+// Queues a kernel that reads and writes these tensors, as far as they are of the device.
+inline void launch(
+    int stream,
+    const std::string& what,
+    std::initializer_list<at::Tensor> reads,
+    c10::ArrayRef<at::Tensor> writes,
+    Task kernel) {
+  Uses uses;
+  for (const at::Tensor& tensor : reads) {
+    addUse(uses, tensor, false);
+  }
+  for (const at::Tensor& tensor : writes) {
+    addUse(uses, tensor, true);
+  }
+  enqueue(stream, what, uses, [kernel = std::move(kernel)] {
+    const Below inside;
+    kernel();
+  });
 }
 
 }  // namespace late

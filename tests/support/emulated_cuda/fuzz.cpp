@@ -36,6 +36,13 @@ int64_t oneOf(const int64_t (&choices)[kCount]) {
   return choices[below(kCount)];
 }
 
+constexpr bool kCpu = false;
+constexpr bool kDevice = true;
+
+const PageMover& mover(bool where) {
+  return where == kDevice ? *ebbCudaPageMover() : cpuPageMover();
+}
+
 // The same bytes in the memory of the CPU and of the device.
 class Bytes {
  public:
@@ -54,22 +61,18 @@ class Bytes {
   Bytes& operator=(const Bytes&) = delete;
 
   template <class T = void>
-  T* cpu() {
-    return reinterpret_cast<T*>(cpu_.data());
-  }
-  template <class T = void>
-  T* device() {
-    return static_cast<T*>(device_);
+  T* in(bool where) {
+    return static_cast<T*>(where == kDevice ? device_ : cpu_.data());
   }
   void copyToDevice() {
     std::memcpy(device_, cpu_.data(), bytes_);
   }
   void compare() {
-    compareWith(device<unsigned char>());
+    compareWith(device_);
   }
   void compareWith(const void* found) {
     const auto* is = static_cast<const unsigned char*>(found);
-    const auto* expected = cpu<unsigned char>();
+    const auto* expected = in<unsigned char>(kCpu);
     if (std::memcmp(is, expected, bytes_) != 0) {
       const auto at = std::mismatch(is, is + bytes_, expected).first - is;
       emulated::fail(
@@ -99,32 +102,27 @@ class Pool {
       free_[tier].emplace(shape.isStack ? 0 : pages * sizeof(int64_t), name + "free pages");
       rows_[tier].emplace(pages * shape.pageRows * shape.rowBytes, name + "rows");
     }
-    auto& cpu = *state_.cpu<PagePoolState>();
-    cpu = {};
-    cpu.pageRows = shape.pageRows;
-    cpu.rowBytes = shape.rowBytes;
-    cpu.isStack = shape.isStack ? 1 : 0;
-    for (int tier = 0; tier < 2; ++tier) {
-      cpu.tiers[tier].capacity = shape.pages[tier];
-    }
-    *state_.device<PagePoolState>() = cpu;
-    for (int tier = 0; tier < 2; ++tier) {
-      place(tier, *state_.device<PagePoolState>(), *free_[tier], *rows_[tier], true);
-      place(tier, cpu, *free_[tier], *rows_[tier], false);
+    for (const bool where : {kCpu, kDevice}) {
+      PagePoolState& state = *in(where);
+      state = {};
+      state.pageRows = shape.pageRows;
+      state.rowBytes = shape.rowBytes;
+      state.isStack = shape.isStack ? 1 : 0;
+      for (int tier = 0; tier < 2; ++tier) {
+        state.tiers[tier].capacity = shape.pages[tier];
+        place(tier, state, where);
+      }
     }
   }
 
-  PagePoolState* cpu() {
-    return state_.cpu<PagePoolState>();
-  }
-  PagePoolState* device() {
-    return state_.device<PagePoolState>();
+  PagePoolState* in(bool where) {
+    return state_.in<PagePoolState>(where);
   }
 
   void compare() {
-    PagePoolState found = *device();
+    PagePoolState found = *in(kDevice);
     for (int tier = 0; tier < 2; ++tier) {
-      place(tier, found, *free_[tier], *rows_[tier], false);
+      place(tier, found, kCpu);
       free_[tier]->compare();
       rows_[tier]->compare();
     }
@@ -132,9 +130,9 @@ class Pool {
   }
 
  private:
-  static void place(int tier, PagePoolState& state, Bytes& free, Bytes& rows, bool onDevice) {
-    state.tiers[tier].free = onDevice ? free.device<int64_t>() : free.cpu<int64_t>();
-    state.tiers[tier].rows = onDevice ? rows.device<unsigned char>() : rows.cpu<unsigned char>();
+  void place(int tier, PagePoolState& state, bool where) {
+    state.tiers[tier].free = free_[tier]->in<int64_t>(where);
+    state.tiers[tier].rows = rows_[tier]->in<unsigned char>(where);
   }
 
   Bytes state_;
@@ -146,14 +144,11 @@ class Ticket {
  public:
   Ticket(int64_t rows, const Shape& shape)
       : whole{rows, shape.rowBytes}, state_(bytesFor(rows, shape), "a ticket") {
-    *cpu() = {};
+    *in(kCpu) = {};
     state_.copyToDevice();
   }
-  PageTicketState* cpu() {
-    return state_.cpu<PageTicketState>();
-  }
-  PageTicketState* device() {
-    return state_.device<PageTicketState>();
+  PageTicketState* in(bool where) {
+    return state_.in<PageTicketState>(where);
   }
   void compare() {
     state_.compare();
@@ -215,7 +210,7 @@ class Schedule {
   void run() {
     reset();
     for (int64_t count = 2 + below(30); count > 0; --count) {
-      const int64_t errors = pool_.cpu()->errors;
+      const int64_t errors = pool_.in(kCpu)->errors;
       step();
       countErrors(errors);
     }
@@ -223,7 +218,7 @@ class Schedule {
 
  private:
   void step() {
-    if (oneIn(pool_.cpu()->errors != 0 ? 3 : 40)) {
+    if (oneIn(pool_.in(kCpu)->errors != 0 ? 3 : 40)) {
       return reset();
     }
     const bool in = oneIn(2);
@@ -245,8 +240,8 @@ class Schedule {
     std::vector<Ticket*> found;
     const bool any = oneIn(12);
     for (const auto& ticket : tickets_) {
-      const auto& state = *ticket->cpu();
-      const bool isLive = state.use == kPageTicketLive && state.epoch == pool_.cpu()->epoch;
+      const auto& state = *ticket->in(kCpu);
+      const bool isLive = state.use == kPageTicketLive && state.epoch == pool_.in(kCpu)->epoch;
       if (any || isLive == live) {
         found.push_back(ticket.get());
       }
@@ -267,22 +262,19 @@ class Schedule {
     say("stash of " + std::to_string(rows) + " of " + std::to_string(all) + " rows");
     Bytes tensor(all * shape_.rowBytes, "the tensor", misaligned());
     Bytes count(sizeof rows, "the count");
-    *count.cpu<int64_t>() = rows;
+    *count.in<int64_t>(kCpu) = rows;
     count.copyToDevice();
-    cpuPageMover().stash(
-        pool_.cpu(), ticket.cpu(), ticket.whole, tensor.cpu(), count.cpu<int64_t>(), nullptr);
-    ebbCudaPageMover()->stash(
-        pool_.device(),
-        ticket.device(),
-        ticket.whole,
-        tensor.device(),
-        count.device<int64_t>(),
-        nullptr);
+    for (const bool where : {kCpu, kDevice}) {
+      auto* rows = count.in<int64_t>(where);
+      mover(where).stash(
+          pool_.in(where), ticket.in(where), ticket.whole, tensor.in(where), rows, nullptr);
+    }
     tensor.compare();
     count.compare();
     compare();
     ++counts["stashes"];
-    counts["spills"] += pool_.cpu()->errors == 0 && rows > 0 && ticket.cpu()->tier == 1 ? 1 : 0;
+    counts["spills"] +=
+        pool_.in(kCpu)->errors == 0 && rows > 0 && ticket.in(kCpu)->tier == 1 ? 1 : 0;
   }
 
   void restore(Ticket& ticket) {
@@ -290,9 +282,10 @@ class Schedule {
     const PageFill fill{static_cast<PageDeadRows>(below(3)), byte(), byte(), oneIn(4)};
     say("restore of " + std::to_string(ticket.whole.count) + " rows");
     Bytes tensor(ticket.whole.count * shape_.rowBytes, "the tensor", misaligned());
-    cpuPageMover().restore(pool_.cpu(), ticket.cpu(), ticket.whole, tensor.cpu(), fill, nullptr);
-    ebbCudaPageMover()->restore(
-        pool_.device(), ticket.device(), ticket.whole, tensor.device(), fill, nullptr);
+    for (const bool where : {kCpu, kDevice}) {
+      mover(where).restore(
+          pool_.in(where), ticket.in(where), ticket.whole, tensor.in(where), fill, nullptr);
+    }
     tensor.compare();
     compare();
     countRestore(ticket, fill);
@@ -300,16 +293,18 @@ class Schedule {
 
   void giveBack(Ticket& ticket) {
     say("pages given back");
-    cpuPageMover().giveBack(pool_.cpu(), ticket.cpu(), nullptr);
-    ebbCudaPageMover()->giveBack(pool_.device(), ticket.device(), nullptr);
+    for (const bool where : {kCpu, kDevice}) {
+      mover(where).giveBack(pool_.in(where), ticket.in(where), nullptr);
+    }
     compare();
     ++counts["given back"];
   }
 
   void reset() {
     say("reset");
-    cpuPageMover().reset(pool_.cpu(), nullptr);
-    ebbCudaPageMover()->reset(pool_.device(), nullptr);
+    for (const bool where : {kCpu, kDevice}) {
+      mover(where).reset(pool_.in(where), nullptr);
+    }
     compare();
     ++counts["resets"];
   }
@@ -327,9 +322,9 @@ class Schedule {
   }
 
   void countRestore(Ticket& ticket, const PageFill& fill) {
-    const bool worked = pool_.cpu()->errors == 0;
+    const bool worked = pool_.in(kCpu)->errors == 0;
     ++counts[worked ? "restores" : "failed restores"];
-    if (worked && ticket.cpu()->rows < ticket.whole.count) {
+    if (worked && ticket.in(kCpu)->rows < ticket.whole.count) {
       ++counts["dead rows, fill " + std::to_string(static_cast<int>(fill.deadRows))];
     }
     counts["kept pages"] += worked && fill.keepsPages ? 1 : 0;
@@ -337,7 +332,7 @@ class Schedule {
 
   void countErrors(int64_t before) {
     for (int64_t bit = 1; bit <= kAlreadyStashed; bit *= 2) {
-      if ((pool_.cpu()->errors & ~before & bit) != 0) {
+      if ((pool_.in(kCpu)->errors & ~before & bit) != 0) {
         ++counts["error " + std::to_string(bit)];
       }
     }
