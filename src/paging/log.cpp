@@ -2,7 +2,6 @@
 
 #include <ATen/ceil_div.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace ebb {
@@ -32,7 +31,7 @@ void PageLog::gone(size_t number) {
 PageNeeds PageLog::takeNeeds(
     int64_t pageRows, const std::function<bool(const ScheduleEntry&)>& skipped) {
   struct Use {
-    PageNeed now;               // after the records so far; without `largest`
+    PageNeed now;               // after the records so far; `largest`: of the last record
     std::vector<size_t> stack;  // numbers of the tensors
   };
   PageNeeds needs;
@@ -49,6 +48,7 @@ PageNeeds PageLog::takeNeeds(
     now.pages += sign * at::ceil_div(record.rows, pageRows);
     now.rows += sign * record.rows;
     now.padded += sign * record.total;
+    now.largest = record.rows;
     if (isNew) {
       now.stackRows += record.rows;
       stack.push_back(number);
@@ -57,12 +57,7 @@ PageNeeds PageLog::takeNeeds(
     for (; !stack.empty() && isGone[stack.back()]; stack.pop_back()) {
       now.stackRows -= records_[stack.back()].rows;
     }
-    PageNeed& need = needs[record.pool];
-    need.pages = std::max(need.pages, now.pages);
-    need.stackRows = std::max(need.stackRows, now.stackRows);
-    need.rows = std::max(need.rows, now.rows);
-    need.padded = std::max(need.padded, now.padded);
-    need.largest = std::max(need.largest, record.rows);
+    needs[record.pool].raiseTo(now);
   }
   records_.clear();
   return needs;

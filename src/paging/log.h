@@ -5,6 +5,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -36,6 +37,14 @@ struct PageNeed {
   int64_t rows = 0;       // valid rows at a time
   int64_t padded = 0;     // rows at a time, valid and padding
   int64_t largest = 0;    // valid rows of one tensor
+
+  void raiseTo(const PageNeed& other) {
+    pages = std::max(pages, other.pages);
+    stackRows = std::max(stackRows, other.stackRows);
+    rows = std::max(rows, other.rows);
+    padded = std::max(padded, other.padded);
+    largest = std::max(largest, other.largest);
+  }
 };
 using PageNeeds = std::map<PoolKey, PageNeed>;
 

@@ -23,26 +23,18 @@ struct Stretch {
   size_t nbytes;
 };
 
-// Adds the events of `line` in eager, and the stretches of its held memory.
-void addLine(
-    const Line& line,
-    JournalTime now,
-    const OnlyOurs& ours,
-    std::vector<Stretch>& held,
-    std::vector<Event>& events) {
-  const JournalTime end = line.times.ended == kNever ? now : line.times.ended;
+// Adds the stretches of memory that ebb holds because of `line`, which ended at `end`.
+void addStretches(const Line& line, JournalTime end, std::vector<Stretch>& held) {
   switch (line.fate) {
     case Fate::Unneeded:
     case Fate::Result:
-      return;
-    case Fate::Copied:
-      held.push_back({line.memory.address, line.times.made, end, line.memory.nbytes});
-      return;
+      break;
     case Fate::Outside:
       if (!OnlyOurs::has(line)) {
-        return;
+        break;
       }
       [[fallthrough]];
+    case Fate::Copied:
     case Fate::Saved:
     case Fate::Kept:
     case Fate::Escaped:
@@ -57,10 +49,6 @@ void addLine(
         held.push_back({line.memory.backAt, line.times.back, end, line.memory.nbytes});
       }
       break;
-  }
-  if (ours.isInEager(line)) {
-    events.push_back({line.times.made, 0, static_cast<int64_t>(line.memory.nbytes)});
-    events.push_back({end, 0, -static_cast<int64_t>(line.memory.nbytes)});
   }
 }
 
@@ -90,7 +78,14 @@ std::vector<Event> eventsInOrder(
   std::vector<Event> events;
   std::vector<Stretch> stretches;
   for (const Line& line : lines) {
-    addLine(line, now, ours, stretches, events);
+    const JournalTime end = line.times.ended == kNever ? now : line.times.ended;
+    addStretches(line, end, stretches);
+    const bool isPart =
+        line.fate != Fate::Unneeded && line.fate != Fate::Result && line.fate != Fate::Copied;
+    if (isPart && ours.isInEager(line)) {
+      events.push_back({line.times.made, 0, static_cast<int64_t>(line.memory.nbytes)});
+      events.push_back({end, 0, -static_cast<int64_t>(line.memory.nbytes)});
+    }
   }
   addHeld(stretches, events);
   std::stable_sort(
