@@ -14,7 +14,7 @@ Room& Room::get() {
 }
 
 Room::Room() {
-  setReserve(Reserve::Kept, [](Shortage shortage) { return get().giveBack(shortage); });
+  setReserve(Reserve::Recomputable, [](Shortage shortage) { return get().giveBack(shortage); });
 }
 
 void Room::opened(const c10::intrusive_ptr<Graph>& graph) {

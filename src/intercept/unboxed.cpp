@@ -161,7 +161,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
       return op_.redispatch(below, std::forward<Arguments>(arguments)...);
     }
     Shown<std::remove_cvref_t<Arguments>...> shown(arguments...);
-    std::optional<Kept> result;
+    std::optional<Stored> result;
     std::optional<ShownResult<std::remove_reference_t<Result>>> shownResult;
     auto run = [&]() -> const c10::IValue* {
       result.emplace(op_.redispatch(below, arguments...));  // not moved: the op may be run again
@@ -178,7 +178,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
 
  private:
   // A result by value, or a reference to the argument that the op wrote.
-  using Kept = std::conditional_t<
+  using Stored = std::conditional_t<
       std::is_reference_v<Result>,
       std::reference_wrapper<std::remove_reference_t<Result>>,
       Result>;

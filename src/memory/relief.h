@@ -29,7 +29,7 @@ enum class Shortage : uint8_t { None, Host, Device };
 
 // The parts of ebb with memory to free, in the order in which ebb asks them: values on their way to
 // the host, and recomputable values that regions keep.
-enum class Reserve : uint8_t { Leaving, Kept };
+enum class Reserve : uint8_t { Leaving, Recomputable };
 
 // Frees some memory of the given kind; returns false if there is none. The caller may hold a
 // graph's lock and others. So the function must not wait for another graph's lock; it may only try

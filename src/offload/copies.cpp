@@ -147,7 +147,7 @@ void Copies::firstHasLeft() {
 }
 
 void Copies::beforeWrite(HostStash& stash) {
-  if (stash.state() == State::Kept) {
+  if (stash.state() == State::NotSent) {
     takeOut(now_.kept, stash);
     startLeaving(stash);
   }
@@ -177,7 +177,7 @@ void Copies::finishLeaving(HostStash& stash) {
 // Keeps a stash on the device whose copy to the host failed.
 void Copies::stays(HostStash& stash, const TransferEvent& left) {
   stash.warnOfFailure("stays in memory", left.error());
-  stash.become(State::Kept);
+  stash.become(State::NotSent);
 }
 
 // The copy of a stash to the host has failed, and the program is about to write to the storage.
@@ -267,7 +267,7 @@ void Copies::fetched(HostStash& stash) {
     --place->unfetched;
     takeOut(place->kept, stash);
   }
-  if (stash.state() == State::Kept || stash.state() == State::Away) {
+  if (stash.state() == State::NotSent || stash.state() == State::Away) {
     giveHostMemory(stash);  // otherwise the copy is in progress, or was handled
   }
   stash.become(State::Back);

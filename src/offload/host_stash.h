@@ -38,7 +38,7 @@ using StashesInOrder = std::
 // Only the engine that sent the stash accesses the members, under the engine's lock.
 struct EBB_API HostStash final : Stash, InArena {
   enum class State : uint8_t {
-    Kept,       // still on the device: the copy has not begun, or has failed
+    NotSent,    // still on the device: the copy has not begun, or has failed
     Leaving,    // being copied to the host
     Away,       // on the host only; if `written` is set, being copied to disk
     Spilled,    // on disk only
@@ -49,10 +49,10 @@ struct EBB_API HostStash final : Stash, InArena {
 
   // The states that may follow each state, and why.
   static constexpr std::pair<State, State> kTransitions[] = {
-      {State::Kept, State::Leaving},     // enough later values were sent, or a write is coming
-      {State::Kept, State::Back},        // backward needs it
+      {State::NotSent, State::Leaving},  // enough later values were sent, or a write is coming
+      {State::NotSent, State::Back},     // backward needs it
       {State::Leaving, State::Away},     // the copy has ended, or a write waits for the copy
-      {State::Leaving, State::Kept},     // the copy failed
+      {State::Leaving, State::NotSent},  // the copy failed
       {State::Leaving, State::Back},     // backward needs it: the bytes are still on the device
       {State::Away, State::Returning},   // backward needs it, now or soon
       {State::Away, State::Spilled},     // the copy to disk has ended
@@ -134,7 +134,7 @@ struct EBB_API HostStash final : Stash, InArena {
   Return back;
 
  private:
-  State state_ = State::Kept;
+  State state_ = State::NotSent;
 };
 
 // Null if the last reference is being dropped: see Note [Lists of stashes that may be dying].

@@ -144,7 +144,7 @@ void Offload::takeLiving(HostStash& stash, const c10::Storage& living) {
 }
 
 void Offload::bringBack(HostStash& stash, c10::Stream compute) {
-  const bool onDevice = stash.state() == State::Kept || stash.state() == State::Leaving;
+  const bool onDevice = stash.state() == State::NotSent || stash.state() == State::Leaving;
   if (!onDevice) {
     checkPlace(stash);
   }
@@ -175,7 +175,7 @@ void Offload::takeBack(HostStash& stash, c10::Stream compute) {
 
 void Offload::beforeWrite(HostStash& stash) {
   const Lock lock(context_.shared.mutex);
-  if (stash.state() == State::Kept || stash.state() == State::Leaving) {
+  if (stash.state() == State::NotSent || stash.state() == State::Leaving) {
     copies_.noticeCapture(stash.device());
     checkPlace(stash);
     copies_.beforeWrite(stash);

@@ -23,7 +23,9 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   }
   auto* storage = value->home.bytes().unsafeGetStorageImpl();
   const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
-  return {storage, holders - std::min<size_t>(holders, value->rare->entry->line()->use.storages)};
+  return {
+      storage,
+      holders - std::min<size_t>(holders, value->rare->entry->line()->use.handlesWithStorage)};
 }
 
 // The current region and module, and the op's name `op`.
@@ -130,7 +132,7 @@ bool isReported(const Context& context, const at::Tensor& tensor) {
 [[gnu::cold]] void notePacked(Value& value, const at::Tensor& tensor, bool kept) {
   Entry::update(value.rare->entry, [&](Line& line) {
     line.use.packed = true;
-    line.use.storages += tensor.grad_fn() != nullptr;
+    line.use.handlesWithStorage += tensor.grad_fn() != nullptr;
     if (line.fate == Fate::Offloaded || line.fate == Fate::Paged) {
       return;
     }

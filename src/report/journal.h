@@ -72,10 +72,10 @@ struct LineMemory {
 
 // The users of a value.
 struct LineUse {
-  bool packed = false;    // by autograd
-  bool wasRead = false;   // input of a replay in a report
-  bool wasLast = false;   // made outside, and ebb dropped the last reference
-  uint32_t storages = 0;  // from outside: number of autograd's handles that hold the storage
+  bool packed = false;              // by autograd
+  bool wasRead = false;             // input of a replay in a report
+  bool wasLast = false;             // made outside, and ebb dropped the last reference
+  uint32_t handlesWithStorage = 0;  // from outside: number of autograd's handles with the storage
 };
 
 // The replays of a value.
