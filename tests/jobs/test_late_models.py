@@ -164,13 +164,14 @@ def test_a_model_is_exported_after_two_steps(install):
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_optimizer_step_that_is_compiled(install):
-    expected = train(net(), 4)
+    def trained():
+        model = net()
+        optimizer = sgd(model)
+        optimizer.step = torch.compile(optimizer.step, backend="eager")
+        return train(model, 4, optimizer)
+
+    expected = trained()
     install("[01]")
-    model = net()
-    optimizer = sgd(model)
-    optimizer.step = torch.compile(optimizer.step, backend="eager")
 
-    found = train(model, 4, optimizer)
-
-    assert all(map(same_bits, found, expected))
+    assert all(map(same_bits, trained(), expected))
     torch._dynamo.reset()

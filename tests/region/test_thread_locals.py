@@ -124,6 +124,7 @@ print(while_there, resident() - before)
 """
 
 
+@pytest.mark.not_sanitized
 def test_a_large_graph_leaves_no_memory_behind():
     """In a process of its own: what other tests have freed may be there to be used again."""
     while_there, after = map(int, run_process(["-c", LARGE_GRAPH]).split())
