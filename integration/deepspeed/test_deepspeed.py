@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import ebb
-from ebb._launch import takeover
-from ebb._launch.frameworks import calls
+from ebb._launch import frameworks, takeover
 
 checkpointing = pytest.importorskip(
     "deepspeed.runtime.activation_checkpointing.checkpointing", reason="needs DeepSpeed"
@@ -99,15 +98,16 @@ def test_a_keyword_is_passed_on():
     assert torch.equal(y, x.sin() * 3.0)
 
 
-@pytest.mark.usefixtures("taken_over")
 @pytest.mark.parametrize(
     ("flag", "key"),
     [("CPU_CHECKPOINT", "cpu_checkpointing"), ("PARTITION_ACTIVATIONS", "partition_activations")],
 )
-def test_settings_of_its_own_are_left_to_it(flag, key, capfd, monkeypatch):
+def test_settings_of_its_own_are_left_to_it(flag, key, capfd, monkeypatch, request):
     monkeypatch.setattr(checkpointing, flag, True)
+    monkeypatch.setattr(
+        frameworks.takeover, "copy_of", lambda copied: lambda *args: copied.__name__
+    )
+    request.getfixturevalue("taken_over")
 
-    result = calls.deepspeed(lambda function, *args: "deepspeed's", torch.sin, torch.randn(4))
-
-    assert result == "deepspeed's"
+    assert checkpointing.checkpoint(torch.sin, torch.randn(4)) == "checkpoint"
     assert f"{key} is on" in capfd.readouterr().err

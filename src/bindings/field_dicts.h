@@ -36,8 +36,12 @@ template <class Enum>
 struct NumberCaster {
   PYBIND11_TYPE_CASTER(Enum, pybind11::detail::const_name("int"));
 
-  bool load(pybind11::handle from, bool) {
-    value = static_cast<Enum>(from.cast<int>());
+  bool load(pybind11::handle from, bool convert) {
+    pybind11::detail::make_caster<int> number;
+    if (!number.load(from, convert)) {
+      return false;
+    }
+    value = static_cast<Enum>(pybind11::detail::cast_op<int>(number));
     return true;
   }
   static pybind11::handle cast(Enum from, pybind11::return_value_policy, pybind11::handle) {

@@ -61,6 +61,9 @@ c10::Synchronized<std::set<uint64_t>>& abandoned() {
   return *ids;
 }
 
+// True if abandoned() is not empty. Nested regions read it on entry, without the lock.
+std::atomic<bool> anyAbandoned{false};
+
 Recorder* threadsRecorderForPacking();
 
 // Note [Regions that are split]
@@ -175,7 +178,10 @@ class ThreadRegions {
       --depth;
     }
     if (depth == 0) {
-      abandoned().withLock([id](auto& ids) { ids.insert(id); });
+      abandoned().withLock([id](auto& ids) {
+        ids.insert(id);
+        anyAbandoned = true;
+      });
       TORCH_CHECK(
           false,
           "ebb: a region was left on another thread than the one that entered it, or after a "
@@ -273,9 +279,13 @@ class ThreadRegions {
   }
 
   void dropAbandoned() {
-    for (size_t depth = 0; depth < frames_.size(); ++depth) {
-      const uint64_t id = frames_[depth].id;
-      if (abandoned().withLock([id](auto& ids) { return ids.erase(id) > 0; })) {
+    for (size_t depth = 0; depth < frames_.size() && anyAbandoned; ++depth) {
+      const bool isAbandoned = abandoned().withLock([&](auto& ids) {
+        const bool found = ids.erase(frames_[depth].id) > 0;
+        anyAbandoned = !ids.empty();
+        return found;
+      });
+      if (isAbandoned) {
         closeDownTo(depth);
       }
     }

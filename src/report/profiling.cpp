@@ -98,17 +98,19 @@ Going& going() {
 }  // namespace
 
 void beginProfile() {
-  std::lock_guard<std::mutex> lock(going().mutex);
-  TORCH_CHECK(
-      !going().log,
-      "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a "
-      "time");
-  TORCH_CHECK(
-      !MemoryLog::isTaken(),
-      "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop it "
-      "first");
   const auto log = std::make_shared<MemoryLog>(std::make_shared<Journal>(0, Journal::For::Profile));
-  going().log = log;
+  {
+    std::lock_guard<std::mutex> lock(going().mutex);
+    TORCH_CHECK(
+        !going().log,
+        "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a "
+        "time");
+    TORCH_CHECK(
+        !MemoryLog::isTaken(),
+        "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop "
+        "it first");
+    going().log = log;
+  }
   log->install(log);
   putJournalInPlace(log->journal);
 }

@@ -68,8 +68,10 @@ def patience(seconds):
     """How long a rank waits for others."""
     before = agreeing._PATIENCE
     agreeing._PATIENCE = seconds
-    yield
-    agreeing._PATIENCE = before
+    try:
+        yield
+    finally:
+        agreeing._PATIENCE = before
 
 
 def together(optimizer):

@@ -171,7 +171,10 @@ def test_an_optimizer_step_that_is_compiled(install):
         return train(model, 4, optimizer)
 
     expected = trained()
+    torch._dynamo.reset()
     install("[01]")
+    found = trained()
 
-    assert all(map(same_bits, trained(), expected))
+    assert all(map(same_bits, found, expected))
+    torch.testing.assert_close(found, train(net(), 4))  # torch 2.11 compiles to other roundings
     torch._dynamo.reset()

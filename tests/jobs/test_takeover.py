@@ -123,7 +123,7 @@ def gradients(model, x):
     return torch.autograd.grad(model(x).sum(), [x, *[b.w for b in blocks]]), blocks
 
 
-@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint")  # torch 2.11, without use_reentrant
+@pytest.mark.filterwarnings("ignore:torch.utils.checkpoint. the use_reentrant:UserWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_ways_to_checkpoint(taken, way):
     x = torch.randn(3, 4, requires_grad=True)

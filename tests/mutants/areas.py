@@ -52,6 +52,7 @@ def read(path: Path) -> Area:
         for tests, by_name in by_tests.items()
         for name, texts in by_name.items()
     ]
+    assert {*also, *no_test} <= {mutant.name for mutant in mutants}, path
     files = {test.partition("::")[0] for mutant in mutants for test in mutant.tests}
     return Area(mutants, search or sorted(files), each)
 

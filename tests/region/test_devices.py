@@ -101,8 +101,9 @@ def test_convolutions_and_batch_norm(policy, device):
         net(x).square().sum().backward()
 
     gradients = ([p.grad for p in net.parameters()] for net in (ours, plain))
-    assert all(map(torch.equal, *gradients))
-    assert all(map(torch.equal, ours.buffers(), plain.buffers()))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    buffers = zip(ours.buffers(), plain.buffers(), strict=True)
+    assert all(torch.equal(a, b) for a, b in buffers)
 
 
 @pytest.mark.needs_cuda

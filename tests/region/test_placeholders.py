@@ -179,7 +179,7 @@ def test_training_goes_on_as_without():
             found.append(loss.detach())
         return [*found, *(p.detach().clone() for p in parameters)]
 
-    assert all(map(torch.equal, losses(True), losses(False)))
+    assert all(torch.equal(a, b) for a, b in zip(losses(True), losses(False), strict=True))
 
 
 # Bad input

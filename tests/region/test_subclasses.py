@@ -131,7 +131,7 @@ def test_wrapper_without_a_working_protocol_is_kept_whole(monkeypatch):
 
     actual = gradients(chain, ebb.region())
 
-    assert all(map(same_bits, actual, expected))
+    assert all(same_bits(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 def test_saved_wrapper_written_in_place_raises_as_in_eager():

@@ -82,7 +82,8 @@ class Job:
 def assert_same(found, expected):
     assert len(found.bits) == len(expected.bits)
     for step, (one, other) in enumerate(zip(found.bits, expected.bits, strict=True)):
-        assert all(map(same_bits, one, other)), f"step {step}"
+        same = all(same_bits(a, b) for a, b in zip(one, other, strict=True))
+        assert same, f"step {step}"
 
 
 def regions(model):

@@ -159,7 +159,7 @@ def test_a_traced_module_gives_what_it_gives_without_ebb(kind, policy, fullgraph
         warnings.simplefilter("ignore")
         for _ in range(2):
             expected, found = (gradients(m) for m in compiled)
-            assert all(map(same_bits, found, expected))
+            assert all(same_bits(a, b) for a, b in zip(found, expected, strict=True))
     assert same_bits(model[1].running_mean, plain[1].running_mean)
-    assert all(map(same_bits, plain.buffers(), model.buffers()))
+    assert all(same_bits(a, b) for a, b in zip(plain.buffers(), model.buffers(), strict=True))
     assert [getattr(m, "calls", 0) for m in model] == [getattr(m, "calls", 0) for m in plain]

@@ -54,7 +54,9 @@ def exchange(function: types.FunctionType, instead: Callable[..., Any]) -> Calla
     before = (function.__defaults__, function.__code__, function.__kwdefaults__)
     signature = inspect.signature(function)
     function.__kwdefaults__ = {"_ebb_instead": instead}
-    function.__code__, function.__defaults__ = _code_of_all.__code__, None
+    # Each function has a code object of its own, since Dynamo caches by code object.
+    function.__code__ = _code_of_all.__code__.replace(co_name=function.__name__)
+    function.__defaults__ = None
     function.__signature__ = signature  # type: ignore[attr-defined]
 
     def undo() -> None:
