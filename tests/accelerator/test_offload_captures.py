@@ -282,7 +282,7 @@ def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
     del left
 
 
-# What is under way outside, and what nobody has asked for
+# Copies in progress before a capture, and tensors that no backward unpacks
 
 
 def test_statistics_in_a_capture(x, stream):

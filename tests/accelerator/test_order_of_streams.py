@@ -216,7 +216,7 @@ SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 
 
 def use_what_is_free(stream, shape=(8, 32)):
-    """Whoever got its memory too soon, or keeps it too long, meets this."""
+    """Reuses and overwrites free memory. A tensor whose memory was freed too early changes."""
     with stream:
         kept = [torch.ones(shape, device="late").mul_(3) for _ in range(8)]
     del kept
@@ -233,7 +233,7 @@ def sine_of_a_part(x):
 
 
 def test_memory_that_came_ahead_for_another_stream(streams, x):
-    """It is the first stream's, and the second one reads it when it is freed."""
+    """The memory belongs to the first stream. The second stream still reads it when it is freed."""
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
@@ -252,7 +252,7 @@ def test_memory_that_came_ahead_for_another_stream(streams, x):
 
 
 def test_fetched_on_one_stream_and_asked_for_again_on_another(streams, x):
-    """For a part there was no memory to put it in its place, so it is asked for once more."""
+    """The first unpacking finds no memory for the part of the tensor, so a second one follows."""
     with ebb.region(SINES), streams[0]:
         y = x.sin()[:1].cos()
     finish_copies()
@@ -269,11 +269,11 @@ def test_fetched_on_one_stream_and_asked_for_again_on_another(streams, x):
 
 
 def test_a_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
-    """Nor to that itself, though nobody needs it any more: the other one may still read it."""
+    """The first stream may still read the bytes, although no handle needs them any more."""
     with ebb.region():
         with streams[0]:
             h = x.sin() * 2
-            first = h.tanh() * 1  # tanh saves its result: h is made again, and the write needs it
+            first = h.tanh() * 1  # a replay of tanh's result recomputes h, which mul_ overwrites
         with accelerator.behind(streams[1], streams[0]):
             h.mul_(3).add_(1)
             second = h.cos()
@@ -289,8 +289,8 @@ def test_a_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
 
 
 def test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it(streams, x):
-    """Which tells nobody: in eager it is that stream's own. Here it is that of the stream on which
-    backward ran."""
+    """No record_stream() is called, since in eager the memory is that stream's own. With ebb, it
+    belongs to the stream on which backward ran."""
     with ebb.region(escapes="placeholder"):
         with streams[0]:
             h = x.sin()

@@ -174,7 +174,7 @@ def larger_pools(step):
     return [torch.zeros_like(step.x) for _ in range(8)]
 
 
-def test_a_graph_of_a_forward_that_nobody_wants_keeps_its_pools(device):
+def test_a_graph_of_a_forward_without_a_backward_keeps_its_pools(device):
     step = trained(device, live=10)
     with step.capturing() as graph:
         loss = step.forward()

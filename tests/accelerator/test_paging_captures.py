@@ -95,7 +95,7 @@ def test_replays_and_eager_steps_without_a_wait_between(device):
 
 
 @pytest.mark.parametrize("eager_first", [False, True])
-def test_a_forward_that_nobody_wants_before_a_capture(eager_first, device):
+def test_a_forward_without_a_backward_before_a_capture(eager_first, device):
     """Its pages must be free again when the graph runs, and before, if something else does."""
     ebb.paging.configure(headroom=1.0)
     step = trained(device)
@@ -151,7 +151,7 @@ def test_a_graph_that_only_gives_back_pages_of_a_pool(device):
     assert step.is_right()
 
 
-def test_a_forward_that_nobody_wants_inside_a_capture(device):
+def test_a_forward_without_a_backward_inside_a_capture(device):
     ebb.paging.configure(headroom=2.0)
     step = trained(device)
     with step.capturing() as graph:

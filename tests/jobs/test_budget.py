@@ -273,7 +273,7 @@ def test_a_model_that_is_compiled_has_no_blocks(install, told):
     torch._dynamo.reset()
 
 
-# Which step is measured: told in a terminal, and nowhere else -------------------------------------
+# The line that names the measured step: only in a terminal -------------------------------------
 
 
 class Terminal(io.StringIO):

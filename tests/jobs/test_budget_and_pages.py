@@ -144,7 +144,7 @@ def test_the_budget_holds(install):
     assert found + ebb.stats()["paging"]["pool_bytes"] <= 0.5 * plain
 
 
-def test_a_job_whose_steps_nobody_runs_again_is_not(trained):
+def test_a_job_whose_steps_are_not_repeated_is_not(trained):
     found = trained("50%", lambda: Unmarked(Net))
 
     assert regions(found.model)

@@ -336,7 +336,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
 @pytest.mark.sweep
 @pytest.mark.parametrize("first", ["ebb.stats()['offload']", "ebb._testing.drain_offload()"])
 def test_a_fork_while_something_is_written(tmp_path, first):
-    """The child has it in memory; nobody ends the write for it."""
+    """The child still has the tensor in memory, and no thread there completes the write."""
     program = (
         "x = torch.randn(1 << 24, requires_grad=True)\n"
         "def f(x): return torch.dot(x.sin(), x)\n"

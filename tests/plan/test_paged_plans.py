@@ -143,7 +143,7 @@ def test_steps_that_are_measured_say_whether_they_may_be_paged(make):
 
 
 @pytest.mark.parametrize("how", ["plain", "a part by run_step", "in brackets without run_step"])
-def test_steps_that_nobody_can_run_again_are_not_paged(how):
+def test_steps_that_cannot_be_repeated_are_not_paged(how):
     program = built(programs.experts)
     x = torch.randn(programs.TOKENS, programs.WIDTH)
 
