@@ -81,15 +81,21 @@ void countPacked(RegionCounters& counters, Value& value, Retention retention) {
 }
 
 // Counts a new handle on a packed value.
-void addHandle(Graph& graph, Value& value, const c10::Storage& storage, Retention retention) {
+void addHandle(
+    Graph& graph,
+    const c10::intrusive_ptr<Value>& value,
+    const c10::Storage& storage,
+    Retention retention) {
   if (retention != Retention::Saved) {
-    graph.streams.use(value, storage);  // autograd does not hold the storage
+    graph.streams.use(*value, storage);  // autograd does not hold the storage
   }
-  const bool first = retention == Retention::Recomputed && value.uses.packed() == 1;
-  if (graph.lookahead && first && !graph.lookahead->hasArrived()) {
-    graph.lookahead->wants(value, storage);
+  if (retention == Retention::Recomputed) {
+    graph.packs.add(value, graph.numbers.sequence);
+    if (graph.lookahead && value->uses.packed() == 1 && !graph.lookahead->hasArrived()) {
+      graph.lookahead->wants(*value, storage);
+    }
   }
-  value.uses.gainHandle();
+  value->uses.gainHandle();
 }
 
 // Prepares a value for writes after the region's end, which ebb does not see.
@@ -360,7 +366,8 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   if (retention != Retention::Unmanaged) {
     packed.value = value;
     packed.recompute = retention != Retention::Saved;
-    addHandle(*context_.graph, *value, tensor.storage(), retention);
+    packed.ops = static_cast<uint32_t>(context_.graph->numbers.sequence);
+    addHandle(*context_.graph, value, tensor.storage(), retention);
   }
   return packed;
 }

@@ -168,6 +168,12 @@ void Journal::asked(const Entry& entry) {
   asked = asked == kNever ? time : asked;
 }
 
+void Journal::askedWith(const Entry& first, const Entry& entry) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  JournalTime& asked = entry.line()->times.asked;
+  asked = asked == kNever ? first.line()->times.asked : asked;
+}
+
 // Finds watched values that only regions hold, and notes the time. Called without the lock, since
 // this function may drop the last reference to a value or to its bytes.
 void Journal::look(JournalTime now) {

@@ -272,6 +272,8 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   void watch(const Entry& entry, std::function<RegionHold()> look);
   // Notes that backward has unpacked the value of `entry`.
   void asked(const Entry& entry);
+  // Notes that the backward node that has unpacked the value of `first` needs the value of `entry`.
+  void askedWith(const Entry& first, const Entry& entry);
 
   Report report();
   Profile profile() const;

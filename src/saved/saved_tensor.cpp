@@ -17,6 +17,7 @@
 #include "memory/relief.h"
 #include "replay/escapes.h"
 #include "replay/replay.h"
+#include "replay/same_node.h"
 #include "report/statistics.h"
 #include "support/python_support.h"
 #include "verify/compare.h"
@@ -298,8 +299,8 @@ at::Tensor SavedTensor::rebuild() {
 // Some backward functions reuse unpacked tensors as scratch memory. In eager, all saved tensors of
 // one storage and the program's own tensor see such a write. Results that were computed from the
 // storage before the write do not. So all handles on a value give the same storage: the program's
-// own storage, if that still exists. If recipes still read the value, the recipes get a copy from
-// then on.
+// own storage, if that still exists. If recipes still read the value, ebb runs those whose results
+// the same node needs (Note [Saved by one node]). The others get a copy from then on.
 c10::Storage SavedTensor::materialised() const {
   if (packed_.value->rare->redefined) {
     graph_->streams.use(*packed_.value, packed_.value->rare->redefined);
@@ -318,6 +319,9 @@ c10::Storage SavedTensor::materialised() const {
   }
   if (packed_.recompute) {
     graph_->streams.use(*packed_.value, storage);
+  }
+  if (isReadByRecipes(packed_.value, storage)) {
+    materialiseSameNode(*graph_, *packed_.value, packed_.ops);
   }
   if (isReadByRecipes(packed_.value, storage)) {
     packed_.value->materialise(withRelief([&] { return copyOf(storage); }), true);

@@ -9,7 +9,7 @@ import planned_programs as programs
 import pytest
 import torch
 import torch.nn.functional as F
-from planned_programs import PROGRAMS, planning
+from planned_programs import PROGRAMS, WIDTH, planning
 from torch import nn
 
 from ebb._plan.changes import Changes, highest, union
@@ -267,6 +267,46 @@ def test_a_recurrent_cell_in_a_loop_is_predicted_where_all_is_recomputed():
     predicted = simulator.estimate([Choice(), Choice()]).peak
 
     assert measured.profile.peak <= predicted <= (1 + CLOSE) * measured.profile.peak
+
+
+class Ends(nn.Module):
+    """A block whose last operator saves its input and small results."""
+
+    def __init__(self, last) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(WIDTH, WIDTH), last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.linear(x).exp())
+
+
+LAST = {
+    "norm": lambda x: F.layer_norm(x, (WIDTH,)),
+    "pool": lambda x: F.max_pool1d(x, 2).repeat(1, 1, 2),
+    "maximum": lambda x: x - x.amax(-1, keepdim=True),
+    "swish": lambda x: x * x.sigmoid(),
+    "scaled swish": lambda x: x * (x * torch.ones(WIDTH).cos()).sigmoid(),
+    "logsumexp": lambda x: x - x.logsumexp(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("last", LAST)
+@pytest.mark.parametrize("kept", [None, "aten::exp", "aten::addmm"])
+def test_results_that_a_node_needs_with_its_input(last, kept):
+    torch.manual_seed(0)
+    model = nn.Sequential(Ends(LAST[last]), Ends(LAST[last]))
+    x = torch.randn(64, 16, WIDTH)
+    program = programs.Program(model, lambda: model(0.1 * x).square().sum().backward(), ("[01]",))
+    found = planning(lambda: program)
+    operators = found.simulator.step.operators
+    calls = [found.simulator.step.calls[numbers[0]] for numbers in found.chooser.calls.values()]
+    names = [operators[op].func_name for op in calls[0].operators]
+    chosen = frozenset(place for place, name in enumerate(names) if kept and kept in name)
+    assert bool(chosen) == bool(kept), names
+
+    choices = found.chosen(dict.fromkeys(found.chooser.calls, Choice(chosen)))
+
+    assert found.chooser.estimate(choices).peak == found.peak(choices)
 
 
 class WritesItsInput(nn.Module):

@@ -1,0 +1,51 @@
+#include "replay/same_node.h"
+
+#include <exception>
+#include <vector>
+
+#include "graph/recipe.h"
+#include "replay/replay.h"
+
+namespace ebb {
+namespace {
+
+// True if a replay of `value` reads the bytes of `input`.
+bool reads(Graph& graph, const Value& value, const Value& input) {
+  const uint32_t visit = ++graph.numbers.visit;
+  std::vector<Recipe*> waiting{value.recipe().get()};
+  while (!waiting.empty()) {
+    Recipe& recipe = *waiting.back();
+    waiting.pop_back();
+    for (const Input& read : recipe.inputs()) {
+      if (read.value.get() == &input) {
+        return true;
+      }
+      Recipe* maker = read.value && !read.value->available() ? read.value->recipe().get() : nullptr;
+      if (maker != nullptr && maker->visit != visit) {
+        maker->visit = visit;
+        waiting.push_back(maker);
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+void materialiseSameNode(Graph& graph, const Value& input, uint64_t ops) {
+  for (const auto& value : graph.packs.near(ops)) {
+    const bool waits = value->recipe() && value->uses.handles() > 0 && !value->available();
+    if (waits && reads(graph, *value, input)) {
+      if (input.rare->entry && value->rare->entry) {
+        input.rare->entry->journal().askedWith(*input.rare->entry, *value->rare->entry);
+      }
+      try {
+        materialise(graph, *value);
+      } catch (const std::exception&) {
+        return;
+      }
+    }
+  }
+}
+
+}  // namespace ebb
