@@ -34,9 +34,14 @@ def start() -> None:
                 print(f"ebb: {message}", file=sys.stderr)
 
 
-def lightning_callbacks() -> list[Any]:
+def lightning_callbacks(package: str = "lightning.pytorch") -> list[Any]:
     """Callbacks for each Lightning trainer. Lightning calls methods of a module, such as
     ``training_step``, and not the module itself, so ebb's forward hook does not see the module.
     """
     models = sys.modules.get("ebb._launch.models")
-    return [] if models is None else [models.lightning_callback()]
+    return [] if models is None else [models.lightning_callback(package)]
+
+
+def pytorch_lightning_callbacks() -> list[Any]:
+    """As `lightning_callbacks`, for the package with Lightning's old name."""
+    return lightning_callbacks("pytorch_lightning")

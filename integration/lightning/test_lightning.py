@@ -62,6 +62,53 @@ def test_a_callback_logs_what_ebb_did(capsys):
     assert trainer.logged_metrics["ebb/bytes_dropped"] > 0
 
 
+SPAWNED = """
+import torch
+from PACKAGE import LightningModule, Trainer
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x).sin()
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(Block(), Block())
+
+    def training_step(self, x):
+        return self.layers(x).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+if __name__ == "__main__":
+    trainer = Trainer(
+        max_steps=3, accelerator="cpu", devices=1, strategy="ddp_spawn", logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(24, 8), batch_size=8))
+"""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_process_that_lightning_spawns_gets_the_callback(package, tmp_path):
+    pytest.importorskip(package)
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNED.replace("PACKAGE", package))
+
+    done = subprocess.run(
+        [sys.executable, script], env=os.environ | {"EBB": "1"}, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "ebb: 2 modules are regions: layers.0-1" in done.stderr
+
+
 @pytest.mark.sweep
 def test_of_two_processes_one_prints_and_each_writes(tmp_path):
     """Lightning starts the second process itself, without setting RANK."""

@@ -315,6 +315,32 @@ def test_the_bar_of_rich(install, monkeypatch):
     assert "; predicted peak " in text.splitlines()[-1]
 
 
+class FreesItsBatch(Quiet):
+    """Frees the last batch, which is larger than the model, when a step begins."""
+
+    def batch(self, step):
+        self.inputs = None
+        self.inputs = super().batch(step)
+        return self.inputs
+
+
+def test_bytes_in_use_are_not_negative_if_a_step_frees_more_than_the_model_has(install, told):
+    install("1%")
+
+    FreesItsBatch(rows=lambda step: 32 * ROWS).train(STEPS + PLANNED)
+
+    assert ". 0 B are in use when the step begins, " in told()[-1]
+
+
+def test_a_job_whose_memory_ebb_cannot_lower_is_told_so(install, told):
+    install("50%")
+
+    Job(rows=lambda step: 1).train(STEPS + 2 * PLANNED)
+
+    message = "a budget of 50.0% is too small. ebb cannot lower the memory of this job: "
+    assert message in told()[-1]
+
+
 def test_two_lines_where_there_is_no_terminal(install, capsys):
     install("60%")
 

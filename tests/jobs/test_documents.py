@@ -81,6 +81,15 @@ def test_commands_name_what_exists(page):
         assert (ROOT / path).exists(), path
 
 
+@pytest.mark.sweep
+def test_the_demo_prints_its_table_and_no_warning():
+    command = [sys.executable, ROOT / "examples/train_gpt.py", "--steps", "1", "--layers", "2"]
+    done = subprocess.run([*command, "--batch", "2"], capture_output=True, text=True, check=True)
+
+    assert "ebb recompute_all ahead" in done.stdout
+    assert [line for line in done.stderr.splitlines() if ": 1 steps, loss " not in line] == []
+
+
 @every_page
 def test_paths_that_are_named_exist(page):
     folders = "src|python|tests|include|examples|benchmarks|integration|docs|cmake"

@@ -67,11 +67,12 @@ def script(tmp_path_factory):
     return path
 
 
-def run(*command, is_fresh=False, **environment):
+def run(*command, is_fresh=False, cwd=None, **environment):
     env = {key: value for key, value in os.environ.items() if key not in NAMES}
     done = fork_server.run(
         [*map(str, command)],
         env=env | environment,
+        cwd=cwd,
         is_fresh=is_fresh,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -128,6 +129,25 @@ def test_a_file(script, tmp_path):
     path = tmp_path / "policy.toml"
     ebb.Policy({"aten::mm": ebb.SAVE}).save(path)
     found, _ = job(script, "checkpoint", EBB=str(path))
+    assert found["saved"] == 3 * 128
+
+
+@pytest.mark.parametrize("policy", ["1", "save_matmuls", "mm:save"])
+def test_a_name_takes_precedence_over_a_file_of_that_name(script, tmp_path, policy):
+    (tmp_path / policy).write_text("error: out of memory\n")
+
+    found, errors = job(script, "checkpoint", cwd=tmp_path, EBB=policy, EBB_STRICT="1")
+
+    assert found["calls"] == 3
+    assert errors.startswith("ebb: calls of torch.utils.checkpoint are regions")
+
+
+@pytest.mark.parametrize("policy", ["./1", "matmuls"])
+def test_a_file_needs_no_suffix_if_its_path_is_no_name(script, tmp_path, policy):
+    ebb.Policy({"aten::mm": ebb.SAVE}).save(tmp_path / policy)
+
+    found, _ = job(script, "checkpoint", cwd=tmp_path, EBB=policy)
+
     assert found["saved"] == 3 * 128
 
 

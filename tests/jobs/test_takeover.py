@@ -239,18 +239,137 @@ def test_a_function_sees_arguments(taken):
     assert shapes == [(4, 4), (4, 4)]
 
 
-def test_answers_are_kept_as_long_as_the_context_fn(taken):
-    def make():
-        return lambda: create_selective_checkpoint_contexts(lambda *a, **k: False)
+ASKED = []  # a global: functions that are made for each call may append to it
 
-    context_fn = make()
-    saved_by(context_fn)
-    gone = weakref.ref(context_fn)
-    assert len(checkpoint_calls._policies) == 1
-    del context_fn
+
+def function_of_a_call(saved):
+    return lambda: create_selective_checkpoint_contexts(
+        lambda context, op, *args, **kwargs: ASKED.append(op) or op in saved
+    )
+
+
+def is_in(saved, context, op, *args, **kwargs):
+    ASKED.append(op)
+    return op in saved
+
+
+def partial_of_a_call(saved):
+    return functools.partial(create_selective_checkpoint_contexts, functools.partial(is_in, saved))
+
+
+@pytest.mark.parametrize("make", [function_of_a_call, partial_of_a_call])
+def test_a_context_fn_made_for_each_call_is_asked_once(taken, make):
+    ASKED.clear()
+
+    assert [saved_by(make([mm])) for _ in range(3)] == [128] * 3
+
+    assert [mm, sin, mm, sin] == ASKED
+
+
+@pytest.mark.parametrize("make", [function_of_a_call, partial_of_a_call])
+def test_a_context_fn_with_other_arguments_has_another_policy(taken, make):
+    assert [saved_by(make(ops)) for ops in ([mm], [], (mm,), {sin}, [mm])] == [128, 0, 128, 64, 128]
+
+
+@pytest.mark.parametrize("make", [function_of_a_call, partial_of_a_call])
+def test_a_list_that_changes_between_calls_counts_as_another_argument(taken, make):
+    saved = [mm]
+    context_fn = make(saved)
+    assert saved_by(context_fn) == 128
+
+    saved.clear()
+
+    assert saved_by(context_fn) == 0
+
+
+def test_a_list_of_operators_that_changes_between_calls_gives_another_policy(taken):
+    saved = [mm]
+    context_fn = functools.partial(create_selective_checkpoint_contexts, saved)
+    assert saved_by(context_fn) == 128
+
+    saved.clear()
+
+    assert saved_by(context_fn) == 0
+
+
+class Unreferable:
+    """Allows no weak references, and is equal to everything."""
+
+    __slots__ = ("saved",)
+    __hash__ = None
+
+    def __init__(self, saved):
+        self.saved = saved
+
+    def __eq__(self, other):
+        return True
+
+    def __contains__(self, op):
+        return op in self.saved
+
+
+def test_a_context_fn_that_cannot_be_told_from_others_is_asked_in_each_call(taken):
+    saved = [saved_by(partial_of_a_call(Unreferable(ops))) for ops in ([mm], [], [mm])]
+
+    assert saved == [128, 0, 128]
+    assert len(checkpoint_calls._policies) == 0
+
+
+def recursive():
+    def context_fn():
+        assert context_fn
+        return create_selective_checkpoint_contexts([mm])
+
+    return context_fn
+
+
+def test_a_context_fn_that_refers_to_itself_is_called_each_time(taken):
+    assert [saved_by(recursive()) for _ in range(2)] == [128, 128]
+
+
+class Owner:
+    def __init__(self, saved):
+        self.saved = saved
+
+    def context_fn(self):
+        return create_selective_checkpoint_contexts(
+            lambda context, op, *args, **kwargs: op in self.saved
+        )
+
+
+def test_methods_count_by_their_object(taken):
+    first, second = Owner([mm]), Owner([])
+
+    assert [saved_by(owner.context_fn) for owner in (first, second, first)] == [128, 0, 128]
+
+
+def test_answers_do_not_keep_the_arguments_of_a_context_fn(taken):
+    owner = Owner([mm])
+    saved_by(owner.context_fn)
+    gone = weakref.ref(owner)
+    del owner
     gc.collect()
     assert gone() is None
-    assert len(checkpoint_calls._policies) == 0
+
+
+def test_answers_of_context_fns_that_are_gone_do_not_pile_up(taken):
+    for _ in range(checkpoint_calls._FEW):
+        saved_by(Owner([mm]).context_fn)
+        gc.collect()
+    saved_by(list_form)
+
+    assert len(checkpoint_calls._policies) == 1
+
+
+def test_a_context_fn_that_is_asked_again_and_again_is_told_of(taken, monkeypatch, capsys):
+    monkeypatch.setattr(checkpoint_calls, "_MANY", 3)
+    monkeypatch.setenv("_EBB_TOLD", "")
+
+    for _ in range(5):
+        saved_by(Owner([mm]).context_fn)
+
+    told = capsys.readouterr().err
+    assert told.count("ebb: the context_fn of Block gives a new policy in each call") == 1
 
 
 @pytest.mark.parametrize(

@@ -43,18 +43,43 @@ def test_nonsense(text):
         limit_of(text)
 
 
-@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
-def test_the_control_groups_limit_counts(tmp_path, name):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"{2**30}\n")
-    assert there_is(CPU, str(tmp_path)) == 2**30
+def limit_in(tmp_path, own, files):
+    """`there_is` in these control groups; `files`: text by path."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+    return there_is(CPU, str(tmp_path), str(tmp_path / "own"))
 
 
-@pytest.mark.parametrize("text", ["max\n", f"{2**63 - 4096}\n", "", "0\n"])
-def test_without_one_it_is_the_machines(tmp_path, text):
-    (tmp_path / "memory.max").write_text(text)
-    assert there_is(CPU, str(tmp_path)) == MACHINES
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        ("0::/", {"memory.max": f"{2**30}"}),
+        ("0::/slurm/job/step", {"slurm/job/memory.max": f"{2**30}", "memory.max": "max"}),
+        ("0::/a/b", {"a/b/memory.max": f"{2**30}", "a/memory.max": f"{2**31}"}),
+        ("0::/a/b", {"a/b/memory.max": f"{2**31}", "a/memory.max": f"{2**30}"}),
+        ("0::/not/mounted", {"memory.max": f"{2**30}"}),
+        ("5:cpu:/c\n4:hugetlb,memory:/a/b\n0::/", {"memory/a/memory.limit_in_bytes": f"{2**30}"}),
+        ("4:memory:/a", {"memory/memory.limit_in_bytes": f"{2**30}"}),
+    ],
+)
+def test_the_smallest_limit_of_the_control_groups_around_the_process_counts(tmp_path, own, files):
+    assert limit_in(tmp_path, own, files) == 2**30
+
+
+@pytest.mark.parametrize("text", ["max", f"{2**63 - 4096}", "", "0"])
+def test_without_a_limit_it_is_the_machines(tmp_path, text):
+    assert limit_in(tmp_path, "0::/a", {"a/memory.max": text}) == MACHINES
+
+
+def test_limits_of_other_control_groups_do_not_count(tmp_path):
+    others = {"b/memory.max": f"{2**30}", "a/b/memory.max": f"{2**30}"}
+    assert limit_in(tmp_path, "0::/a", others) == MACHINES
+
+
+def test_without_a_list_of_control_groups_it_is_the_machines(tmp_path):
+    assert there_is(CPU, str(tmp_path), str(tmp_path / "none")) == MACHINES
 
 
 def test_some_is_left_free():

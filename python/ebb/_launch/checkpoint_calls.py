@@ -13,9 +13,8 @@ import functools
 import inspect
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,11 +22,13 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.compiler import is_compiling
 from torch.utils.checkpoint import noop_context_fn
 
-from ebb._launch import other_work
+from ebb._launch import context_keys, other_work
 from ebb._launch.assignment import TORCHS, Assignment
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
 from ebb._region.region import checkpointed, name_of
+from ebb._support.job import say
+from ebb._support.shown import clipped
 
 
 def copy_of(function: types.FunctionType) -> Callable[..., Any]:
@@ -210,6 +211,14 @@ def _listed(function: Any) -> list[Any] | None:
 
 @contextmanager
 def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
+    global _asked
+    _asked += 1
+    if _asked == _MANY:
+        say(
+            f"ebb: the context_fn of {clipped(name)} gives a new policy in each call, so each call "
+            "is as slow as torch's selective checkpointing. Make the context_fn once, or give it "
+            "arguments that are equal in each call"
+        )
     with from_sac.AskingMode(function) as mode:
         yield
     policy = from_sac.policy_of_answers(mode.answers)
@@ -217,9 +226,27 @@ def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
         known[name] = policy
 
 
+_FEW, _MANY = 64, 1000
 _assignment: Assignment | None = None  # while ebb takes calls over
-# By context_fn and region name: the policy that context_fn's function gave.
-_policies: weakref.WeakKeyDictionary[Any, dict[str, Policy]] = weakref.WeakKeyDictionary()
+# By key of a context_fn and region name: the policy that its function gave.
+_policies: dict[context_keys.Key, dict[str, Policy]] = {}
+_most = _FEW  # keys in `_policies` before ebb removes those whose objects have been freed
+_asked = 0  # calls whose policy function ebb asked
+
+
+def _known(context_fn: Any) -> dict[str, Policy]:
+    """The policies of a context_fn so far, to which the caller adds."""
+    global _most
+    key = context_keys.key_of(context_fn)
+    if key is None:
+        return {}
+    if len(_policies) >= _most and key not in _policies:
+        for other in [other for other in _policies if context_keys.is_gone(other)]:
+            del _policies[other]
+        if len(_policies) >= _MANY:
+            _policies.clear()
+        _most = max(_FEW, 2 * len(_policies))
+    return _policies.setdefault(key, {})
 
 
 def _translated(
@@ -231,9 +258,7 @@ def _translated(
     own = getattr(context_fn, "policy", None)
     if isinstance(own, Policy):  # Policy.to_sac() made it
         return own, nullcontext()
-    known: dict[str, Policy] = {}
-    with suppress(TypeError):  # context_fn does not support weak references
-        known = _policies.setdefault(context_fn, known)
+    known = _known(context_fn)
     if name in known:
         return known[name], nullcontext()
     forward, recompute = context_fn()
@@ -281,6 +306,6 @@ def take_over(assignment: Assignment, undo: ExitStack) -> None:
 
 
 def _forget() -> None:
-    global _assignment
-    _assignment = None
+    global _assignment, _asked
+    _assignment, _asked = None, 0
     _policies.clear()

@@ -231,12 +231,22 @@ def _forget() -> None:
     _models = None
 
 
-def lightning_callback() -> Any:
-    """A Lightning callback that looks at a model before training."""
-    callback: Any = importlib.import_module("lightning.pytorch.callbacks").Callback
+class _SeesModel:
+    """The part of a Lightning callback that looks at a model before training."""
 
-    def setup(self: Any, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:
+    package: str  # the package of Lightning that the callback belongs to
+
+    def setup(self, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:
         if _models is not None:
             _models.see(pl_module)
 
-    return type("Ebb", (callback,), {"setup": setup})()
+    def __reduce__(self) -> Any:
+        # The class exists only at run time, so pickle (strategy `ddp_spawn`) gets the function.
+        return lightning_callback, (self.package,)
+
+
+def lightning_callback(package: str) -> Any:
+    """A callback that looks at a model before training; `package` is a Lightning package, such as
+    ``lightning.pytorch``. Each has a callback class of its own."""
+    callback: Any = importlib.import_module(f"{package}.callbacks").Callback
+    return type("Ebb", (_SeesModel, callback), {"package": package})()

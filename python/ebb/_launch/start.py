@@ -19,6 +19,7 @@ from ebb._launch.variables import (
 from ebb._plan.budget import read_budget
 from ebb._plan.memory_limit import Limit, limit_of
 from ebb._plan.module_policies import ModulePolicies
+from ebb._policy.compiled import PRESETS
 from ebb._policy.policy import Policy
 from ebb._policy.text import has_regions, loaded, parsed
 from ebb._report import files
@@ -26,6 +27,7 @@ from ebb._support.job import say
 from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
+_ON = ("1", "true", "yes", "on")  # values of EBB that mean `recompute_all`
 _NO_GLOBS = ("auto", "none")
 _SECTIONS: dict[str, Callable[..., object]] = {
     "ahead": ahead.configure,
@@ -44,7 +46,12 @@ def _tell_of_modules_alone() -> None:
 
 
 def _is_file(text: str) -> bool:
-    return text.endswith(".toml") or os.path.isfile(text)
+    """True if EBB's value is a file. Names and rules take precedence over a file of that name: a
+    mistyped redirection such as ``2>1`` creates a file that is called ``1``."""
+    if os.sep in text or text.endswith((".toml", ".json")):
+        return True
+    is_name = text.lower() in _ON or text in PRESETS or ":" in text
+    return not is_name and os.path.isfile(text)
 
 
 def policy_from(text: str) -> Policy:
@@ -54,7 +61,7 @@ def policy_from(text: str) -> Policy:
         OSError: the file cannot be read.
         ValueError: the text is no policy.
     """
-    if text.lower() in ("1", "true", "yes", "on"):
+    if text.lower() in _ON:
         return recompute_all
     read = loaded if _is_file(text) else parsed
     return Policy._from_compiled(read(text, late=True))

@@ -52,15 +52,17 @@ def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) 
     bytes in use when the step begins."""
     peak = chooser.estimate(chosen).peak
     minimum = in_all(base, peak)
+    least = f"; the lowest possible budget is {size(minimum)}. "
     if isinstance(budget, float):
-        share = min(1.0, peak / max(1, chooser.simulator.plain.peak) + 0.0051)
-        given, least = f"{budget:.1%}", f"{share:.0%}, or {size(minimum)} in total"
-    else:
-        given, least = size(budget), size(minimum)
+        share = peak / max(1, chooser.simulator.plain.peak) + 0.0051
+        least = f"; the lowest possible budget is {share:.0%}, or {size(minimum)} in total. "
+        if share >= 1:
+            least = ". ebb cannot lower the memory of this job: "
+    given = f"{budget:.1%}" if isinstance(budget, float) else size(budget)
     uses = chooser.users_of_peak(chosen)
     parts = ", ".join(f"{size(nbytes)} {use}" for use, nbytes in uses[:4])
     message = (
-        f"ebb: a budget of {given} is too small; the lowest possible budget is {least}. "
+        f"ebb: a budget of {given} is too small{least}"
         f"{size(base)} are in use when the step begins, and the step allocates {size(peak)} even "
         f"with everything recomputed: {parts}. {_remedy(uses[0][0])}"
     )

@@ -105,7 +105,8 @@ def measured_of(
     return Measured(
         profile,
         min(durations),
-        base - freed,
+        # The step may also free tensors that do not belong to the model, such as the last batch.
+        max(0, base - freed),
         freed=freed,
         link=link,
         pager=again.pager(profile, device),

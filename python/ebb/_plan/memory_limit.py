@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +14,8 @@ from ebb._support.shown import shown
 from ebb._support.sizes import number_of_bytes
 
 _SHARE = 0.9  # share of the available memory that the job may use
-_CGROUP = "/sys/fs/cgroup"
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of cgroup versions 2 and 1
-_USED = ("memory.current", "memory/memory.usage_in_bytes")
+_CGROUPS = "/sys/fs/cgroup"
+_OWN_CGROUPS = "/proc/self/cgroup"
 _NONE = 2**60  # version 1 reports larger numbers if there is no limit
 
 
@@ -58,18 +58,17 @@ def limit_of(text: str) -> Limit | None:
     return Limit()
 
 
-def there_is(device: torch.device, root: str = _CGROUP) -> int:
+def there_is(device: torch.device, root: str = _CGROUPS, own: str = _OWN_CGROUPS) -> int:
     """Bytes that the job may use. If the job computes on an accelerator, or has begun to use one:
-    that device's memory, less what other processes use. Else the smaller of the control group's
-    limit and the machine's memory.
+    that device's memory, less what other processes use. Else the smallest of the limits of the
+    process's control groups and the machine's memory.
 
     Raises:
         ValueError: the available memory is unknown.
     """
     if (memory := devices.memory_of(_where(device))) is not None:
         return memory[0]
-    limits = [_number_in(Path(root, name)) for name in _LIMITS]
-    limits = [limit for limit in limits if 0 < limit < _NONE]
+    limits = [limit for limit, _ in _control_groups(root, own)]
     if total := _in_meminfo("MemTotal:"):
         limits.append(total)
     if not limits:
@@ -93,15 +92,42 @@ def free(device: torch.device) -> int:
     if most != resource.RLIM_INFINITY:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         sizes.append(most - pages * resource.getpagesize())
-    for limit, used in zip(_LIMITS, _USED, strict=True):
-        if 0 < (limit_of_group := _number_in(Path(_CGROUP, limit))) < _NONE:
-            sizes.append(limit_of_group - _number_in(Path(_CGROUP, used)))
+    sizes += [limit - used for limit, used in _control_groups(_CGROUPS, _OWN_CGROUPS)]
     return max(0, min(sizes))
 
 
 def _where(device: torch.device) -> torch.device:
     """The device that computes: a model in host memory may compute on the accelerator."""
     return (devices.in_use() or device) if device.type == "cpu" else device
+
+
+def _control_groups(root: str, own: str) -> Iterator[tuple[int, int]]:
+    """Limit and usage in bytes of each control group with a limit that the process is in.
+
+    Args:
+        root: the folder in which control groups are mounted. In a container this may be the
+            container's own group.
+        own: a file with the groups of the process, as in /proc/self/cgroup: "4:memory:/a/b" in
+            version 1, "0::/a/b" in version 2.
+    """
+    try:
+        lines = Path(own).read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mount, files = Path(root), ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            mount = Path(root, "memory")
+            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = mount / path.lstrip("/")
+        for folder in (group, *group.parents[: len(group.parts) - len(mount.parts)]):
+            limit, used = (_number_in(folder / file) for file in files)
+            if 0 < limit < _NONE:
+                yield limit, used
 
 
 def _in_meminfo(key: str) -> int:
