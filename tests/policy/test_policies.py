@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
-import weakref
 import re
+import weakref
 
 import pytest
 import torch

@@ -22,7 +22,7 @@ from torch import nn
 import ebb
 from ebb._plan.plan import plan_of
 from ebb._report import planned
-from ebb._report.planned import thinned
+from ebb._report.planned import Course, ReportedPlan, thinned
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
@@ -438,3 +438,22 @@ def test_a_plan_goes_with_its_model():
         other.step()
 
     assert ebb.report().plan is None
+
+
+def test_a_plan_is_found_although_the_models_of_other_plans_are_freed_meanwhile():
+    course = Course(None, None)
+    plans = {name: ReportedPlan(1, course, course, [name], tuple) for name in "abcd"}
+
+    class Step(int):
+        def __ge__(self, other):
+            planned.forget(plans["a"])
+            planned.forget(plans["b"])
+            return int(self) >= other
+
+    for plan in plans.values():
+        planned.begins(plan)
+    found = planned.plan_of_step(Step(ebb.stats()["step"]), {"c"})
+    for plan in plans.values():
+        planned.forget(plan)
+
+    assert found is plans["c"]
