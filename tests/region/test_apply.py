@@ -289,7 +289,10 @@ class Scaled(torch.nn.Module):
 def test_a_copy_of_a_wrapper_around_a_region_is_the_wrapper(both):
     x = torch.randn(3, 4)
     model = torch.nn.Sequential(Scaled(torch.nn.Linear(4, 4)))
-    handles = [ebb.apply(model[0].inner, modules=""), *([ebb.apply(model, modules="0")] if both else [])]
+    handles = [
+        ebb.apply(model[0].inner, modules=""),
+        *([ebb.apply(model, modules="0")] if both else []),
+    ]
     for twin in (copy.deepcopy(model), copy.deepcopy(model[0]), copy.copy(model[0])):
         assert torch.equal(twin(x), model(x))
     assert list(dict(copy.deepcopy(model).named_parameters())) == ["0.inner.weight", "0.inner.bias"]

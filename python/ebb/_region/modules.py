@@ -150,7 +150,7 @@ def _copied(
 def _mark_copy(twin: torch.nn.Module, marks: Marks) -> None:
     """Makes a copy wrapped like its original, with marks of its own."""
     if not hasattr(type(twin), "_ebb_original"):
-        twin.__class__ = _marked_class(type(twin))  # type: ignore[assignment]
+        twin.__class__ = _marked_class(type(twin))  # type: ignore[arg-type]
     if twin.__dict__.get(_KEY, marks) is marks:
         twin.__dict__[_KEY] = copy.copy(marks)
 
