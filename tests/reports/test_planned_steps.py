@@ -351,6 +351,28 @@ def test_the_page_shows_the_figures_and_the_lines_of_the_plan(tmp_path):
 
 
 @can_be_shown
+def test_a_report_of_a_step_that_accumulates_gradients_says_which_lines_cover_the_step(tmp_path):
+    _, _, report = reported(programs.accumulation)
+    assert report.plan.passes == 2
+
+    found = shown(report, tmp_path)
+
+    assert "a step has 2 forwards and backwards" in str(report)
+    assert "forward</" not in found["memory"].html  # the last of them is not stretched over both
+    assert "The step has 2 forwards and backwards" in found["memory-note"].text
+
+
+def test_a_report_of_a_step_with_one_backward_has_its_regions_in_the_picture(tmp_path):
+    _, _, report = reported()
+    assert report.plan.passes == 1
+
+    found = shown(report, tmp_path)
+
+    assert "forwards and backwards" not in str(report)
+    assert "forward</" in found["memory"].html
+    assert "forwards and backwards" not in found["memory-note"].text
+
+
 def test_the_page_shows_where_the_chosen_budget_cuts(tmp_path):
     _, _, report = reported()
     points = report.plan.points

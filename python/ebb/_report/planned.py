@@ -60,6 +60,7 @@ class ReportedPlan:
         budget: bytes that the step may allocate above the memory in use when it begins.
         predicted: the predicted memory and time of the step.
         plain: the memory and time without regions.
+        passes: forwards and backwards of one step. Other fields of a report describe only the last.
         measured: the measured memory and time; None: no step was measured.
 
     Args:
@@ -76,9 +77,10 @@ class ReportedPlan:
         plain: Course,
         regions: Iterable[str],
         points: Callable[[], Points],
+        passes: int = 1,
     ) -> None:
         self.budget, self.predicted, self.plain = budget, predicted, plain
-        self.regions = frozenset(regions)
+        self.regions, self.passes = frozenset(regions), passes
         self._points: Points | Callable[[], Points] = points
 
     @property
@@ -106,6 +108,7 @@ class ReportedPlan:
         """The plan as a dictionary for JSON."""
         return {
             "budget": self.budget,
+            "passes": self.passes,
             "predicted": asdict(self.predicted),
             "measured": None if self.measured is None else asdict(self.measured),
             "deviation": self.deviation,
