@@ -12,6 +12,7 @@ from typing import Any
 
 from ebb import _C
 from ebb._region import commotion
+from ebb._support import deferred
 from ebb._support.old import old_function
 from ebb._support.sizes import Bytes, Checks, checked, number_of_bytes, switch, whole_number
 
@@ -59,6 +60,7 @@ def configure(
         ValueError: a setting is negative, too large, or text that is not a size.
     """
     changed = checked(locals(), _CHECKS)
+    deferred.run()
     if changed.get("regions"):
         commotion.install()
     _C.configure_ahead(_C.ahead_settings() | changed)

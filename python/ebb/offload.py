@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 from ebb import _C
+from ebb._support import deferred
 from ebb._support.old import old_function
 from ebb._support.shown import shown
 from ebb._support.sizes import (
@@ -96,6 +97,7 @@ def configure(
             run there.
     """
     changed = checked(locals(), _CHECKS)
+    deferred.run()
     _C.configure_offload(_C.offload_settings() | changed)
     return _C.offload_settings()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from budget_jobs import Job, Net, assert_same, peak_of, regions
@@ -11,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import ebb
 from ebb._launch import takeover
 from ebb._launch.assignment import Assignment
+from ebb._launch.budgeted import Blocks
 from ebb._launch.found_blocks import FoundBlocks
 
 LAYERS = {f"layers.{i}" for i in range(4)}
@@ -230,3 +233,25 @@ def test_checkpoints_in_compiled_code_are_named(install, capsys):
     job.train(3)
     told = lines(capsys)
     assert all("does not call torch.utils.checkpoint" not in line for line in told), told
+
+
+def test_calls_of_a_block_in_several_threads_are_all_counted():
+    """As the threads of nn.DataParallel, whose replicas share a block."""
+    model, x = Net(), torch.ones(2, 16)
+    blocks = Blocks(("layers.0",))
+    blocks.add(model, ebb.policies.recompute_all)
+    (block,) = blocks.alive()
+    other = threading.Thread(target=block, args=(torch.sin, x))
+
+    class WhileOtherCalls(int):
+        def __add__(self, one):
+            block.calls = 0
+            other.start()
+            other.join(0.2)  # it waits for this call, or does not
+            return int(self) + one
+
+    block.calls = WhileOtherCalls()
+    block(torch.sin, x)
+    other.join()
+
+    assert block.calls == 2

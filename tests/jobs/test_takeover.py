@@ -578,3 +578,7 @@ def test_the_context_fn_of_a_policy_keeps_all_its_rules(taken):
     assert saved_by(policy.to_sac()) == 128
     policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, max_bytes=63)])
     assert saved_by(policy.to_sac()) == 0
+
+
+def test_the_context_fn_of_a_policy_that_was_freed_keeps_all_its_rules(taken):
+    assert saved_by(ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, max_bytes=64)]).to_sac()) == 128

@@ -113,3 +113,69 @@ def test_a_model_that_is_one_region_in_a_file(tmp_path):
 
     with ebb.ModulePolicies.load(tmp_path / "p.toml").apply(nn.Linear(1, 1)) as handle:
         assert handle.names == ("",)
+
+
+@pytest.fixture
+def settings():
+    """The settings of OFFLOAD and of replays ahead, with replays ahead switched on."""
+    ahead = ebb.ahead.configure()
+    ebb.ahead.configure(regions=1)
+    yield lambda: (ebb.offload.configure(), ebb.ahead.configure())
+    ebb.ahead.configure(**ahead)
+
+
+def with_settings(model):
+    policies = ebb.ModulePolicies({"0": ebb.policies.recompute_all}, {"keep_last": 3}, ahead=False)
+    return policies.apply(model)
+
+
+def test_settings_end_when_the_model_is_freed(settings):
+    before = settings()
+    model = nn.Sequential(nn.Linear(2, 2))
+    with_settings(model)
+    assert settings()[0]["keep_last"] == 3
+    assert settings()[1]["regions"] == 0
+
+    del model
+
+    assert settings() == before
+
+
+def test_the_next_region_runs_without_the_settings_of_a_freed_model(settings):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with_settings(model)
+
+    del model
+    with ebb.region():
+        assert ebb._C.offload_settings()["keep_last"] == 0
+        assert ebb._C.ahead_settings()["regions"] == 1
+
+
+def test_settings_of_models_that_are_freed_in_any_order_end(settings):
+    before = settings()
+    first, second = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    handle = with_settings(first)
+    with_settings(second)
+
+    del first
+    handle.remove()
+    assert settings()[0]["keep_last"] == 3
+    del second
+
+    assert settings() == before
+
+
+def test_settings_that_the_program_changes_after_a_model_was_removed_stay(settings):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with_settings(model).remove()
+    ebb.ahead.configure(regions=2)
+
+    del model
+
+    assert settings()[1]["regions"] == 2
+
+
+def test_a_name_that_says_page_does_not_use_page_pools():
+    rule = ebb.Rule("*", ebb.SAVE, name="page")
+    assert not ebb.ModulePolicies({"0": ebb.Policy([rule])}).settings.pages
+    assert ebb.ModulePolicies({"0": ebb.Policy({"aten::mm": ebb.PAGE})}).settings.pages

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import re
+import weakref
 
 import pytest
 import torch
@@ -163,6 +165,27 @@ def test_torchs_checkpointing_has_eagers_gradients_under_a_policy(policy):
     y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False, context_fn=policy.to_sac())
 
     assert same_bits(torch.autograd.grad(y, w)[0], expected)
+
+
+@pytest.fixture
+def no_garbage_collection():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("preset", [ebb.policies.save_matmuls, ebb.policies.torchtitan])
+def test_a_policy_is_freed_with_its_last_reference(no_garbage_collection, preset):
+    policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE), *preset.rules])
+    with ebb.region(policy):
+        y = torch.ones(2, 2, requires_grad=True).exp()
+    y.sum().backward()
+    policy.to_sac()
+    freed = weakref.ref(policy)
+
+    del policy, y
+
+    assert freed() is None
 
 
 def test_policies_are_values():

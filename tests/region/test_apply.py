@@ -8,6 +8,7 @@ import functools
 import inspect
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 import pytest
@@ -93,6 +94,27 @@ def test_the_blocks_of_a_model_are_the_default():
     assert peaks[0] < 0.3 * peaks[1]
 
 
+def test_a_model_without_blocks_is_refused_unless_it_is_named():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+    with pytest.raises(ValueError, match=r"Sequential has no blocks.*pass modules=\"\""):
+        ebb.apply(model)
+    assert type(model) is nn.Sequential
+    with ebb.apply(model, modules="") as handle:
+        assert handle.names == ("",)
+
+
+def test_the_only_layer_of_a_model_with_other_parts_is_a_block():
+    class OneLayer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Layer()])
+            self.head = nn.Linear(4, 4)
+
+    with ebb.apply(OneLayer()) as handle:
+        assert handle.names == ("layers.0",)
+
+
 def test_a_list_of_modules_stands_for_those_in_it():
     inner = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.ModuleList([nn.Linear(2, 2)])})
     model = nn.ModuleDict({"layers": nn.ModuleList([inner, nn.Linear(2, 2)])})
@@ -154,7 +176,7 @@ def test_remove_refuses_when_somebody_wrapped_the_forward_since(model):
 
 def test_shallow_copies_and_replicas_use_their_own_parameters(model):
     layer = model.layers[0].eval()
-    ebb.apply(layer)
+    ebb.apply(layer, modules="")
     x = torch.ones(2, 4)
     for twin in (copy.copy(layer), layer._replicate_for_data_parallel()):
         twin.__dict__["_modules"] = dict(twin._modules)  # copy.copy shares the dictionary
@@ -267,7 +289,10 @@ class Scaled(torch.nn.Module):
 def test_a_copy_of_a_wrapper_around_a_region_is_the_wrapper(both):
     x = torch.randn(3, 4)
     model = torch.nn.Sequential(Scaled(torch.nn.Linear(4, 4)))
-    handles = [ebb.apply(model[0].inner), *([ebb.apply(model, modules="0")] if both else [])]
+    handles = [
+        ebb.apply(model[0].inner, modules=""),
+        *([ebb.apply(model, modules="0")] if both else []),
+    ]
     for twin in (copy.deepcopy(model), copy.deepcopy(model[0]), copy.copy(model[0])):
         assert torch.equal(twin(x), model(x))
     assert list(dict(copy.deepcopy(model).named_parameters())) == ["0.inner.weight", "0.inner.bias"]
@@ -282,7 +307,7 @@ def test_what_is_put_on_a_regions_class_goes_to_its_own_class():
     x = torch.randn(3, 4)
     module = Linear(4, 4)
     expected = module(x).sin()
-    handle = ebb.apply(module)
+    handle = ebb.apply(module, modules="")
     type(module).forward = lambda self, x: torch.nn.functional.linear(
         x, self.weight, self.bias
     ).sin()
@@ -298,12 +323,12 @@ def test_parametrizations_may_change():
 
     x = torch.randn(3, 4)
     module = parametrizations.weight_norm(torch.nn.Linear(4, 4))
-    handle = ebb.apply(module)
+    handle = ebb.apply(module, modules="")
     parametrize.register_parametrization(module, "bias", Sine())
     expected = module(x)
     handle.remove()
     assert torch.equal(module(x), expected)
-    handle = ebb.apply(module)
+    handle = ebb.apply(module, modules="")
     parametrize.remove_parametrizations(module, "weight")
     assert torch.equal(module(x), expected)
 
@@ -312,8 +337,10 @@ def test_graph_modules():
     x = torch.randn(3, 4)
     module = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
     expected = module(x)
-    with ebb.apply(module):
+    with ebb.apply(module, modules=""):
         assert torch.equal(pickle.loads(pickle.dumps(module))(x), expected)
+        assert torch.equal(module(x), expected)
+        module.recompile()
         assert torch.equal(module(x), expected)
 
 
@@ -333,7 +360,7 @@ def test_forwards_that_take_no_self():
     for kind in (Static, Class, Builtin):
         module = kind()
         expected = module(x)
-        with ebb.apply(module):
+        with ebb.apply(module, modules=""):
             assert torch.equal(module(x), expected)
 
 
@@ -356,7 +383,7 @@ def test_classes_that_look_at_their_subclasses():
         def forward(self, x):
             return x
 
-    ebb.apply(Named()).remove()
+    ebb.apply(Named(), modules="").remove()
     assert seen == ["named"]
 
 
@@ -396,7 +423,7 @@ def test_a_class_that_compares_its_forward_with_its_own(subclass_later):
     layer = WrappedByItsBase(4, 4)
     x = torch.randn(4, 4, requires_grad=True)
     expected = torch.autograd.grad(layer(x).sum(), x)
-    with ebb.apply(layer):
+    with ebb.apply(layer, modules=""):
         if subclass_later:  # as fully_shard does
             layer.__class__ = type("FSDPLayer", (type(layer),), {})
         ebb.reset_stats()
@@ -409,7 +436,7 @@ def test_a_class_that_compares_its_forward_with_its_own(subclass_later):
 
 def test_a_copy_of_a_subclass_that_was_made_later():
     model = Layer().double()
-    ebb.apply(model)
+    ebb.apply(model, modules="")
     base = type(model)
 
     def forward(self, x):
@@ -430,7 +457,7 @@ def test_a_copy_of_a_subclass_that_was_made_later():
 
 def test_an_instance_made_of_a_regions_class():
     model = Layer()
-    ebb.apply(model)
+    ebb.apply(model, modules="")
     other = type(model)().eval()
     x = torch.randn(2, 4)
     for twin in (copy.copy(other), copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
@@ -478,3 +505,134 @@ def test_classes_with_a_base_that_is_no_module(kind):
     assert type(copy.deepcopy(model)) is type(model)
     handle.remove()
     assert type(model) is kind
+
+
+class CallsDuringCopy(nn.Linear):
+    """A block that calls `during` while Python copies or pickles the block."""
+
+    during = None
+
+    def __getstate__(self):
+        CallsDuringCopy.during()
+        return self.__dict__
+
+    def forward(self, x):
+        return super().forward(x).sin()
+
+
+def in_another_thread(function):
+    """Runs a function in another thread, and returns its result."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+@pytest.mark.parametrize("copying", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_a_model_is_a_region_in_other_threads_while_it_is_copied(monkeypatch, copying):
+    model = CallsDuringCopy(4, 4)
+    ebb.apply(model, modules="")
+    entered_meanwhile = []
+
+    def forward():
+        ebb.reset_stats()
+        model(torch.ones(2, 4))
+        entered_meanwhile.append(ebb.stats()["total"]["entered"])
+
+    monkeypatch.setattr(CallsDuringCopy, "during", lambda: in_another_thread(forward))
+    copying(model)
+
+    assert entered_meanwhile == [1]
+
+
+@pytest.mark.parametrize("copying", [copy.deepcopy, copy.copy])
+def test_two_threads_may_copy_a_model_at_once(monkeypatch, copying):
+    model = CallsDuringCopy(4, 4)
+    ebb.apply(model, modules="")
+    twins = []
+
+    def second():
+        CallsDuringCopy.during = lambda: None
+        twins.append(in_another_thread(lambda: copying(model)))
+
+    monkeypatch.setattr(CallsDuringCopy, "during", second)
+    twins.append(copying(model))
+
+    for twin in twins:
+        ebb.reset_stats()
+        twin(torch.ones(2, 4))
+        assert ebb.stats()["total"]["entered"] == 1
+
+
+class CopiesItself(nn.Linear):
+    """A block with a method for each of its copies. `kind` is the copy's class."""
+
+    kind = None
+
+    def __deepcopy__(self, memo):
+        twin = (self.kind or type(self)).__new__(self.kind or type(self))
+        memo[id(self)] = twin
+        twin.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return twin
+
+    def __copy__(self):
+        twin = (self.kind or type(self)).__new__(self.kind or type(self))
+        twin.__dict__ = dict(self.__dict__)
+        return twin
+
+
+@pytest.mark.parametrize("copying", [copy.deepcopy, copy.copy])
+@pytest.mark.parametrize("kind", [None, CopiesItself])
+def test_a_copy_by_a_models_own_method_is_a_region(monkeypatch, copying, kind):
+    monkeypatch.setattr(CopiesItself, "kind", kind)
+    model = CopiesItself(4, 4)
+    handle = ebb.apply(model, modules="")
+    twin = copying(model)
+    handle.remove()
+
+    ebb.reset_stats()
+    assert torch.equal(twin(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    assert ebb.stats()["total"]["entered"] == 1
+
+
+@pytest.mark.parametrize("copying", [copy.deepcopy, copy.copy])
+def test_a_copy_of_a_graph_module_is_a_region(copying):
+    module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    with ebb.apply(module, modules=""):
+        twin = copying(module)
+
+    ebb.reset_stats()
+    assert torch.equal(twin(torch.ones(2, 4)), module(torch.ones(2, 4)))
+    assert ebb.stats()["total"]["entered"] == 1
+
+
+def test_a_child_that_refers_to_its_parent_refers_to_the_copy_in_a_copy():
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].__dict__["parent"] = model
+    ebb.apply(model, modules=["", "0"])
+
+    twin = copy.deepcopy(model)
+
+    assert twin[0].__dict__["parent"] is twin
+
+
+class PicklesByClass(nn.Linear):
+    def __reduce__(self):
+        return (type(self), (self.in_features, self.out_features))
+
+
+class PicklesItsDictionary(nn.Linear):
+    def __getstate__(self):
+        return {"dictionary": self.__dict__}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state["dictionary"])
+
+
+@pytest.mark.parametrize("kind", [PicklesByClass, PicklesItsDictionary])
+def test_the_pickle_of_a_region_names_its_own_class_and_no_module_of_ebb(kind):
+    model = kind(4, 4)
+    ebb.apply(model, modules="")
+
+    text = pickle.dumps(model)
+
+    assert b"ebb." not in text
+    assert type(pickle.loads(text)) is kind

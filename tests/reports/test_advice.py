@@ -192,7 +192,8 @@ def test_text_and_json_say_the_same():
     assert report.to_dict()["advice"][0]["rule"] == report.advice[0].rule
     lines = str(report).splitlines()
     place = lines.index(
-        "each of these rules, added as the first rule, would save about this much time:"
+        "each of these rules, added as the first rule, would save about this much time in each "
+        "forward and backward:"
     )
     assert report.advice[0].rule in lines[place + 1]
     assert ebb._report.text.size(report.advice[0].bytes) in lines[place + 1]

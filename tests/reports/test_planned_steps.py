@@ -22,7 +22,7 @@ from torch import nn
 import ebb
 from ebb._plan.plan import plan_of
 from ebb._report import planned
-from ebb._report.planned import thinned
+from ebb._report.planned import Course, ReportedPlan, thinned
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
@@ -351,6 +351,28 @@ def test_the_page_shows_the_figures_and_the_lines_of_the_plan(tmp_path):
 
 
 @can_be_shown
+def test_a_report_of_a_step_that_accumulates_gradients_says_which_lines_cover_the_step(tmp_path):
+    _, _, report = reported(programs.accumulation)
+    assert report.plan.passes == 2
+
+    found = shown(report, tmp_path)
+
+    assert "a step has 2 forwards and backwards" in str(report)
+    assert "forward</" not in found["memory"].html  # the last of them is not stretched over both
+    assert "The step has 2 forwards and backwards" in found["memory-note"].text
+
+
+def test_a_report_of_a_step_with_one_backward_has_its_regions_in_the_picture(tmp_path):
+    _, _, report = reported()
+    assert report.plan.passes == 1
+
+    found = shown(report, tmp_path)
+
+    assert "forwards and backwards" not in str(report)
+    assert "forward</" in found["memory"].html
+    assert "forwards and backwards" not in found["memory-note"].text
+
+
 def test_the_page_shows_where_the_chosen_budget_cuts(tmp_path):
     _, _, report = reported()
     points = report.plan.points
@@ -438,3 +460,22 @@ def test_a_plan_goes_with_its_model():
         other.step()
 
     assert ebb.report().plan is None
+
+
+def test_a_plan_is_found_although_the_models_of_other_plans_are_freed_meanwhile():
+    course = Course(None, None)
+    plans = {name: ReportedPlan(1, course, course, [name], tuple) for name in "abcd"}
+
+    class Step(int):
+        def __ge__(self, other):
+            planned.forget(plans["a"])
+            planned.forget(plans["b"])
+            return int(self) >= other
+
+    for plan in plans.values():
+        planned.begins(plan)
+    found = planned.plan_of_step(Step(ebb.stats()["step"]), {"c"})
+    for plan in plans.values():
+        planned.forget(plan)
+
+    assert found is plans["c"]

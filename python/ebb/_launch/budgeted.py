@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -76,6 +77,7 @@ class Block:
         self.policy: Policy | None = None
         self.in_graphs = False  # True: a region also under torch.compile
         self.calls = 0  # calls with gradients since the last `Blocks.take`
+        self._lock = threading.Lock()  # for `calls`: the threads of nn.DataParallel share the block
         self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
         self.met_recomputation = False  # True if another function recomputed a call
         mark(module).region = self
@@ -93,7 +95,8 @@ class Block:
         if self.policy is not None and other_work.is_on():
             self.met_recomputation = True
             return function(*args, **kwargs)
-        self.calls += 1
+        with self._lock:
+            self.calls += 1
         if self.policy is None:
             return function(*args, **kwargs)
         self.met_hooks = self.met_hooks or _saved_tensors_hooks(False) is not None

@@ -22,6 +22,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.compiler import is_compiling
 from torch.utils.checkpoint import noop_context_fn
 
+from ebb import _C
 from ebb._launch import context_keys, other_work
 from ebb._launch.assignment import TORCHS, Assignment
 from ebb._policy import from_sac
@@ -255,11 +256,12 @@ def _translated(
     """The policy for one call, and the context to enter in its region."""
     if context_fn is noop_context_fn:
         return default, nullcontext()
-    own = getattr(context_fn, "policy", None)
-    if isinstance(own, Policy):  # Policy.to_sac() made it
-        return own, nullcontext()
     known = _known(context_fn)
     if name in known:
+        return known[name], nullcontext()
+    compiled = getattr(context_fn, "compiled", None)
+    if isinstance(compiled, _C.Policy):  # Policy.to_sac() made it
+        known[name] = Policy._from_compiled(compiled)
         return known[name], nullcontext()
     forward, recompute = context_fn()
     if not torch.is_grad_enabled():

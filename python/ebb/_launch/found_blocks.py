@@ -12,6 +12,7 @@ from ebb._launch.budgeted import Block, Blocks
 from ebb._launch.models import Meets
 from ebb._launch.variables import say_ignored
 from ebb._region import in_graph
+from ebb._region.blocks import regions_by_default
 from ebb._support.job import is_first, is_launcher, say
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
@@ -19,7 +20,7 @@ from ebb._support.shown import clipped, tell
 # Note [Blocks of a job]
 # ebb learns whether a job that sets EBB and names no modules calls torch.utils.checkpoint only when
 # the job does so. If a model fits into memory only with regions, its first step needs them too. So
-# the blocks that find_blocks names are regions from a model's first forward on. The first call of
+# the blocks that ebb.apply selects are regions from a model's first forward on. The first call of
 # torch.utils.checkpoint ends these regions: the job itself decides what is recomputed. With
 # EBB_MODULES=auto the blocks stay regions. After two optimizer steps, or at exit, one line says
 # which modules are regions, or that none is.
@@ -53,7 +54,7 @@ class FoundBlocks(Meets):
         self._trains |= torch.is_grad_enabled()
         if self._assignment.announced and not self._stay:
             return
-        if len(list(self._blocks.of(model))) > 1:
+        if regions_by_default(model):
             self._names += self._blocks.add(model, self._assignment.policy)
 
     def settled(self, models: list[torch.nn.Module]) -> None:

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ebb import _C
 from ebb._launch import models
 from ebb._launch.assignment import Assignment
-from ebb._region.blocks import block_candidates, find_blocks
+from ebb._region.blocks import block_candidates, find_blocks, regions_by_default
 from ebb._region.modules import can_mark, mark, number_modules_once
 from ebb._region.region import run_in_region
 from ebb._report.report import report
@@ -85,12 +85,12 @@ def _table(model: torch.nn.Module, rows: list[Row]) -> Iterable[str]:
     total = sum(row.bytes for row in rows)
     yield f"ebb: {type(model).__name__}: autograd saves {size(total)} of activations"
     yield "    modules    saved bytes  names"
-    for number, names in enumerate(block_candidates(model)):
+    for names in block_candidates(model):
         inside = sum(
             row.bytes
             for row in rows
             if any(name in ("", row.module) or row.module.startswith(f"{name}.") for name in names)
         )
         shown = clipped(", ".join(in_ranges(name or "the model" for name in names)), 200)
-        note = " (the regions under EBB=1)" if number == 0 and len(names) > 1 else ""
+        note = " (the regions under EBB=1)" if names == regions_by_default(model) else ""
         yield f"    {len(names):7}  {size(inside):>13}  {shown}{note}"

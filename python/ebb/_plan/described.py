@@ -166,6 +166,7 @@ def reported(
         _predicted(chooser, chooser.plain(), plain),
         {*regions, *(operator.region for operator in chooser.simulator.step.operators)},
         lambda: _points(chooser, own),
+        chooser.simulator.step.passes,
     )
 
 

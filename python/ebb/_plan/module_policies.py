@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,9 +14,11 @@ import torch
 
 from ebb import ahead, offload
 from ebb._plan.pages import size_pools_anew
+from ebb._policy.decision import PAGE
 from ebb._policy.policy import Policy
 from ebb._policy.text import loaded_regions, regions_to_toml
 from ebb._region.apply import RegionHandle, apply
+from ebb._support import deferred
 from ebb._support.names import in_ranges
 
 _HEAD = """\
@@ -88,6 +91,12 @@ class RegionHandles:
         self._undo = ExitStack()  # undoes all other changes
         self.names = tuple(name for handle in handles for name in handle.names)
 
+    def _end_with(self, model: torch.nn.Module) -> None:
+        """Undo the other changes when `model` is freed, if the handle was not removed before."""
+        finalizer = weakref.finalize(model, deferred.defer, self._undo.close)
+        finalizer.atexit = False  # type: ignore[misc]
+        self._undo.callback(finalizer.detach)
+
     def remove(self) -> None:
         """Restore the modules' own forward.
 
@@ -136,7 +145,7 @@ class ModulePolicies:
         ahead: bool = True,
     ) -> None:
         self.policies = dict(policies)
-        pages = any('"page"' in policy.to_toml() for policy in self.policies.values())
+        pages = any(policy._compiled.gives(int(PAGE)) for policy in self.policies.values())
         self.settings = ProcessSettings(dict(offload or {}), ahead, pages)
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
@@ -147,7 +156,9 @@ class ModulePolicies:
             model: has modules of these names, with or without the parts that wrappers add.
 
         Returns:
-            A handle. Its ``remove()`` undoes all changes; the handle is also a context manager.
+            A handle. Its ``remove()`` undoes all changes; the handle is also a context manager. If
+            the model is freed before, its settings end with the next region or the next call of a
+            ``configure`` function.
 
         Raises:
             TypeError: ``model`` is no module.
@@ -160,6 +171,7 @@ class ModulePolicies:
                 handles = RegionHandles([*handles._handles, handle])
             self.settings.put(handles._undo)
             self._is_applied(model, handles._undo)
+            handles._end_with(model)
         except BaseException:
             handles.remove()
             raise

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ebb._plan.changes import Span, during
 from ebb._plan.profile import Profile
@@ -269,6 +269,13 @@ class Step:
         """When an operator has ended."""
         operator = self.operators[op]
         return max([operator.start, *(self.values[value].made for value in operator.outputs)])
+
+    @property
+    def passes(self) -> int:
+        """How often the step runs forward and backward; more than once if it accumulates
+        gradients."""
+        unpacked = [bisect.bisect(self._unpacks, call.begins) for call in self.calls]
+        return 1 + sum(before < now for before, now in pairwise(unpacked))
 
     def _find_calls(self) -> list[Call]:
         calls: list[Call] = []

@@ -49,17 +49,18 @@ def _is_known_to_torch(rule: Rule) -> bool:
     return True
 
 
-def _sac_context_fn(policy: Policy) -> Callable[..., Any]:
+def _sac_context_fn(compiled: _C.Policy) -> Callable[..., Any]:
     """A ``context_fn`` for torch.utils.checkpoint with the decisions of a policy.
 
     Rules with ``every`` and ``nth`` count calls per checkpointed function, not per region. If ebb
-    takes the checkpoint call over, it uses the policy itself.
+    takes the checkpoint call over, it uses the attribute ``compiled``. The Policy itself would be
+    part of a reference cycle, which only the garbage collector frees.
     """
 
     def contexts() -> Any:
         parts = [
             (tuple(rule for rule in rules if _is_known_to_torch(rule)), default)
-            for rules, default in policy._parts()
+            for rules, default in parts_of(compiled)
         ]
         forward, recompute = Decider(parts), Decider(parts)
 
@@ -72,7 +73,7 @@ def _sac_context_fn(policy: Policy) -> Callable[..., Any]:
 
         return create_selective_checkpoint_contexts(decide)  # type: ignore[no-untyped-call]
 
-    contexts.policy = policy  # type: ignore[attr-defined]
+    contexts.compiled = compiled  # type: ignore[attr-defined]
     return contexts
 
 
@@ -139,7 +140,7 @@ class Policy:
     def _take(self, compiled: _C.Policy) -> None:
         self._compiled = compiled
         # made here, because Dynamo cannot trace its construction
-        self._sac_context_fn = _sac_context_fn(self)
+        self._sac_context_fn = _sac_context_fn(compiled)
         self._number = str(next(_numbers))  # a str: Dynamo may replace an int by a symbol
         _by_number[self._number] = self
 

@@ -11,7 +11,7 @@ import torch
 
 from ebb._policy.idle_rules import warn_of_modules
 from ebb._policy.policy import Policy
-from ebb._region.blocks import find_blocks, has_forward
+from ebb._region.blocks import has_forward, regions_by_default
 from ebb._region.module_names import modules_of, names_of, plain_names
 from ebb._region.modules import (
     can_unmark,
@@ -100,9 +100,21 @@ def _callable(chosen: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
 
 
 def _blocks_of(model: torch.nn.Module) -> Wanted:
-    """Selects the blocks of :func:`find_blocks`; for a compiled block, the module inside."""
-    names = find_blocks(model)
-    blocks = [model.get_submodule(name) for name in (names if len(names) > 1 else [""])]
+    """Selects the model's blocks; for a compiled block, the module inside.
+
+    Raises:
+        ValueError: the model has no blocks.
+    """
+    names = regions_by_default(model)
+    if not names:
+        raise ValueError(
+            f"ebb: {type(model).__name__} has no blocks, that is modules which repeat. Name the "
+            'modules that should become regions, for example modules="encoder.*". If '
+            f'{type(model).__name__} is itself one block of a larger model, pass modules="". A '
+            "model that is one region as a whole frees activations, but backward recomputes most "
+            "of them at once."
+        )
+    blocks = [model.get_submodule(name) for name in names]
     wanted = {id(block._modules.get("_orig_mod") or block) for block in blocks}
     return lambda module: id(module) in wanted
 
@@ -148,10 +160,9 @@ def apply(
             If matches are nested, the outermost becomes a region. A ModuleList that matches is
             replaced by the modules in it. Default: the blocks that the model repeats, such as the
             layers of a transformer. If the model repeats none, its large parts become regions, such
-            as an encoder and a decoder. If there are fewer than two such modules, the whole model
-            becomes one region. The empty name, ``""``, makes any model one region: that frees
-            activations, but backward recomputes most of them at once, so the
-            peak memory does not go down.
+            as an encoder and a decoder. The empty name, ``""``, makes any module one region. Use
+            it for a single block. A whole model as one region frees activations, but backward
+            recomputes most of them at once, so the peak memory does not go down.
             Rules with ``module=`` see the names of the modules in ``model`` at this call.
         escapes: as for :class:`ebb.region`.
 
@@ -160,8 +171,10 @@ def apply(
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: no module matches, a matching module is already a region or is a lazy module
-            with uninitialized parameters, or ``escapes`` is unknown. No module is changed.
+        ValueError: no module matches; or ``modules`` is not given, and the model repeats no modules
+            and has fewer than two large parts; or a matching module is already a region or is a
+            lazy module with uninitialized parameters; or ``escapes`` is unknown. No module is
+            changed.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())

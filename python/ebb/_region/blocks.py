@@ -53,6 +53,16 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
     return _names_of(model, found or _without_repetition(model))
 
 
+def regions_by_default(model: nn.Module) -> tuple[str, ...]:
+    """The blocks of :func:`find_blocks`, which become regions if the user names no modules. Empty
+    if the only block has all layers of the model: backward would recompute the whole model at once,
+    so its peak memory would be eager's.
+    """
+    names = find_blocks(model)
+    is_whole = len(names) == 1 and _layers(model.get_submodule(names[0])) == _layers(model)
+    return () if is_whole else names
+
+
 def block_candidates(model: nn.Module) -> list[tuple[str, ...]]:
     """Possible sets of regions, in the order in which a budget tries them: the blocks of
     :func:`find_blocks`; the parts of the model, if blocks leave too much work outside of regions;

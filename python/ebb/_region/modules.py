@@ -11,8 +11,7 @@ import copy
 import copyreg
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
@@ -47,7 +46,7 @@ class Marks:
         return replace(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Marks, ())
+        return (type(None), ())  # a pickle loads where ebb is not installed
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.number == 0:
@@ -65,15 +64,14 @@ class Marks:
 
 
 class _NoSubclass:
-    """Follows ebb's subclass in the method resolution order, so that the original class's
-    __init_subclass__ does not see the subclass. It is not a base: CPython would compare its layout
-    with that of the original's first base, and refuse to set the class of a module such as
-    ``Layer(abc.ABC, nn.Module)``.
+    """Follows ebb's subclass in the method resolution order while the subclass is made, so that the
+    original class's __init_subclass__ does not see the subclass. It is not a base: CPython would
+    compare its layout with that of the original's first base, and refuse to set the class of a
+    module such as ``Layer(abc.ABC, nn.Module)``.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        if "_ebb_original" not in cls.__dict__:
-            super().__init_subclass__(**options)
+        pass
 
 
 class _Forward:
@@ -95,27 +93,66 @@ class _Forward:
         return kind._ebb_original.forward if "_ebb_original" in kind.__dict__ else self.function  # type: ignore[attr-defined]
 
 
-@contextmanager
-def _as_original(module: torch.nn.Module) -> Iterator[Marks | None]:
-    """Removes the module's marks inside the context."""
-    swapped, marks = type(module), module.__dict__.pop(_KEY, None)
-    module.__class__ = swapped._ebb_original  # type: ignore[attr-defined]
-    try:
-        yield marks
-    finally:
-        module.__class__ = swapped
-        if marks is not None:
-            module.__dict__[_KEY] = marks
+# Note [Copies of marked modules]
+# Another thread may run the module, or copy it, during a copy. So ebb copies and pickles a module
+# without a change to the module: ebb asks the original class for what pickle and copy need, names
+# the original class there, and gives the copy its marks at the end.
 
 
-def _copied(module: torch.nn.Module, make: Callable[[torch.nn.Module], Any]) -> Any:
-    swapped = type(module)
-    with _as_original(module) as marks:
-        twin = make(module)
-    if marks is not None and type(twin) is swapped._ebb_original:  # type: ignore[attr-defined]
-        twin.__class__ = swapped
-        twin.__dict__[_KEY] = copy.copy(marks)
+def _reduced(original: type[torch.nn.Module], module: torch.nn.Module, protocol: Any) -> Any:
+    """What `module.__reduce_ex__` returns if `module` is of its original class and has no marks."""
+    reduced = original.__reduce_ex__(module, protocol)
+    if not isinstance(reduced, tuple):
+        return reduced
+
+    def unmarked(value: Any) -> Any:
+        is_ours = isinstance(value, type) and value.__dict__.get("_ebb_original") is original
+        return original if is_ours else value
+
+    make, arguments, *rest = reduced
+    if rest:
+        rest[0] = _without_marks(rest[0])
+    return (unmarked(make), tuple(map(unmarked, arguments)), *rest)
+
+
+def _without_marks(state: Any) -> Any:
+    """The state of a module, or a tuple of the state and the values of slots."""
+    if isinstance(state, dict) and _KEY in state:
+        state = state.copy()
+        state.pop(_KEY, None)
+        return state
+    if isinstance(state, tuple):
+        return tuple(map(_without_marks, state))
+    return state
+
+
+def _copied(
+    original: type[torch.nn.Module],
+    module: torch.nn.Module,
+    copier: Callable[[], Any] | None,
+    memo: dict[int, Any] | None,
+) -> Any:
+    """A copy, deep if there is a memo. `copier` is the module's own way to copy."""
+    marks = module.__dict__.get(_KEY)
+    if copier is not None:
+        twin = copier()
+    else:
+        registered = copyreg.dispatch_table.get(original)
+        reduced = registered(module) if registered else _reduced(original, module, 4)
+        if isinstance(reduced, str):
+            return module
+        twin = copy._reconstruct(module, memo, *reduced)  # type: ignore[attr-defined]
+    if marks is not None and isinstance(twin, torch.nn.Module) and twin is not module:
+        _mark_copy(twin, marks)
     return twin
+
+
+def _mark_copy(twin: torch.nn.Module, marks: Marks) -> None:
+    """Makes a copy wrapped like its original, with marks of its own."""
+    if not hasattr(type(twin), "_ebb_original"):
+        twin.__class__ = _marked_class(type(twin))  # type: ignore[arg-type]
+    if twin.__dict__.get(_KEY, marks) is marks:
+        twin.__dict__[_KEY] = copy.copy(marks)
 
 
 def _reduce_subclass(module: Any, protocol: Any) -> Any:
@@ -133,15 +170,12 @@ def _reduce(module: Any, protocol: Any) -> Any:
     """Pickles a model with its original class, so that it loads where ebb is not installed."""
     if "_ebb_original" not in type(module).__dict__:  # a later subclass of ebb's subclass
         return _reduce_subclass(module, protocol)
-    with _as_original(module):
-        reduced = module.__reduce_ex__(protocol)
-        if isinstance(reduced, tuple) and len(reduced) > 2 and reduced[2] is module.__dict__:
-            reduced = (*reduced[:2], dict(reduced[2]), *reduced[3:])
-        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-            # pickle would compare the class in `reduced` with the module's
-            make = copyreg._reconstructor  # type: ignore[attr-defined]
-            reduced = (make, (reduced[1][0], object, None), *reduced[2:])
-        return reduced
+    reduced = _reduced(type(module)._ebb_original, module, protocol)
+    if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+        # pickle would compare the class in `reduced` with the module's
+        make = copyreg._reconstructor  # type: ignore[attr-defined]
+        return (make, (reduced[1][0], object, None), *reduced[2:])
+    return reduced
 
 
 @functools.cache
@@ -163,7 +197,7 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     def order(cls: type) -> list[type]:
         found: list[type] = super(metaclass, cls).mro()  # type: ignore[arg-type]
-        return [cls, _NoSubclass, *found[1:]] if "_ebb_original" in cls.__dict__ else found
+        return found if made else [cls, _NoSubclass, *found[1:]]
 
     kind = type(original)
     methods = {"__setattr__": set_attribute, "__delattr__": delete_attribute, "mro": order}
@@ -171,6 +205,8 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     wrapped = original.forward if inspect.isfunction(original.forward) else None
     if wrapped is not None:
         functools.update_wrapper(forward, wrapped)
+    # torch.fx's GraphModule.recompile sets this attribute unless the module's class itself has it.
+    own = {name: vars(original)[name] for name in ("_wrapped_call",) if name in vars(original)}
     swapped = metaclass(
         original.__name__,
         (original,),
@@ -181,15 +217,24 @@ def _marked_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
             "__reduce_ex__": _reduce,
             "forward": _Forward(forward),
             "_ebb_original": original,
+            **own,
         },
     )
     made.append(swapped)
-    # Not __copy__ and __deepcopy__, because a wrapper that forwards attribute access would seem to
-    # have these methods.
-    copy._deepcopy_dispatch[swapped] = lambda module, memo: _copied(  # type: ignore[attr-defined]
-        module, lambda plain: copy.deepcopy(plain, memo)
-    )
-    copy._copy_dispatch[swapped] = lambda module: _copied(module, copy.copy)  # type: ignore[attr-defined]
+    type.__setattr__(swapped, "__bases__", (original,))  # orders again, without _NoSubclass
+
+    # Functions for copy's tables and not __copy__ and __deepcopy__, because a wrapper that forwards
+    # attribute access would seem to have these methods.
+    def copied(module: torch.nn.Module) -> Any:
+        copier = getattr(original, "__copy__", None)
+        return _copied(original, module, copier and (lambda: copier(module)), None)
+
+    def deep_copied(module: torch.nn.Module, memo: dict[int, Any]) -> Any:
+        copier = getattr(module, "__deepcopy__", None)
+        return _copied(original, module, copier and (lambda: copier(memo)), memo)
+
+    copy._deepcopy_dispatch[swapped] = deep_copied  # type: ignore[attr-defined]
+    copy._copy_dispatch[swapped] = copied  # type: ignore[attr-defined]
     return swapped  # type: ignore[no-any-return]
 
 

@@ -21,6 +21,7 @@ from ebb._policy.policy import Policy
 from ebb._region import in_graph, offload_twice, tracing
 from ebb._region.module_names import names_of
 from ebb._region.modules import modules_are_asked_for, number_modules_once
+from ebb._support import deferred
 from ebb._support.log import log
 from ebb._support.shown import as_utf8, shown
 from ebb._support.subclasses import plain_tensors
@@ -159,6 +160,8 @@ class region(_C.Region):
         root: torch.nn.Module | None = None,
     ) -> None:
         _check_region(name, escapes, root)
+        if deferred.waiting:
+            deferred.run()
         checked = _check_policy(policy)
         if root is not None:
             if modules_are_asked_for(checked._compiled):

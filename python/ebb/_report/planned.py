@@ -3,6 +3,7 @@ budgets."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -59,6 +60,7 @@ class ReportedPlan:
         budget: bytes that the step may allocate above the memory in use when it begins.
         predicted: the predicted memory and time of the step.
         plain: the memory and time without regions.
+        passes: forwards and backwards of one step. Other fields of a report describe only the last.
         measured: the measured memory and time; None: no step was measured.
 
     Args:
@@ -75,9 +77,10 @@ class ReportedPlan:
         plain: Course,
         regions: Iterable[str],
         points: Callable[[], Points],
+        passes: int = 1,
     ) -> None:
         self.budget, self.predicted, self.plain = budget, predicted, plain
-        self.regions = frozenset(regions)
+        self.regions, self.passes = frozenset(regions), passes
         self._points: Points | Callable[[], Points] = points
 
     @property
@@ -105,6 +108,7 @@ class ReportedPlan:
         """The plan as a dictionary for JSON."""
         return {
             "budget": self.budget,
+            "passes": self.passes,
             "predicted": asdict(self.predicted),
             "measured": None if self.measured is None else asdict(self.measured),
             "deviation": self.deviation,
@@ -153,24 +157,28 @@ def thinned(timeline: Iterable[tuple[float, int]], most: int = 600) -> list[tupl
 
 @dataclass
 class _InPlace:
-    plan: ReportedPlan
+    plan: ReportedPlan | None  # None: forgotten
     first: int
     last: int | None = None  # None while the plan is in place
 
 
-_known: list[_InPlace] = []
+_known: list[_InPlace] = []  # replaced, and not changed, because other threads may iterate over it
+_lock = threading.Lock()  # held while `_known` is replaced
 
 
 def begins(plan: ReportedPlan) -> None:
     """Shows a plan in reports of the steps from now on."""
+    global _known
     recorded = [(found["step"], bool(found["rows"])) for found in _C.reports()]
     now = _step()
-    _known[:] = [
-        one
-        for one in _known
-        if one.last is None or any(one.first <= step <= one.last for step, _ in recorded)
-    ]
-    _known.append(_InPlace(plan, now + ((now, True) in recorded)))
+    with _lock:
+        known = [
+            one
+            for one in _known
+            if one.plan is not None
+            and (one.last is None or any(one.first <= step <= one.last for step, _ in recorded))
+        ]
+        _known = [*known, _InPlace(plan, now + ((now, True) in recorded))]
 
 
 def ends(plan: ReportedPlan) -> None:
@@ -182,8 +190,10 @@ def ends(plan: ReportedPlan) -> None:
 
 def forget(plan: ReportedPlan) -> None:
     """Forgets a plan whose model was freed, since another model may have regions of the same names.
-    Calls no C++, since garbage collection may call this anywhere."""
-    _known[:] = [one for one in _known if one.plan is not plan]
+    Calls no C++ and takes no lock, since garbage collection may call this anywhere."""
+    for one in _known:
+        if one.plan is plan:
+            one.plan = None
 
 
 def is_in_place(plan: ReportedPlan) -> bool:
@@ -191,7 +201,9 @@ def is_in_place(plan: ReportedPlan) -> bool:
 
 
 def steps_are_renumbered() -> None:
-    _known[:] = [_InPlace(one.plan, 0) for one in _known if one.last is None]
+    global _known
+    with _lock:
+        _known = [_InPlace(one.plan, 0) for one in _known if one.last is None]
 
 
 def plan_of_step(step: int, regions: Iterable[str]) -> ReportedPlan | None:
@@ -202,9 +214,9 @@ def plan_of_step(step: int, regions: Iterable[str]) -> ReportedPlan | None:
     """
     names = set(regions)
     for one in reversed(_known):
-        last = step if one.last is None else one.last
-        if one.first <= step <= last and names & one.plan.regions:
-            return one.plan
+        plan, last = one.plan, step if one.last is None else one.last
+        if plan is not None and one.first <= step <= last and names & plan.regions:
+            return plan
     return None
 
 

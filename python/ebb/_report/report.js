@@ -57,7 +57,7 @@ function figures() {
   if (ahead) all.push([milliseconds(ahead) + " ms", "of that, ahead of backward"]);
   for (const [fate, count] of Object.entries(report.ahead))
     if (count) all.push([count, "regions " + outcomes[fate]]);
-  $("title").textContent = "ebb: step " + report.step;
+  $("title").textContent = "ebb: forward and backward " + report.step;
   $("headline").textContent = "Each storage is counted once. Sizes are storage sizes; times are host times.";
   $("figures").innerHTML = all.map(([value, name]) => `<div><b>${escaped(value)}</b><span>${escaped(name)}</span></div>`).join("");
   const parts = Object.keys(report.fates).map(fate => [fate, sum(report.rows.filter(row => row.fate === fate), "eager")])
@@ -157,7 +157,8 @@ function memory() {
   const [least, most] = [Math.min(0, ...all), Math.max(budget || 1, ...all)];
   const x = scale(0, end, frame.left, frame.right), y = scale(least, most, frame.bottom, frame.top);
   const stretch = plan ? ((plan.measured || plan.predicted).duration || end) / (lasts || 1) : 1;
-  $("memory").innerHTML = phases(begins, stretch, x) +
+  const isWhole = !plan || plan.passes === 1;  // the report describes the last forward and backward of a plan's step
+  $("memory").innerHTML = (isWhole ? phases(begins, stretch, x) : "") +
     grid(x, ticks(0, end, round(end, 7)), time, y, byteTicks(least, most), bytes, 46) +
     lines.map(({ key, colour, points, place }) => {
       const isArea = !plan || key === "plain";
@@ -167,7 +168,8 @@ function memory() {
       `y2="${y(budget)}" stroke="${orange}" stroke-dasharray="6 4"/>`);
   $("memory-legend").innerHTML = legend([...lines.map(line => [line.name, line.colour]),
     ...(budget === null ? [] : [[`budget, ${size(budget)}`, orange]])]);
-  $("memory-note").textContent = plan ? "All memory that the step allocates, relative to its start." :
+  $("memory-note").textContent = plan ? "All memory that the training step allocates, relative to its start." +
+    (isWhole ? "" : ` The step has ${plan.passes} forwards and backwards. This picture and the plan show the whole step; all else on this page shows the last forward and backward.`) :
     "Memory saved for backward, with ebb and in eager. The strip below shows when each region runs forward and backward.";
   follow($("memory"), end, at => `${at.toFixed(2)} ms\n` + lines.map(line =>
     `${line.name}: ${size(levelAt(line.points, at, line.place))}`).join("\n"));
@@ -401,7 +403,7 @@ $("body").onclick = event => {
 };
 for (const id of ["search", "apart", "outside"]) $(id).oninput = table;
 $("idle").hidden = !report.idle_rules.length;
-$("idle-count").textContent = `${report.idle_rules.length} rules without effect in this step`;
+$("idle-count").textContent = `${report.idle_rules.length} rules without effect here`;
 $("idle-rules").textContent = report.idle_rules.join("\n");
 figures(); memory(); advice(); plan(); tree(); table();
 if (found.length) choose(found[0]);

@@ -1,4 +1,4 @@
-"""Reports: what happened to each storage of a step."""
+"""Reports: what happened to each storage of a forward and its backward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ebb._support.old import Renamed
 from ebb._support.shown import shown
 
 _MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # limits for the output
-_IDLE = "rules without effect in this step (misspelt, or decided by earlier rules)"
+_IDLE = "rules without effect here (misspelt, or decided by earlier rules)"
 _OUTCOMES = {
     "in_vain": "unused",
     "held": "not freed",
@@ -30,21 +30,22 @@ _OUTCOMES = {
 
 @dataclass(frozen=True)
 class Report:
-    """A memory breakdown of one step. See :func:`ebb.report`.
+    """A memory breakdown of one forward in regions and its backward. See :func:`ebb.report`.
 
     Attributes:
-        step: the step's number, as in :func:`ebb.stats`.
+        step: the number of the forward and backward, as in :func:`ebb.stats`. A training step that
+            accumulates gradients has several.
         rows: one :class:`Row` for all storages that are alike; a storage's bytes count in one row.
         ahead: the regions for which replays ran ahead, counted by outcome: ``in_time``, ``late``,
             ``in_vain``, ``held`` and ``stopped``; see ``"ahead"`` of :func:`ebb.stats`.
-        idle_rules: rules that had no effect in the step, in words.
+        idle_rules: rules that had no effect, in words; without those of presets.
         peak_held: the most bytes saved for backward at a time.
         peak_eager: the most bytes that eager would have saved for backward.
         values: for each storage of the rows a tuple: index in ``rows``, bytes, and True if autograd
             packed it.
         replays: tuples: indices in ``values`` of the inputs, indices of the recomputed outputs, and
             the seconds for which backward waited.
-        timeline: tuples: seconds since the step began, bytes saved for backward, and bytes that
+        timeline: tuples: seconds since the forward began, bytes saved for backward, and bytes that
             eager would save.
         spans: regions, their backwards, replays and transfers, as tuples: kind, name, start and
             duration in seconds, thread, bytes.
@@ -174,7 +175,7 @@ def headline(report: Report) -> str:
     if report.peak_held > 0:
         saving = f" ({report.peak_eager / report.peak_held:.1f} times as much)"
     return (
-        f"step {report.step}: peak saved for backward {size(report.peak_held)}; "
+        f"forward and backward {report.step}: peak saved for backward {size(report.peak_held)}; "
         f"{size(report.peak_eager)} in eager{saving}"
     )
 
@@ -191,7 +192,8 @@ def _text(report: Report, most: int) -> str:
     if report.advice:
         lines += [
             "",
-            "each of these rules, added as the first rule, would save about this much time:",
+            "each of these rules, added as the first rule, would save about this much time in each "
+            "forward and backward:",
         ]
         lines += [f"  {advice_line(one)}" for one in report.advice[:_MOST_ADVICE]]
     lines += ["", "storages, largest first:"]
@@ -288,7 +290,8 @@ def latest(all_steps: Iterable[Report]) -> Report | None:
 
 
 def report() -> Report:
-    """Return the report of the last recorded step: each storage's operator and its fate.
+    """Return the report of the last recorded forward and backward: each storage's operator and its
+    fate.
 
     A step begins when an outermost region is entered after a backward. A storage's bytes count in
     one row, so the rows sum to the totals. ``Report.held`` is the memory of the regions' results

@@ -31,12 +31,17 @@ def advice_line(one: Advice) -> str:
     cost = f"for {size(one.bytes)}" if one.bytes >= 0 else f"and {size(-one.bytes)}"
     op = one.op.removeprefix("aten::").removesuffix(".default")
     layers = f", {one.layers} layers" if one.layers > 1 else ""
-    return f"{duration(one.seconds)} a step {cost}: save {op} in {one.where}{layers}: {one.rule}"
+    return f"{duration(one.seconds)} {cost}: save {op} in {one.where}{layers}: {one.rule}"
 
 
 def plan_lines(plan: ReportedPlan) -> list[str]:
     budget = f"{size(abs(plan.budget))} {'below' if plan.budget < 0 else 'above'}"
     lines = [f"plan for a budget of {budget} the memory in use when the step begins:"]
+    if plan.passes > 1:
+        lines.append(
+            f"  a step has {plan.passes} forwards and backwards; apart from these lines, the "
+            "report describes the last of them"
+        )
     lines.append(f"  predicted: {_course(plan.predicted)}")
     if plan.measured is None:
         lines.append("  measured:  not measured")
