@@ -24,7 +24,11 @@ void Room::opened(const c10::intrusive_ptr<Graph>& graph) {
 
 void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
   const Lookahead& lookahead = *graph->lookahead;
-  const size_t kept = lookahead.hasRoom ? lookahead.keptBytes() : 0;
+  size_t kept = 0;
+  {
+    std::lock_guard<PythonMutex> lock(graph->mutex);  // another thread may free the kept values
+    kept = lookahead.hasRoom ? lookahead.keptBytes() : 0;
+  }
   std::vector<c10::intrusive_ptr<Graph>> passed;  // dropped after the lock is released
   const auto keepsNothing = [&](const WeakGraph& weak) {
     passed.push_back(weak.lock());

@@ -13,6 +13,7 @@
 #include "ebb/verify.h"
 #include "graph/lookahead.h"
 #include "graph/pack_order.h"
+#include "graph/region_names.h"
 #include "graph/repeated_collectives.h"
 #include "graph/streams.h"
 #include "graph/value.h"
@@ -73,7 +74,7 @@ struct Escapes {
 // A graph: the classes that record a region store data for backward here.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
   PythonMutex mutex;               // See Note [One lock per graph]
-  std::vector<std::string> names;  // names of the nested regions; the outermost is first
+  RegionNames names;               // of the nested regions; the outermost is first
   KernelStates kernelStates;       // settings under which recipes were recorded
   GraphStreams streams;            // see Note [Bytes of several streams]
   RecipeNumbers numbers;

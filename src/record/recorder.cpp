@@ -208,6 +208,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
 [[gnu::cold]] void Recorder::callInplaceView(Call& call) {
   const at::Tensor tensor = call.arguments[0].toTensor();
   c10::intrusive_ptr<Value> before;
+  c10::intrusive_ptr<Stash> stash;  // another thread may take the value's own reference
   c10::Storage storage;
   c10::VariableVersion counter;
   if (tensor.defined() && isRecordable(tensor)) {
@@ -217,11 +218,12 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
     storage = tensor.storage();
     if (auto* known = values_.find(tensor)) {
       before = values_.current(*known, tensor);
+      stash = before->stash();
       counter = tensor.unsafeGetTensorImpl()->version_counter();
     }
   }
-  if (before && before->stash()) {
-    before->stash()->beforeWrite();  // the storage may get other memory
+  if (stash) {
+    stash->beforeWrite();  // the storage may get other memory
   }
   const c10::SmallVector<int64_t, 6> sizes(before ? tensor.sizes() : c10::IntArrayRef());
   call.run();

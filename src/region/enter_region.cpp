@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <atomic>
 #include <deque>
-#include <limits>
 #include <set>
 
 #include "ahead/arrival.h"
@@ -124,7 +123,7 @@ class ThreadRegions {
     }
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
-    const uint16_t region = nameIndex(*recorder_.context().graph, name);
+    const uint16_t region = recorder_.context().graph->names.indexOf(name);
     const JournalPtr& journal = recorder_.context().graph->journal;
     const JournalTime now = journal ? journal->now() : 0;
     if (journal && journal->names().isNewPolicy(policy)) {
@@ -157,7 +156,7 @@ class ThreadRegions {
     const auto begin = [this] {
       openGraph();
       for (Frame& frame : frames_) {
-        frame.region = nameIndex(*recorder_.context().graph, frame.name);
+        frame.region = recorder_.context().graph->names.indexOf(frame.name);
       }
       activate();
       announceOpaqueWrites();
@@ -248,19 +247,6 @@ class ThreadRegions {
   }
 
  private:
-  // Index of `name` in the graph's names. Regions with the same name share an index.
-  static uint16_t nameIndex(Graph& graph, const std::string& name) {
-    std::lock_guard<PythonMutex> lock(graph.mutex);
-    auto found = std::find(graph.names.begin(), graph.names.end(), name);
-    if (found == graph.names.end()) {
-      TORCH_CHECK(
-          graph.names.size() < std::numeric_limits<uint16_t>::max(),
-          "ebb: more than 65,535 different region names inside one outermost region; reuse names");
-      found = graph.names.insert(found, name);
-    }
-    return static_cast<uint16_t>(found - graph.names.begin());
-  }
-
   // Ends the outermost region, or the part of one, that openGraph() began.
   void closeGraph(bool onlyPart = false) {
     splits_ = false;

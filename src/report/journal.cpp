@@ -153,9 +153,9 @@ uint64_t Journal::countRegion() {
   return regions_++;
 }
 
-void Journal::watch(const Entry& entry, std::function<RegionHold()> look) {
+void Journal::watch(const Entry& entry, Look look) {
   std::lock_guard<std::mutex> lock(mutex_);
-  watched_.emplace(entry.line(), std::move(look));
+  watched_.emplace(entry.line(), std::make_shared<Look>(std::move(look)));
 }
 
 void Journal::asked(const Entry& entry) {
@@ -177,7 +177,7 @@ void Journal::askedWith(const Entry& first, const Entry& entry) {
 // Finds watched values that only regions hold, and notes the time. Called without the lock, since
 // this function may drop the last reference to a value or to its bytes.
 void Journal::look(JournalTime now) {
-  std::vector<std::pair<Line*, std::function<RegionHold()>>> watched;
+  std::vector<std::pair<Line*, std::shared_ptr<Look>>> watched;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     watched.assign(watched_.begin(), watched_.end());
@@ -185,16 +185,19 @@ void Journal::look(JournalTime now) {
   std::vector<RegionHold> seen;
   std::unordered_map<const c10::StorageImpl*, size_t> regions;
   for (const auto& [line, lookAt] : watched) {
-    seen.push_back(lookAt());
+    seen.push_back((*lookAt)());
     ++regions[seen.back().storage];
   }
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < seen.size(); ++i) {
     const auto& [storage, holders] = seen[i];
     const bool isOurs = storage != nullptr && holders <= regions[storage];
-    Line& line = *watched[i].first;
-    if (isOurs && line.times.letGo == kNever) {
-      line.times.letGo = now;
+    const auto& [line, lookAt] = watched[i];
+    const auto found = watched_.find(line);
+    // A value that died since then has returned its line, which another value may use.
+    const bool isAlive = found != watched_.end() && found->second == lookAt;
+    if (isAlive && isOurs && line->times.letGo == kNever) {
+      line->times.letGo = now;
     }
   }
 }

@@ -141,6 +141,8 @@ struct RegionHold {
   size_t holders = 0;
 };
 
+using Look = std::function<RegionHold()>;
+
 // A stretch of work, for traces.
 struct Span {
   const char* kind;  // as ReportSpan::kind
@@ -269,7 +271,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // Registers a value whose storage the region did not compute. The journal calls `look` to find
   // out if only regions hold the value: when backward first unpacks, when a report is made, and,
   // for profiles, when a region is entered.
-  void watch(const Entry& entry, std::function<RegionHold()> look);
+  void watch(const Entry& entry, Look look);
   // Notes that backward has unpacked the value of `entry`.
   void asked(const Entry& entry);
   // Notes that the backward node that has unpacked the value of `first` needs the value of `entry`.
@@ -293,7 +295,7 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   Lines lines_;
   std::deque<OperatorLine> operators_;  // of a profile; of a report, the replays
   uint64_t regions_ = 0;                // outermost regions so far
-  std::unordered_map<Line*, std::function<RegionHold()>> watched_;  // values from outside, by line
+  std::unordered_map<Line*, std::shared_ptr<Look>> watched_;  // values from outside, by line
   std::deque<Span> spans_;
   std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
 };
