@@ -9,7 +9,10 @@ import pytest
 import torch
 from compiled_programs import Wide, WritesInside
 from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
 from torch._functorch import config
+from torch._inductor.utils import fresh_inductor_cache
 
 import ebb
 from ebb._region import in_graph, tracing
@@ -18,18 +21,29 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 R = ebb.Rule
 
 
-def saved_bytes(policy, **options):
-    """Bytes that the compiled graph saves for backward, without parameters."""
+def compiled(policy, **options):
+    """A program compiled from scratch, and the result of its first call."""
     torch._dynamo.reset()
     program = Wide()
     if policy is not None:
         ebb.apply(program, policy, "")
-    y = torch.compile(program, fullgraph=True, **({"backend": "aot_eager"} | options))(
-        torch.randn(4, 8)
-    )
+    call = torch.compile(program, fullgraph=True, **({"backend": "aot_eager"} | options))
+    return program, call(torch.randn(4, 8))
+
+
+def saved_bytes(policy, **options):
+    """Bytes that the compiled graph saves for backward, without parameters."""
+    program, y = compiled(policy, **options)
     own = {p.untyped_storage().data_ptr() for p in program.parameters()}
     storages = {t.untyped_storage().data_ptr(): t for t in y.grad_fn.saved_tensors}
     return sum(t.untyped_storage().nbytes() for at, t in storages.items() if at not in own)
+
+
+@pytest.fixture
+def fresh_cache():
+    """Empty caches of compiled code."""
+    with fresh_inductor_cache():
+        yield
 
 
 X, H = 4 * 8 * 4, 4 * 256 * 4  # bytes of a narrow and of a wide activation
@@ -79,12 +93,46 @@ def test_the_users_pass_on_the_joint_graph_still_runs():
     assert set(seen[0]) == {None}
 
 
-@pytest.mark.sweep
-def test_caches_that_do_not_know_the_policy_are_off():
+def settings():
+    return config.joint_custom_pass, config.enable_autograd_cache
+
+
+def test_torchs_settings_change_only_while_a_graph_with_a_region_is_compiled():
     config.enable_autograd_cache = True
-    found = [saved_bytes(p, backend="inductor") for p in (None, ebb.policies.recompute_all)]
-    assert not config.enable_autograd_cache
-    assert found[1] == X < found[0]
+    before, during = settings(), []
+
+    def own(graph, inputs):
+        during.append(settings())
+        return aot_eager(graph, inputs)
+
+    assert saved_bytes(ebb.policies.recompute_all, backend=own) == X
+    assert [cached for _, cached in during] == [False]
+    assert settings() == before
+
+
+def test_torchs_settings_return_after_a_compilation_that_fails():
+    config.enable_autograd_cache = True
+    before = settings()
+
+    def fails(graph, inputs):
+        raise ValueError("no code for this graph")
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no code for this graph"):
+        saved_bytes(ebb.policies.recompute_all, backend=fails)
+    assert settings() == before
+
+
+@pytest.mark.sweep
+def test_the_cache_of_graphs_works_for_graphs_without_regions(fresh_cache):
+    """The cache's key does not contain the policy."""
+    config.enable_autograd_cache = True
+    hits = []
+    for policy in (None, ebb.policies.recompute_all, None, ebb.policies.recompute_all):
+        counters.clear()
+        _, y = compiled(policy, backend="inductor")
+        y.sum().backward()  # the cache gets the graph when its backward is compiled
+        hits.append(counters["aot_autograd"]["autograd_cache_hit"])
+    assert hits == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("lost", ["the output's", "the inputs'"])

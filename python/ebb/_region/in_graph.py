@@ -91,10 +91,14 @@ enter._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class _Pass:
-    """A value for torch._functorch.config.joint_custom_pass; calls the previous value first."""
+    """A value for torch._functorch.config.joint_custom_pass; calls the previous value first.
 
-    def __init__(self, before: Callable[..., Any] | None) -> None:
+    It holds the settings of torch that `_uninstall` restores.
+    """
+
+    def __init__(self, before: Callable[..., Any] | None, is_cached: bool) -> None:
         self.before = before
+        self.is_cached = is_cached
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> torch.fx.GraphModule:
         if self.before is not None:
@@ -121,12 +125,26 @@ def _warn_once() -> None:
 
 
 def _install() -> None:
+    """Changes torch's settings until Dynamo has compiled the frame that it traces now."""
+    from torch._dynamo.callback import callback_handler
+
     config = torch._functorch.config
-    if not isinstance(config.joint_custom_pass, _Pass):
-        config.joint_custom_pass = _Pass(config.joint_custom_pass)
+    if isinstance(config.joint_custom_pass, _Pass):
+        return
+    config.joint_custom_pass = _Pass(config.joint_custom_pass, config.enable_autograd_cache)
     # The cache's key does not contain the annotations, so the cache would return a graph that was
     # partitioned without this policy.
     config.enable_autograd_cache = False
+    if _uninstall not in callback_handler.end_callbacks:  # torch._dynamo.reset() clears the list
+        callback_handler.register_end_callback(_uninstall)
+
+
+def _uninstall(_: Any) -> None:
+    config = torch._functorch.config
+    ours = config.joint_custom_pass
+    if isinstance(ours, _Pass):
+        config.joint_custom_pass = ours.before
+        config.enable_autograd_cache = ours.is_cached
 
 
 def _tag(module: torch.fx.GraphModule) -> None:
