@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from exactness import like_eager
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -142,3 +143,54 @@ def test_input_with_another_decision_has_at_most_eagers_peak(program, decision):
 
     assert torch.equal(gradient, expected)
     assert ours <= eager + 1024  # a loss of sum() and the region's own small tensors
+
+
+@like_eager()
+def test_result_that_cannot_be_recomputed_does_not_fail_another_node(region):
+    x = torch.linspace(0.1, 1, 64, requires_grad=True)
+    exponent = torch.full((64,), 2.0)
+    with region:
+        y = x.sin().exp()
+        power = y.pow(exponent)  # saves y, the exponent and the result
+        first, second = (y * 3).sum(), power.sum()
+    exponent.mul_(2)  # `second` has no backward any more
+    return [*torch.autograd.grad(first, x), second.detach()]
+
+
+@like_eager()
+def test_input_is_written_by_a_hook_after_the_results_are_recomputed(region):
+    x = torch.linspace(0.1, 1, 64).view(8, 8).requires_grad_()
+    with region:
+        y = x.sin().exp()
+        loss = (y.amax(1, keepdim=True) + y.logsumexp(1, keepdim=True) - y).square().sum()
+    seen = []
+
+    def write(grads):
+        seen.append(grads[0].clone())
+        grads[0].mul_(0.5)
+
+    y.grad_fn.register_prehook(write)
+    return [*torch.autograd.grad(loss, x), *seen]
+
+
+@like_eager()
+def test_two_branches_from_one_input_of_several_nodes(region):
+    x = torch.linspace(0.1, 1, 64).view(8, 8).requires_grad_()
+    with region:
+        y = x.sin().exp()
+        left, right = y, y
+        for _ in range(4):
+            left = left - left.amax(1, keepdim=True)
+            right = right * right.sigmoid()
+        loss = (left * right).sum() + y.norm() + torch.cdist(y, y[:2]).sum()
+    return torch.autograd.grad(loss, x)
+
+
+@like_eager()
+def test_second_backward_of_a_graph_whose_results_were_recomputed_early(region):
+    x = torch.linspace(0.1, 1, 64).view(8, 8).requires_grad_()
+    with region:
+        y = x.sin().exp()
+        loss = F.layer_norm(y, (8,)).square().sum() + y.std()
+    first = torch.autograd.grad(loss, x, retain_graph=True)
+    return [*first, *torch.autograd.grad(loss, x)]
