@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import warnings
@@ -81,7 +80,7 @@ def environment(variables):
         _C.configure_paging(paging)
         ebb.verify("off")
         ebb.record_reports(0)
-        atexit.unregister(files._write)
+        files.stop()
 
 
 @pytest.fixture

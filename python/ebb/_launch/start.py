@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from _ebb_switches import is_set
 
@@ -27,6 +27,7 @@ from ebb._support.job import say
 from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
+_T = TypeVar("_T")
 _ON = ("1", "true", "yes", "on")  # values of EBB that mean `recompute_all`
 _NO_GLOBS = ("auto", "none")
 _SECTIONS: dict[str, Callable[..., object]] = {
@@ -88,20 +89,31 @@ def _check_verify() -> None:
     say_value_ignored("EBB_VERIFY", f"it must be 0, 1 or demote; got {shown(text)}")
 
 
+def _checked(variable: str, check: Callable[[str], _T], otherwise: _T) -> _T:
+    """What `check` makes of a variable's value; `otherwise` if it is unset or `check` raises."""
+    if text := os.environ.get(variable):
+        try:
+            return check(text)
+        except Exception as error:
+            say_value_ignored(variable, error)
+    return otherwise
+
+
+def _trace_folder(text: str) -> str:
+    folder = os.path.abspath(text)  # the program may change its working directory
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
 def _start_reports() -> None:
-    given: dict[str, str] = {}
-    make_folder = functools.partial(os.makedirs, exist_ok=True)
-    checks: dict[str, Callable[[str], object]]
-    checks = {"EBB_REPORT": files.check_report, "EBB_TRACE": make_folder}
-    for variable, check in checks.items():
-        if text := os.environ.get(variable):
-            try:
-                check(text)
-                given[variable] = text
-            except Exception as error:
-                say_value_ignored(variable, error)
-    if given:
-        files.start(given.get("EBB_REPORT", ""), given.get("EBB_TRACE", ""))
+    report, steps = _checked("EBB_REPORT", files.parse_report, ("", 0))
+    trace = _checked("EBB_TRACE", _trace_folder, "")
+    if report:  # for child processes that start after a change of the working directory
+        os.environ["EBB_REPORT"] = f"{report}@{steps}" if steps else report
+    if trace:
+        os.environ["EBB_TRACE"] = trace
+    if report or trace:
+        files.start(report, trace, steps)
 
 
 def _start_ahead() -> None:
