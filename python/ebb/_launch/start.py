@@ -9,6 +9,7 @@ from typing import TypeVar
 from _ebb_switches import is_set
 
 from ebb import _C, ahead, offload, paging
+from ebb._launch import unused_settings
 from ebb._launch.variables import (
     configure_from,
     configure_from_file,
@@ -116,10 +117,11 @@ def _start_reports() -> None:
         files.start(report, trace, steps)
 
 
-def _start_ahead() -> None:
+def _start_ahead() -> list[str]:
+    """Returns the name of the variable, if it has a valid value."""
     text = os.environ.get("EBB_AHEAD", "").strip()
     if not text:
-        return
+        return []
     try:
         if text.isdecimal() or text == "auto":
             ahead.configure(regions=1 if text == "auto" else int(text))
@@ -129,6 +131,8 @@ def _start_ahead() -> None:
             raise ValueError("it must be a number of regions, a size such as 2GiB, or auto")
     except Exception as error:
         say_value_ignored("EBB_AHEAD", error)
+        return []
+    return ["EBB_AHEAD"]
 
 
 def _globs() -> tuple[str, ...]:
@@ -198,7 +202,7 @@ def _take_over() -> None:
                 )
             takeover.install_budget(budget, clipped(_budget_text()), named, calls)
     except Exception as error:
-        say_ignored(f"ebb: {said} is ignored, so the job runs without ebb", error)
+        say_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
 
 
 def start() -> None:
@@ -207,11 +211,13 @@ def start() -> None:
     Raises:
         ValueError: a setting is invalid, and EBB_STRICT is set; no error without EBB_STRICT.
     """
+    given: dict[str, list[str]] = {section: [] for section in _SECTIONS}
     if path := os.environ.get("EBB_CONFIG"):
-        configure_from_file(path, _SECTIONS)
-    _start_ahead()
-    configure_from("offload", offload.configure(), offload.configure)
-    configure_from("paging", paging.configure(), paging.configure)
+        for section in configure_from_file(path, _SECTIONS):
+            given[section].append(f"[{section}] of {clipped(path)}")
+    given["ahead"] += _start_ahead()
+    given["offload"] += configure_from("offload", offload.configure(), offload.configure)
+    given["paging"] += configure_from("paging", paging.configure(), paging.configure)
     tell_of_unknown()
     _check_rank()
     if not is_set("EBB_DISABLE"):
@@ -220,3 +226,6 @@ def start() -> None:
     _start_reports()
     if not is_set("EBB_DISABLE"):
         _take_over()
+        named = {section: ", ".join(names) for section, names in given.items() if names}
+        if named or is_set("EBB") or _budget_text():
+            unused_settings.watch(named, may_plan=bool(_budget_text()))
