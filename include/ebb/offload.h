@@ -44,10 +44,11 @@ struct OffloadStats {
   uint64_t stashes = 0;        // values currently away from the device
   uint64_t bytesSpilled = 0;   // moved from host memory to disk
   uint64_t diskBytesUsed = 0;  // current
+  uint64_t mostTooSmall = 0;   // the largest storage below minBytes, which stayed on the device
 
   EBB_FIELDS(OffloadStats, bytesSent, bytesFetched, bytesRefused, hostWaits, fetchedLate,
              mostInFlight, inFlightBytes, hostBytesHeld, hostBytesUsed, stashes, bytesSpilled,
-             diskBytesUsed)
+             diskBytesUsed, mostTooSmall)
 };
 
 EBB_API OffloadStats offloadStats();

@@ -6,6 +6,7 @@
 #include "bindings/field_dicts.h"
 #include "ebb/profile.h"
 #include "ebb/report.h"
+#include "support/signals.h"
 
 namespace ebb::bindings {
 
@@ -60,12 +61,35 @@ namespace ebb::bindings {
 
 namespace py = pybind11;
 
+namespace {
+
+// `function`: called without arguments; None restores the default effect of the signals.
+void callOnSignals(const py::object& function) {
+  if (function.is_none()) {
+    reportOnSignals({});
+    return;
+  }
+  // Leaked, since threads without the GIL copy and destroy the std::function.
+  const auto* const kept = new py::object(function);
+  reportOnSignals([kept] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*kept)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("ebb");
+    }
+  });
+}
+
+}  // namespace
+
 void bindReport(py::module_& module) {
   module.def("stats", &stats);
   module.def("reset_stats", &resetStats);
   module.def("set_reporting", torch::wrap_pybind_function(&setReporting));
   module.def("is_reporting", &isReporting);
   module.def("reports", &reports);
+  module.def("report_on_signals", torch::wrap_pybind_function(&callOnSignals));
   module.def("begin_profile", torch::wrap_pybind_function(&beginProfile));
   module.def("end_profile", torch::wrap_pybind_function(&endProfile));
 }

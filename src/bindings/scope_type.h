@@ -49,10 +49,15 @@ class ScopeType {
   struct Object {
     PyObject_HEAD;
     Scope scope;
+    bool isUnused;  // configured, and not entered since
   };
 
   static Scope& scopeOf(PyObject* self) {
     return reinterpret_cast<Object*>(self)->scope;
+  }
+
+  static bool& isUnused(PyObject* self) {
+    return reinterpret_cast<Object*>(self)->isUnused;
   }
 
   static PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
@@ -86,12 +91,14 @@ class ScopeType {
         Py_TYPE(self)->tp_name,
         "' object; create a new object");
     scopeOf(self).configure(arguments, count);
+    isUnused(self) = true;
     Py_RETURN_NONE;
     END_HANDLE_TH_ERRORS
   }
 
   static PyObject* enter(PyObject* self, PyObject*) {
     HANDLE_TH_ERRORS
+    isUnused(self) = false;
     scopeOf(self).enter(self);
     Py_INCREF(self);
     return self;
@@ -109,6 +116,10 @@ class ScopeType {
     return PyBool_FromLong(scopeOf(self).isOpen() ? 1 : 0);
   }
 
+  static PyObject* tellUnused(PyObject* self, PyObject*) {
+    return PyBool_FromLong(isUnused(self) ? 1 : 0);
+  }
+
   template <class Function>
   static PyCFunction method(Function* function) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
@@ -118,6 +129,7 @@ class ScopeType {
     static PyMethodDef all[] = {
         {"_configure", method(&configure), METH_FASTCALL, nullptr},
         {"_is_open", method(&isOpen), METH_NOARGS, nullptr},
+        {"_is_unused", method(&tellUnused), METH_NOARGS, nullptr},
         {"__enter__", method(&enter), METH_NOARGS, nullptr},
         {"__exit__", method(&exit), METH_FASTCALL, nullptr},
         {nullptr, nullptr, 0, nullptr}};

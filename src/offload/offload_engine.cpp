@@ -45,7 +45,9 @@ Offload::Offload(std::shared_ptr<Transfer> via)
 bool Offload::takes(const at::Tensor& tensor) {
   {
     const Lock lock(context_.shared.mutex);
-    if (tensor.storage().nbytes() < std::max<size_t>(context_.settings.minBytes, 1)) {
+    const uint64_t nbytes = tensor.storage().nbytes();
+    if (nbytes < std::max<size_t>(context_.settings.minBytes, 1)) {
+      context_.stats.mostTooSmall = std::max(context_.stats.mostTooSmall, nbytes);
       return false;
     }
   }

@@ -70,7 +70,7 @@ def test_a_bad_setting_is_told_of(read, text, told, monkeypatch):
 
     assert (ebb.offload.configure(), ebb.paging.configure(), ebb.ahead.configure()) == before
     monkeypatch.setenv("EBB_STRICT", "1")
-    with pytest.raises(ValueError, match="EBB_STRICT=1 ends the job"):
+    with pytest.raises(ValueError, match="the job ends, because EBB_STRICT is set"):
         read(text)
 
 

@@ -19,6 +19,15 @@ async def coroutine():
     pass
 
 
+async def asynchronous_generator():
+    yield 1
+
+
+class YieldsWhenCalled:
+    def __call__(self):
+        yield 1
+
+
 ONES = torch.ones(3)
 A_POLICY = r"policy must be an ebb.Policy"
 CALLS = [
@@ -33,6 +42,8 @@ CALLS = [
     (lambda: ebb.region()(3), TypeError, "can decorate only a callable"),
     (lambda: ebb.region()(generator), TypeError, "enter the region inside it"),
     (lambda: ebb.region()(coroutine), TypeError, "enter the region inside it"),
+    (lambda: ebb.region()(asynchronous_generator), TypeError, "enter the region inside it"),
+    (lambda: ebb.region()(YieldsWhenCalled()), TypeError, "enter the region inside it"),
     (lambda: ebb.apply(nn.Linear(2, 2), escapes="drop"), ValueError, "escapes must be"),
     (lambda: ebb.apply(nn.Linear(2, 2), modules=3), TypeError, "or a function"),
     (lambda: ebb.apply(lambda x: x), TypeError, r"must be a torch.nn.Module"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 
 import fork_server
 import pytest
@@ -121,6 +122,146 @@ def test_nothing_recorded_writes_nothing(tmp_path):
     assert run.returncode == 0
     assert "because no region ran" in run.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+LONGER = """
+import os, signal, sys, torch, ebb
+net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.SiLU(), torch.nn.Linear(8, 8))
+ebb.apply(net, modules="1")
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def step():
+    net(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_change_of_the_working_directory_moves_no_files(tmp_path):
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    variables = {"EBB_REPORT": "r.json", "EBB_TRACE": "traces"}
+    program = f"{PROGRAM}\nimport os\nos.chdir('../after')"
+
+    run = fork_server.run(
+        ["-c", program], env=os.environ | variables, cwd=tmp_path / "before", check=True
+    )
+
+    assert f"report: {tmp_path}/before/r.json" in run.stderr
+    names = sorted(path.name for path in tmp_path.glob("before/**/*.json"))
+    assert names == ["r.json", "rank0-step0.json", "rank0-step1.json", "rank0-step2.json"]
+    assert list((tmp_path / "after").iterdir()) == []
+
+
+def test_a_process_that_starts_after_a_change_of_the_working_directory_finds_the_folder(tmp_path):
+    program = (
+        "import os, subprocess, sys, torch, ebb\nos.chdir('/')\n"
+        f"subprocess.run([sys.executable, '-c', {PROGRAM!r}])"
+    )
+
+    fork_server.run(
+        ["-c", program], env=os.environ | {"EBB_REPORT": "r.json"}, cwd=tmp_path, check=True
+    )
+
+    assert (tmp_path / "r.json").exists()
+
+
+def test_a_report_is_written_after_each_number_of_optimizer_steps(tmp_path):
+    path = tmp_path / "r.json"
+    program = LONGER + "for _ in range(7): step()\nos._exit(3)"
+
+    run = run_program(program, EBB_REPORT=f"{path}@3")
+
+    assert (run.returncode, run.stderr) == (3, "")
+    assert json.loads(path.read_text())["step"] == 5
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_number_of_steps_is_at_least_one(tmp_path):
+    run = run_program(EBB_REPORT=f"{tmp_path}/r.json@0")
+    assert "is ignored: the number of steps after @ must be 1 or more" in run.stderr
+
+
+def test_a_signal_writes_the_report_of_a_running_job(tmp_path):
+    path = tmp_path / "r.json"
+    program = LONGER + (
+        "step()\nos.kill(os.getpid(), signal.SIGUSR1)\n"
+        "while not os.path.exists(sys.argv[1]): pass\n"
+        "print('goes on')\nsys.stdout.flush()\nos._exit(3)"
+    )
+
+    run = fork_server.run(
+        ["-c", program, path], env=os.environ | {"EBB_REPORT": str(path)}, timeout=120
+    )
+
+    assert (run.returncode, run.stdout) == (3, "goes on\n")
+    assert json.loads(path.read_text())["step"] == 0
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "while True: pass",
+        # A main thread that runs no Python: one that waits in a collective.
+        "import ctypes\nwhile True: ctypes.CDLL(None).pause()",
+    ],
+)
+def test_a_job_that_is_terminated_writes_its_report_and_ends_as_without_ebb(tmp_path, waits):
+    path = tmp_path / "r.json"
+    program = LONGER + (
+        "import threading, time\n"
+        "step()\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()\n" + waits
+    )
+
+    run = fork_server.run(["-c", program], env=os.environ | {"EBB_REPORT": str(path)}, timeout=120)
+
+    assert run.returncode == -signal.SIGTERM
+    assert json.loads(path.read_text())["step"] == 0
+    assert "; report: " in run.stderr
+
+
+def test_a_program_that_handles_a_signal_sees_no_handler_of_ebb(tmp_path):
+    program = LONGER + (
+        "assert signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)) is signal.SIG_DFL\n"
+        "step()\nos.kill(os.getpid(), signal.SIGTERM)"
+    )
+
+    run = run_program(program, EBB_REPORT=str(tmp_path / "r.json"))
+
+    assert run.returncode == 7
+    assert (tmp_path / "r.json").exists()  # written at exit
+
+
+def test_a_signal_that_the_program_ignores_stays_ignored(tmp_path):
+    program = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"{LONGER}\nstep()\nos.kill(os.getpid(), signal.SIGTERM); print('goes on')"
+    )
+
+    run = run_program(program, EBB_REPORT=str(tmp_path / "r.json"))
+
+    assert (run.returncode, run.stdout) == (0, "goes on\n")
+
+
+def test_a_signal_to_a_fork_ends_it_and_writes_nothing(tmp_path):
+    program = LONGER + (
+        "step()\nchild = os.fork()\n"
+        "if not child: signal.pause()\n"
+        "os.kill(child, signal.SIGTERM)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.listdir(sys.argv[1]))"
+    )
+
+    run = fork_server.run(
+        ["-c", program, tmp_path],
+        env=os.environ | {"EBB_REPORT": f"{tmp_path}/r.json"},
+        timeout=120,
+    )
+
+    assert run.stdout == f"{-signal.SIGTERM} []\n"
+
+
+def test_no_trace_because_no_region_ran_is_told(tmp_path):
+    run = run_program("import ebb", EBB_TRACE=str(tmp_path / "traces"))
+    assert f"ebb: no trace was written to {tmp_path}/traces, because no region ran" in run.stderr
 
 
 OUT_OF_MEMORY = """

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 import pytest
 import torch
 from exactness import POLICIES, assert_exact, exact, leaves, like_eager
@@ -175,3 +178,22 @@ def test_the_block_may_raise(x):
 def test_sparse_tensors_pass():
     with ebb.region(), ebb.opaque(torch.eye(2).to_sparse()):
         pass
+
+
+def test_a_call_without_with_warns():
+    x = torch.ones(3)
+    with pytest.warns(RuntimeWarning, match="ebb.opaque.* was called without `with`") as caught:
+        ebb.opaque(x)
+    assert caught[0].filename == __file__
+
+
+def test_an_object_that_is_entered_later_or_by_a_stack_does_not_warn(recwarn):
+    x = torch.ones(3)
+    write = ebb.opaque(x)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(write)
+    del write
+    with pytest.raises(TypeError, match="opaque takes tensors"):
+        ebb.opaque([x])
+    gc.collect()
+    assert not recwarn

@@ -13,7 +13,7 @@ from ebb._launch.models import Meets
 from ebb._launch.variables import say_ignored
 from ebb._region import in_graph
 from ebb._region.blocks import regions_by_default
-from ebb._support.job import is_first, is_launcher, say
+from ebb._support.job import is_first, is_launcher
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, tell
 
@@ -62,17 +62,14 @@ class FoundBlocks(Meets):
         self.tell()
 
     def _at_exit(self) -> None:
-        try:
-            self.tell()
-        except ValueError as error:  # from EBB_STRICT; the job has ended already
-            say(str(error))
+        self.tell(is_late=True)
 
     def _end(self) -> None:
         """End the regions. Calls that are running finish as they are."""
         self._blocks.put(None)
 
-    def tell(self) -> None:
-        """Report once which blocks are regions.
+    def tell(self, *, is_late: bool = False) -> None:
+        """Report once which blocks are regions. `is_late`: True at exit.
 
         Raises:
             ValueError: nothing is a region, and EBB_STRICT is set.
@@ -85,7 +82,7 @@ class FoundBlocks(Meets):
         elif used := [block.name for block in self._blocks.alive() if self._has_run(block)]:
             self._tell_of(used)
         elif not self._assignment.announced and not self._blocks.met_recomputation():
-            self._tell_of_nothing()
+            self._tell_of_nothing(is_late)
 
     def _has_run(self, block: Block) -> bool:
         """True if the block has run with gradients, or is a region in a compiled graph."""
@@ -103,7 +100,7 @@ class FoundBlocks(Meets):
                 "EBB_MODULES=none turns this off"
             )
 
-    def _tell_of_nothing(self) -> None:
+    def _tell_of_nothing(self, is_late: bool) -> None:
         models = clipped(", ".join(dict.fromkeys(self._models)), 200)
         calls = (
             "the job calls torch.utils.checkpoint only in compiled code, where torch runs it"
@@ -115,4 +112,5 @@ class FoundBlocks(Meets):
             f"{calls}, and no repeated block of {models} ran "
             "with gradients. Name modules to make them regions: "
             "EBB_MODULES='*.layers.*'. python -m ebb --list-modules SCRIPT lists their names",
+            is_late=is_late,
         )

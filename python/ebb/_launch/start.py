@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from _ebb_switches import is_set
 
 from ebb import _C, ahead, offload, paging
+from ebb._launch import unused_settings
 from ebb._launch.variables import (
     configure_from,
     configure_from_file,
@@ -27,6 +28,7 @@ from ebb._support.job import say
 from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
+_T = TypeVar("_T")
 _ON = ("1", "true", "yes", "on")  # values of EBB that mean `recompute_all`
 _NO_GLOBS = ("auto", "none")
 _SECTIONS: dict[str, Callable[..., object]] = {
@@ -88,26 +90,38 @@ def _check_verify() -> None:
     say_value_ignored("EBB_VERIFY", f"it must be 0, 1 or demote; got {shown(text)}")
 
 
+def _checked(variable: str, check: Callable[[str], _T], otherwise: _T) -> _T:
+    """What `check` makes of a variable's value; `otherwise` if it is unset or `check` raises."""
+    if text := os.environ.get(variable):
+        try:
+            return check(text)
+        except Exception as error:
+            say_value_ignored(variable, error)
+    return otherwise
+
+
+def _trace_folder(text: str) -> str:
+    folder = os.path.abspath(text)  # the program may change its working directory
+    os.makedirs(folder, exist_ok=True)
+    return folder
+
+
 def _start_reports() -> None:
-    given: dict[str, str] = {}
-    make_folder = functools.partial(os.makedirs, exist_ok=True)
-    checks: dict[str, Callable[[str], object]]
-    checks = {"EBB_REPORT": files.check_report, "EBB_TRACE": make_folder}
-    for variable, check in checks.items():
-        if text := os.environ.get(variable):
-            try:
-                check(text)
-                given[variable] = text
-            except Exception as error:
-                say_value_ignored(variable, error)
-    if given:
-        files.start(given.get("EBB_REPORT", ""), given.get("EBB_TRACE", ""))
+    report, steps = _checked("EBB_REPORT", files.parse_report, ("", 0))
+    trace = _checked("EBB_TRACE", _trace_folder, "")
+    if report:  # for child processes that start after a change of the working directory
+        os.environ["EBB_REPORT"] = f"{report}@{steps}" if steps else report
+    if trace:
+        os.environ["EBB_TRACE"] = trace
+    if report or trace:
+        files.start(report, trace, steps)
 
 
-def _start_ahead() -> None:
+def _start_ahead() -> list[str]:
+    """Returns the name of the variable, if it has a valid value."""
     text = os.environ.get("EBB_AHEAD", "").strip()
     if not text:
-        return
+        return []
     try:
         if text.isdecimal() or text == "auto":
             ahead.configure(regions=1 if text == "auto" else int(text))
@@ -117,6 +131,8 @@ def _start_ahead() -> None:
             raise ValueError("it must be a number of regions, a size such as 2GiB, or auto")
     except Exception as error:
         say_value_ignored("EBB_AHEAD", error)
+        return []
+    return ["EBB_AHEAD"]
 
 
 def _globs() -> tuple[str, ...]:
@@ -186,7 +202,7 @@ def _take_over() -> None:
                 )
             takeover.install_budget(budget, clipped(_budget_text()), named, calls)
     except Exception as error:
-        say_ignored(f"ebb: {said} is ignored, so the job runs without ebb", error)
+        say_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
 
 
 def start() -> None:
@@ -195,11 +211,13 @@ def start() -> None:
     Raises:
         ValueError: a setting is invalid, and EBB_STRICT is set; no error without EBB_STRICT.
     """
+    given: dict[str, list[str]] = {section: [] for section in _SECTIONS}
     if path := os.environ.get("EBB_CONFIG"):
-        configure_from_file(path, _SECTIONS)
-    _start_ahead()
-    configure_from("offload", offload.configure(), offload.configure)
-    configure_from("paging", paging.configure(), paging.configure)
+        for section in configure_from_file(path, _SECTIONS):
+            given[section].append(f"[{section}] of {clipped(path)}")
+    given["ahead"] += _start_ahead()
+    given["offload"] += configure_from("offload", offload.configure(), offload.configure)
+    given["paging"] += configure_from("paging", paging.configure(), paging.configure)
     tell_of_unknown()
     _check_rank()
     if not is_set("EBB_DISABLE"):
@@ -208,3 +226,6 @@ def start() -> None:
     _start_reports()
     if not is_set("EBB_DISABLE"):
         _take_over()
+        named = {section: ", ".join(names) for section, names in given.items() if names}
+        if named or is_set("EBB") or _budget_text():
+            unused_settings.watch(named, may_plan=bool(_budget_text()))

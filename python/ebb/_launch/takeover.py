@@ -112,15 +112,15 @@ def _watch_late_rules(assignment: Assignment, undo: ExitStack) -> None:
     if not any(policy.unmatched() for policy in policies):
         return
 
-    def tell(*_: Any) -> None:
+    def tell(*_: Any, is_late: bool = False) -> None:
         hook.remove()
         atexit.unregister(at_exit)
         for message in dict.fromkeys(line for policy in policies for line in policy.unmatched()):
-            say_ignored(f"ebb: {assignment.text}", message)
+            say_ignored(f"ebb: {assignment.text}", message, is_late=is_late)
 
     def at_exit() -> None:
         if assignment.announced:
-            tell()
+            tell(is_late=True)
 
     hook = register_optimizer_step_post_hook(tell)
     atexit.register(at_exit)

@@ -42,21 +42,27 @@ OLD: dict[str, tuple[Callable[[str], Any], str]] = {
 VARIABLES = sorted(NAMES - OLD.keys())  # the rows of docs/reference/environment.md
 
 
-def say_ignored(what: str, error: object) -> None:
-    """Say once in a job why a setting is ignored.
+def say_ignored(what: str, error: object, outcome: str = "", *, is_late: bool = False) -> None:
+    """Say once in a job why a setting has no effect.
+
+    Args:
+        what: the setting.
+        error: the reason.
+        outcome: what ebb does instead, such as "is ignored".
+        is_late: True at exit: EBB_STRICT cannot end the job any more.
 
     Raises:
-        ValueError: EBB_STRICT is set.
+        ValueError: EBB_STRICT is set. The message does not contain `outcome`.
     """
-    message = f"{what}: {clipped(str(error).removeprefix('ebb: '), 500)}"
-    if is_set("EBB_STRICT"):
-        raise ValueError(f"{message} (EBB_STRICT=1 ends the job)") from None
-    say(message)
+    reason = clipped(str(error).removeprefix("ebb: "), 500)
+    if is_set("EBB_STRICT") and not is_late:
+        raise ValueError(f"{what}: {reason} (the job ends, because EBB_STRICT is set)") from None
+    say(f"{what} {outcome}: {reason}" if outcome else f"{what}: {reason}")
 
 
 def say_value_ignored(variable: str, error: object) -> None:
     """As `say_ignored`, for the value of a variable."""
-    say_ignored(f"ebb: {variable}={clipped(os.environ[variable])} is ignored", error)
+    say_ignored(f"ebb: {variable}={clipped(os.environ[variable])}", error, "is ignored")
 
 
 def _read(variable: str, text: str, read: Callable[[str], Any], kind: str) -> Any:
@@ -66,10 +72,16 @@ def _read(variable: str, text: str, read: Callable[[str], Any], kind: str) -> An
         raise ValueError(f"ebb: {variable} must be {kind}; got {shown(text)}") from None
 
 
-def configure_from(section: str, names: Iterable[str], configure: Callable[..., object]) -> None:
-    """Pass the settings `names` of a section from environment variables to `configure`. Raises
-    ValueError if one is invalid and EBB_STRICT is set.
+def configure_from(
+    section: str, names: Iterable[str], configure: Callable[..., object]
+) -> list[str]:
+    """Pass the settings `names` of a section from environment variables to `configure`. Returns
+    the names of these variables.
+
+    Raises:
+        ValueError: one is invalid, and EBB_STRICT is set.
     """
+    given = []
     for name in names:
         variable = f"EBB_{section}_{name}".upper()
         text = os.environ.get(variable)
@@ -81,16 +93,21 @@ def configure_from(section: str, names: Iterable[str], configure: Callable[..., 
         except Exception as error:
             say_value_ignored(variable, error)
             continue
+        given.append(variable)
         if variable in OLD:
             say(
                 f"ebb: {variable} is deprecated and will be removed in the next release: set "
                 f"{name} in section [{section}] of a TOML file, and set EBB_CONFIG to its path"
             )
+    return given
 
 
-def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]) -> None:
-    """Pass the settings of each section in EBB_CONFIG's file to the function in `sections`. Raises
-    ValueError if one is invalid and EBB_STRICT is set.
+def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]) -> list[str]:
+    """Pass the settings of each section in EBB_CONFIG's file to the function in `sections`. Returns
+    the names of these sections.
+
+    Raises:
+        ValueError: a setting is invalid, and EBB_STRICT is set.
     """
     try:
         with open(path, "rb") as file:
@@ -102,7 +119,7 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
                 raise ValueError(f"{section} must be a section, [{section}]")
     except (OSError, ValueError) as error:
         say_value_ignored("EBB_CONFIG", error)
-        return
+        return []
     for section, settings in sections_of_file.items():
         configure = sections[section]
         for name, value in settings.items():
@@ -112,7 +129,8 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
                     raise ValueError(f"unknown setting; {nearest(name, known)}")
                 configure(**{name: value})
             except (TypeError, ValueError) as error:
-                say_ignored(f"ebb: {name} in [{section}] of {clipped(path)} is ignored", error)
+                say_ignored(f"ebb: {name} in [{section}] of {clipped(path)}", error, "is ignored")
+    return list(sections_of_file)
 
 
 def tell_of_unknown() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.compiler import is_compiling
 
@@ -53,3 +55,12 @@ class opaque(_C.OpaqueWrites):
     def __init__(self, *tensors: torch.Tensor) -> None:
         if not is_compiling():
             self._configure(*[plain for tensor in tensors for plain in _plain(tensor)])
+
+    def __del__(self) -> None:
+        if self._is_unused():
+            warnings.warn(
+                "ebb: ebb.opaque(...) was called without `with`, so it marked no write. Put the "
+                "write into a block: `with ebb.opaque(tensor):`",
+                RuntimeWarning,
+                stacklevel=2,
+            )

@@ -249,7 +249,7 @@ class region(_C.Region):
             raise TypeError(
                 f"ebb: a region can decorate only a callable; got {type(function).__name__}"
             )
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        if _runs_after_the_call(function):
             raise TypeError(
                 "ebb: a region cannot decorate a generator or a coroutine, whose body runs after "
                 "the call; enter the region inside it"
@@ -262,6 +262,13 @@ class region(_C.Region):
             return run_in_region((policy, name, escapes), function, *args, **kwargs)
 
         return inside  # type: ignore[return-value]
+
+
+def _runs_after_the_call(function: Callable[..., Any]) -> bool:
+    """True if a call only returns an object that runs the body: a generator or a coroutine."""
+    called = type(function).__call__  # of an object that is no function
+    kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    return any(kind(function) or kind(called) for kind in kinds)
 
 
 class checkpointed(region):

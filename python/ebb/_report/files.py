@@ -1,16 +1,25 @@
-"""Writes reports and traces at exit, for EBB_REPORT and EBB_TRACE."""
+"""Writes reports and traces for EBB_REPORT and EBB_TRACE."""
 
 from __future__ import annotations
 
 import atexit
 import glob
+import itertools
 import json
 import os
+import re
 import sys
+import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from torch.compiler import is_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ebb import _C
 from ebb._report.recording import record_reports
 from ebb._report.report import Report, check_path, headline, latest, reports
 from ebb._support.job import is_first, is_launcher, label, rank
@@ -21,86 +30,141 @@ _HINT = (
 )
 
 
-def check_report(report: str) -> None:
-    """Raises ValueError if the file's suffix is unknown, and OSError if its folder does not exist
-    or is not writable."""
-    check_path(Path(report))
-    if not os.access(Path(report).parent, os.W_OK):
-        raise OSError(f"cannot write to the folder {str(Path(report).parent)!r}")
+_EVERY = re.compile("(.*)@([0-9]{1,9})", re.DOTALL)
 
 
-def start(report: str, trace: str) -> None:
-    """Records from now on and writes at exit.
+def parse_report(text: str) -> tuple[str, int]:
+    """Reads EBB_REPORT: the absolute path of a file, and after how many optimizer steps ebb writes
+    the file each time; 0: only at exit and on signals.
+
+    Raises:
+        ValueError: the file's suffix is unknown, or the number of steps is 0.
+        OSError: the file's folder does not exist or is not writable.
+    """
+    found = _EVERY.fullmatch(text)
+    text, steps = (found[1], int(found[2])) if found else (text, 0)
+    if found and steps == 0:
+        raise ValueError("the number of steps after @ must be 1 or more")
+    path = Path(os.path.abspath(text))  # the program may change its working directory
+    check_path(path)
+    if not os.access(path.parent, os.W_OK):
+        raise OSError(f"cannot write to the folder {str(Path(text).parent)!r}")
+    return str(path), steps
+
+
+_undo = ExitStack()
+
+
+def start(report: str, trace: str, steps: int = 0) -> None:
+    """Records from now on, and writes at exit and on signals.
 
     Args:
         report: a file, see :meth:`Report.save`; empty for none. All processes but the first of the
             job add their rank, or their number as a child process, to its name.
         trace: a folder; empty for none.
+        steps: writes the report also after each such number of optimizer steps, if it is not 0.
     """
+    stop()
     record_reports(_TRACED_STEPS if trace else 1)
-    atexit.unregister(_write)
-    atexit.register(_write, report, trace, os.getpid(), time.time())
+    files = _Files(Path(report) if report else None, Path(trace) if trace else None)
+    atexit.register(files.at_exit)
+    _undo.callback(atexit.unregister, files.at_exit)
+    _C.report_on_signals(files.write)
+    _undo.callback(_C.report_on_signals, None)
+    if report and steps:
+        hook = register_optimizer_step_post_hook(files.each(steps))
+        _undo.callback(hook.remove)
 
 
-def _write(report: str, trace: str, process: int, began: float) -> None:
-    """Runs at exit, so it prints errors and does not raise them."""
-    if os.getpid() != process:
-        return  # a forked copy: the recorded steps are its parent's
-    try:
+def stop() -> None:
+    """Writes no files from now on."""
+    _undo.close()
+
+
+class _Files:
+    """The report and the traces of this process; None: not asked for."""
+
+    def __init__(self, report: Path | None, trace: Path | None) -> None:
+        self._report = report
+        self._trace = trace
+        self._process = os.getpid()
+        self._began = time.time()
+        self._own: set[Path] = set()  # files that this process has written
+        self._lock = threading.Lock()  # a signal may arrive while a step writes
+
+    def at_exit(self) -> None:
+        if os.getpid() == self._process:  # else a forked copy: the recorded steps are its parent's
+            stop()
+            self.write()
+
+    def each(self, steps: int) -> Callable[..., None]:
+        """A hook of optimizers that writes the report after each `steps` steps."""
+        count = itertools.count(1)
+
+        def after_step(*_: Any) -> None:
+            if not is_compiling() and os.getpid() == self._process and next(count) % steps == 0:
+                self.write(is_last=False)
+
+        return after_step
+
+    def write(self, is_last: bool = True) -> None:
+        """Writes the report, and if `is_last` also the traces and a line. Prints errors and does
+        not raise them."""
+        try:
+            with self._lock:
+                self._write(is_last)
+        except Exception as error:
+            where = f" of {label()}" if label() else ""
+            print(
+                f"ebb: could not write the report{where}: {type(error).__name__}: {error}",
+                file=sys.stderr,
+            )
+
+    def _write(self, is_last: bool) -> None:
         recorded = list(reports())
         last = latest(recorded)
         if last is None:
-            if report:
-                _tell_of_nothing(Path(report), began)
+            if is_last and is_first() and not is_launcher():
+                self._tell_of_nothing()
             return
-        if report:
-            path = Path(report)
-            if label():
-                path = path.with_name(f"{path.stem}.{label()}{path.suffix}")
-            path = _unwritten(path, began)
-            last.save(path)
-            if is_first():
+        if self._report:
+            name = f"{self._report.stem}.{label()}" if label() else self._report.stem
+            path = self._place(self._report.with_name(name + self._report.suffix))
+            # A process that is killed while it writes leaves the earlier report.
+            new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+            last.save(new)
+            new.replace(path)
+            if is_last and is_first():
                 print(f"ebb: {headline(last)}; report: {path}", file=sys.stderr)
-        for step in recorded if trace else ():
+        for step in recorded if is_last and self._trace else ():
             name = f"{label() or 'rank0'}-step{step.step}.json"
-            write_trace(step, _unwritten(Path(trace) / name, began))
-    except Exception as error:
-        where = f" of {label()}" if label() else ""
-        print(
-            f"ebb: could not write the report{where}: {type(error).__name__}: {error}",
-            file=sys.stderr,
-        )
+            write_trace(step, self._place(Path(self._trace or "", name)))
 
-
-def _tell_of_nothing(report: Path, began: float) -> None:
-    """Tells the user that there is no report, or where the reports of other processes are. Does
-    nothing in a launcher."""
-    if not is_first() or is_launcher():
-        return
-    pattern = f"{glob.escape(report.stem)}*{glob.escape(report.suffix)}"
-    written = [p for p in report.parent.glob(pattern) if _is_new(p, began)]
-    if report in written:
-        return
-    if written:
-        names = ", ".join(sorted(path.name for path in written)[:4])
-        more = f" and {len(written) - 4} more" if len(written) > 4 else ""
-        print(f"ebb: the reports are in {report.parent}: {names}{more}", file=sys.stderr)
-    else:
-        print(
-            f"ebb: no report was written to {report}, because no region ran. {_HINT}",
-            file=sys.stderr,
-        )
-
-
-def _is_new(path: Path, began: float) -> bool:
-    return path.exists() and path.stat().st_mtime > began
-
-
-def _unwritten(path: Path, began: float) -> Path:
-    """The path, or a path with the process id if another process of this job wrote the file."""
-    if not _is_new(path, began):
+    def _place(self, path: Path) -> Path:
+        """The path, or a path with the process id if another process of this job wrote the file."""
+        if path not in self._own and self._is_new(path):
+            path = path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
+        self._own.add(path)
         return path
-    return path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}")
+
+    def _is_new(self, path: Path) -> bool:
+        return path.exists() and path.stat().st_mtime > self._began
+
+    def _tell_of_nothing(self) -> None:
+        """Tells the user that there is no file, or where the reports of other processes are."""
+        if self._report is None:
+            what, files = f"trace was written to {self._trace}", Path(self._trace or "").glob("*")
+        else:
+            path = self._report
+            what = f"report was written to {path}"
+            files = path.parent.glob(f"{glob.escape(path.stem)}*{glob.escape(path.suffix)}")
+        written = [path for path in files if self._is_new(path)]
+        if not written:
+            print(f"ebb: no {what}, because no region ran. {_HINT}", file=sys.stderr)
+        elif self._report and self._report not in written:
+            names = ", ".join(sorted(path.name for path in written)[:4])
+            more = f" and {len(written) - 4} more" if len(written) > 4 else ""
+            print(f"ebb: the reports are in {self._report.parent}: {names}{more}", file=sys.stderr)
 
 
 def write_trace(report: Report, path: Path) -> None:

@@ -1,0 +1,104 @@
+"""Reports settings of environment variables that have no effect."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from _ebb_switches import is_set
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ebb import _C
+from ebb._launch.variables import say_ignored
+from ebb._report.text import size
+from ebb._support.job import is_launcher
+
+_STEPS = 2  # of optimizers, after which a setting without effect ends a strict job
+
+# Note [Settings without effect]
+# A setting of OFFLOAD, PAGE or replays ahead may have no effect, such as a disk for a job that
+# offloads nothing. ebb reports such settings at exit, in processes in which a region has run. With
+# EBB_STRICT such a setting ends the job in the second optimizer step, unless a plan of a budget may
+# still use it. Replays ahead depend on the load of the machine, so they never end a job.
+
+
+def _offload() -> str:
+    stats = _C.offload_stats()
+    if stats["bytes_sent"] or stats["bytes_refused"]:
+        return ""
+    largest, least = stats["most_too_small"], _C.offload_settings()["min_bytes"]
+    if not largest:
+        return "no policy offloads a tensor that backward needs"
+    return (
+        f"the largest tensor that the policy offloads takes {size(largest)}, and OFFLOAD leaves "
+        f"tensors of less than {size(least)} in place. Set EBB_OFFLOAD_MIN_BYTES={largest}, or "
+        "min_bytes, to offload it"
+    )
+
+
+def _paging() -> str:
+    return "" if _C.paging_stats()["steps"] else "no policy pages a tensor"
+
+
+def _ahead() -> str:
+    regions = (n for name, n in _C.ahead_stats().items() if name.startswith("regions_"))
+    is_off = _C.ahead_settings()["regions"] == 0
+    return "" if is_off or any(regions) else "ebb recomputed no region ahead of backward"
+
+
+_REASONS: dict[str, Callable[[], str]] = {"offload": _offload, "paging": _paging, "ahead": _ahead}
+"""For each section: why its settings had no effect so far; empty if they had one."""
+
+_undo = ExitStack()
+
+
+def watch(given: Mapping[str, str], may_plan: bool) -> None:
+    """Report settings without effect from now on. See Note [Settings without effect].
+
+    Args:
+        given: the user's settings of each section, in words.
+        may_plan: True if a later plan may use the settings.
+    """
+    stop()
+
+    def at_exit() -> None:
+        for _, name, reason in _without_effect(given):
+            say_ignored(f"ebb: {name} has no effect", reason, is_late=True)
+
+    atexit.register(at_exit)
+    _undo.callback(atexit.unregister, at_exit)
+    if not is_set("EBB_STRICT") or may_plan:
+        return
+    steps = itertools.count(1)
+
+    def after_step(*_: Any) -> None:
+        if next(steps) != _STEPS:
+            return
+        hook.remove()
+        for section, name, reason in _without_effect(given):
+            if section != "ahead":
+                stop()
+                say_ignored(f"ebb: {name} has no effect", reason)
+
+    hook = register_optimizer_step_post_hook(after_step)
+    _undo.callback(hook.remove)
+
+
+def _without_effect(given: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Sections without effect so far, each with its settings in words, and the reason. Empty if no
+    region has run in this process."""
+    if not _C.stats()["regions"] or is_launcher():
+        return []
+    named = dict(given)
+    if _C.offload_stats()["most_too_small"]:
+        named.setdefault("offload", "the decision OFFLOAD")
+    reasons = ((section, name, _REASONS[section]()) for section, name in named.items())
+    return [found for found in reasons if found[2]]
+
+
+def stop() -> None:
+    """Report nothing from now on."""
+    _undo.close()

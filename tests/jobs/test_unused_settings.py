@@ -1,0 +1,99 @@
+"""Settings without effect are reported at exit, and end a strict job."""
+
+from __future__ import annotations
+
+import os
+
+import fork_server
+import pytest
+from _ebb_switches import NAMES
+
+JOB = """
+import torch
+layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+model = torch.nn.TransformerEncoder(layer, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(STEPS):
+    model(torch.randn(8, 128, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TOO_SMALL = (
+    "the largest tensor that the policy offloads takes 256.0 KiB, and OFFLOAD leaves tensors of "
+    "less than 1.0 MiB in place. Set EBB_OFFLOAD_MIN_BYTES=262144, or min_bytes, to offload it"
+)
+
+
+def job(tmp_path, steps=4, **environment):
+    env = {name: value for name, value in os.environ.items() if name not in NAMES}
+    done = fork_server.run(
+        ["-c", JOB.replace("STEPS", str(steps))], env=env | environment, cwd=tmp_path, timeout=120
+    )
+    lines = [line for line in done.stderr.splitlines() if " has no effect: " in line]
+    return done.returncode, lines
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({"EBB": "offload_inputs"}, f"ebb: the decision OFFLOAD has no effect: {TOO_SMALL}"),
+        (
+            {"EBB": "offload_inputs", "EBB_OFFLOAD_DISK": "."},
+            f"ebb: EBB_OFFLOAD_DISK has no effect: {TOO_SMALL}",
+        ),
+        (
+            {"EBB": "1", "EBB_OFFLOAD_DISK": ".", "EBB_OFFLOAD_PINNED_LIMIT": "1GiB"},
+            "ebb: EBB_OFFLOAD_PINNED_LIMIT, EBB_OFFLOAD_DISK has no effect: no policy offloads a "
+            "tensor that backward needs",
+        ),
+        (
+            {"EBB": "1", "EBB_CONFIG": "ebb.toml"},
+            "ebb: [paging] of ebb.toml has no effect: no policy pages a tensor",
+        ),
+    ],
+)
+def test_a_setting_without_effect_is_reported_at_exit(tmp_path, environment, line):
+    (tmp_path / "ebb.toml").write_text("[paging]\nheadroom = 1.5\n")
+
+    assert job(tmp_path, **environment) == (0, [line])
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"EBB": "1"},
+        {"EBB": "1", "EBB_AHEAD": "0"},
+        {"EBB": "offload_inputs", "EBB_OFFLOAD_DISK": ".", "EBB_OFFLOAD_MIN_BYTES": "1KiB"},
+    ],
+)
+@pytest.mark.parametrize("is_strict", ["0", "1"])
+def test_settings_that_have_an_effect_are_not_reported(tmp_path, environment, is_strict):
+    assert job(tmp_path, EBB_STRICT=is_strict, **environment) == (0, [])
+
+
+def test_a_setting_without_effect_ends_a_strict_job(tmp_path):
+    variables = {"EBB": "offload_inputs", "EBB_OFFLOAD_DISK": ".", "EBB_STRICT": "1"}
+
+    status, lines = job(tmp_path, **variables)
+
+    assert status == 1
+    assert lines == [
+        f"ValueError: ebb: EBB_OFFLOAD_DISK has no effect: {TOO_SMALL} (the job ends, because "
+        "EBB_STRICT is set)"
+    ]
+
+
+def test_a_strict_job_that_has_ended_is_not_said_to_end(tmp_path):
+    variables = {"EBB": "offload_inputs", "EBB_OFFLOAD_DISK": ".", "EBB_STRICT": "1"}
+
+    status, lines = job(tmp_path, steps=1, **variables)
+
+    assert (status, lines) == (0, [f"ebb: EBB_OFFLOAD_DISK has no effect: {TOO_SMALL}"])
+
+
+def test_a_plan_may_use_a_setting_later_so_the_setting_does_not_end_a_strict_job(tmp_path):
+    variables = {"EBB_BUDGET": "90%", "EBB_OFFLOAD_DISK": ".", "EBB_STRICT": "1"}
+
+    status, _ = job(tmp_path, **variables)
+
+    assert status == 0
