@@ -43,6 +43,7 @@ struct Rule {
   size_t minBytes = 0;         // least size of the result's storage
   size_t maxBytes = SIZE_MAX;  // greatest size of the result's storage
   std::optional<at::ScalarType> dtype{};  // of the result
+  bool preset = false;  // of a named policy; reports do not list it if it decides on nothing
 };
 
 class Policy;

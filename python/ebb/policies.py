@@ -139,8 +139,8 @@ _MEGATRON: dict[str, list[Rule]] = {
     "mlp": [Rule("*", RECOMPUTE, module="*mlp*")],
     "moe": [Rule("*", RECOMPUTE, module="*mlp*")],
     "shared_experts": [Rule("*", RECOMPUTE, module="*shared_experts*")],
-    "moe_act": [Rule(op, RECOMPUTE, module="*.experts*") for op in _ACTIVATIONS],
-    "layernorm": [Rule(op, RECOMPUTE) for op in _NORMS],
+    "moe_act": [Rule(op, RECOMPUTE, module="*.experts*")._as_of_preset() for op in _ACTIVATIONS],
+    "layernorm": [Rule(op, RECOMPUTE)._as_of_preset() for op in _NORMS],
     "mla_up_proj": [
         Rule("*", RECOMPUTE, module="*linear_q_up_proj*"),
         Rule("*", RECOMPUTE, module="*linear_kv_up_proj*"),

@@ -40,7 +40,8 @@ void bindRule(py::module_& module) {
               std::string,
               size_t,
               size_t,
-              std::optional<at::ScalarType>>())
+              std::optional<at::ScalarType>,
+              bool>())
       .def_readonly("op", &Rule::op)
       .def_readonly("decision", &Rule::decision)
       .def_readonly("every", &Rule::every)
@@ -51,7 +52,8 @@ void bindRule(py::module_& module) {
       .def_readonly("name", &Rule::name)
       .def_readonly("min_bytes", &Rule::minBytes)
       .def_readonly("max_bytes", &Rule::maxBytes)
-      .def_readonly("dtype", &Rule::dtype);
+      .def_readonly("dtype", &Rule::dtype)
+      .def_readonly("preset", &Rule::preset);
 }
 
 // Returns two numbers for each alternative: the index after its last rule, and its fallback.

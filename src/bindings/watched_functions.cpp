@@ -12,6 +12,7 @@
 #include "ahead/arrival.h"
 #include "bindings/bindings.h"
 #include "ebb/region.h"
+#include "intercept/key.h"
 #include "memory/stillness.h"
 
 namespace ebb::bindings {
@@ -22,17 +23,19 @@ namespace {
 
 // Note [Watched functions]
 // ebb must know of some calls that reach no operator, such as `p.data`, the setters of torch's
-// settings, and `resize_` of a storage. ebb replaces the pointer to the C definition inside the
-// function's Python object. The new definition is a copy whose C function does ebb's part and then
-// calls torch's function. The Python object stays the same, so torch.overrides, __torch_function__
-// tables, pickle and modules that have imported the function still recognise the function. ebb
-// never undoes the replacement.
+// settings, `resize_` of a storage, a backend's collectives, and backward itself. ebb replaces the
+// pointer to the C definition inside the function's Python object. The new definition is a copy
+// whose C function does ebb's part and then calls torch's function. The Python object stays the
+// same, so torch.overrides, __torch_function__ tables, pickle and modules that have imported the
+// function still recognise the function. ebb never undoes the replacement.
 
 enum class Watch : uint8_t {
   Waits,    // waits for the recipe that runs ahead: see Note [Nothing moves under a replay ahead]
   Resizes,  // also waits; replays ahead do not read the storage from now on
   Aliases,  // the program may write to the arguments' memory unseen: see Note [Hands on a storage]
   Writes,   // writes to `self` without an operator: see Note [Opaque writes]
+  Told,     // a Python function is called first, with the same arguments
+  Communicates,  // also told; operators that the method calls are not intercepted
 };
 
 // The arguments of a Python call, for each calling convention of C functions.
@@ -58,11 +61,32 @@ void eachTensor(const CallArguments& arguments, F&& function) {
   }
 }
 
+struct Watched {
+  Watch watch;
+  PyMethodDef method{};  // the copy, for a function or method
+  PyGetSetDef attribute{};
+  void* original = nullptr;  // the C function
+  PyObject* told = nullptr;  // the Python function that is called first; never freed
+};
+
+// Calls the Python function with the arguments of the watched call, except `self`.
+void tell(PyObject* function, const CallArguments& arguments) {
+  py::tuple listed(arguments.count);
+  for (Py_ssize_t at = 0; at < arguments.count; ++at) {
+    listed[at] = py::reinterpret_borrow<py::object>(arguments.listed[at]);
+  }
+  PyObject* result = PyObject_Call(function, listed.ptr(), arguments.named);
+  if (result == nullptr) {
+    throw py::error_already_set();
+  }
+  Py_DECREF(result);
+}
+
 // Lives during one call of a watched function, and does all that the function's Watch requires.
 class Watching {
  public:
-  Watching(Watch watch, const CallArguments& arguments) {
-    switch (watch) {
+  Watching(const Watched& watched, const CallArguments& arguments) {
+    switch (watched.watch) {
       case Watch::Resizes:
         noteHandOn(torch::createStorage(arguments.self), kForEver);
         [[fallthrough]];
@@ -75,29 +99,30 @@ class Watching {
       case Watch::Writes:
         opaque_.emplace(std::vector<at::Tensor>{THPVariable_Unpack(arguments.self)});
         break;
+      case Watch::Told:
+        tell(watched.told, arguments);
+        break;
+      case Watch::Communicates:
+        tell(watched.told, arguments);
+        unseen_.emplace();
+        break;
     }
   }
 
  private:
   std::optional<Commotion> commotion_;
   std::optional<Opaque> opaque_;
+  std::optional<ExcludeInterception> unseen_;
 };
 
-struct Watched {
-  Watch watch;
-  PyMethodDef method{};  // the copy, for a function or method
-  PyGetSetDef attribute{};
-  void* original = nullptr;  // the C function
-};
-
-constexpr size_t kMost = 80;
+constexpr size_t kMost = 96;
 std::array<Watched, kMost> all;  // guarded by the GIL
 size_t known = 0;
 
 template <class Function, class... Arguments>
 PyObject* call(const Watched& watched, const CallArguments& seen, Arguments... arguments) {
   HANDLE_TH_ERRORS
-  const Watching watching(watched.watch, seen);
+  const Watching watching(watched, seen);
   return reinterpret_cast<Function>(watched.original)(arguments...);
   END_HANDLE_TH_ERRORS
 }
@@ -183,7 +208,7 @@ PyMethodDef** definitionIn(PyObject* function) {
 
 // Makes `function` a watched function. Returns false if `function` is no C function, method or
 // attribute, or if entryFor() does not know its calling convention.
-bool watch(const py::object& function, Watch what) {
+bool watch(const py::object& function, Watch what, const py::object& told) {
   static const auto entries = entriesFor(std::make_index_sequence<kMost>());
   const auto isOurs = [&](const void* definition) {
     return definition >= all.data() && definition < all.data() + all.size();
@@ -215,6 +240,7 @@ bool watch(const py::object& function, Watch what) {
   } else {
     return false;
   }
+  next.told = told.inc_ref().ptr();
   ++known;
   return true;
 }
@@ -226,8 +252,15 @@ void bindWatchedFunctions(py::module_& module) {
       .value("WAITS", Watch::Waits)
       .value("RESIZES", Watch::Resizes)
       .value("ALIASES", Watch::Aliases)
-      .value("WRITES", Watch::Writes);
-  module.def("watch", torch::wrap_pybind_function(&watch));
+      .value("WRITES", Watch::Writes)
+      .value("TOLD", Watch::Told)
+      .value("COMMUNICATES", Watch::Communicates);
+  module.def(
+      "watch",
+      torch::wrap_pybind_function(&watch),
+      py::arg("function"),
+      py::arg("what"),
+      py::arg("told") = py::none());
 }
 
 }  // namespace ebb::bindings

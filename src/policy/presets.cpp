@@ -67,13 +67,20 @@ void appendKnown(std::vector<Rule>& rules, Patterns patterns, Decision decision)
   }
 }
 
+PolicyPtr makePreset(std::vector<Rule> rules) {
+  for (Rule& rule : rules) {
+    rule.preset = true;
+  }
+  return makePolicy(std::move(rules));
+}
+
 // A policy with this decision for the operators of all lists; the others are recomputed.
 PolicyPtr policyFor(Decision decision, std::initializer_list<Patterns> all) {
   std::vector<Rule> rules;
   for (const Patterns patterns : all) {
     appendKnown(rules, patterns, decision);
   }
-  return makePolicy(std::move(rules));
+  return makePreset(std::move(rules));
 }
 
 }  // namespace
@@ -115,13 +122,13 @@ PolicyPtr recomputeCollectives() {
       rules.push_back(std::move(rule));
     }
   }
-  return makePolicy(std::move(rules));
+  return makePreset(std::move(rules));
 }
 
 PolicyPtr torchtitan() {
   std::vector<Rule> rules{{"aten::mm.default", Decision::Recompute, /*every=*/2}};
   appendKnown(rules, kSavedByTorchtitan, Decision::Save);
-  return makePolicy(std::move(rules));
+  return makePreset(std::move(rules));
 }
 
 }  // namespace ebb

@@ -128,7 +128,9 @@ class ThreadRegions {
     const JournalTime now = journal ? journal->now() : 0;
     if (journal && journal->names().isNewPolicy(policy)) {
       for (size_t rule = 0; rule < policy->rules().size(); ++rule) {
-        journal->names().addRule(ruleInWords(*policy, static_cast<uint16_t>(rule)));
+        if (!policy->rules()[rule].preset) {
+          journal->names().addRule(ruleInWords(*policy, static_cast<uint16_t>(rule)));
+        }
       }
     }
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {

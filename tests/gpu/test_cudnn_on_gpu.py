@@ -78,7 +78,7 @@ def test_convolutions_whose_algorithm_is_chosen_by_timing(policy, deterministic,
         nn.Conv2d(8, 8, 3, groups=4),
     ).to("cuda")
     ours = copy.deepcopy(plain)
-    ebb.apply(ours, policy)
+    ebb.apply(ours, policy, modules="")
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8, 3, 41, 37, generator=generator).to("cuda")
 

@@ -405,7 +405,7 @@ def test_gradient_penalty_of_an_adversarial_pair(policy, way):
     if way == "region":
         actual = wasserstein(lambda: ebb.region(policy_of(policy)))
     else:
-        actual = wasserstein(contextlib.nullcontext, lambda m: ebb.apply(m, policy_of(policy)))
+        actual = wasserstein(contextlib.nullcontext, lambda m: ebb.apply(m, policy_of(policy), ""))
 
     assert all(same_bits(a, e) for a, e in zip(actual, expected, strict=True))
     assert policy not in NAMED or replayed() > 0

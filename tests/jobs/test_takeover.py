@@ -558,7 +558,7 @@ def test_layers_of_transformers_by_name(by_name):
         lambda m, x: (m(x), nn.Sequential(m)(x)),
         lambda m, x: (m(x), copy.deepcopy(m)(x)),
         lambda m, x: (ebb.apply(m, modules="0.0"), m(x)),
-        lambda m, x: (ebb.apply(m), m(x)),
+        lambda m, x: (ebb.apply(m, modules=""), m(x)),
     ],
 )
 def test_models_whose_parts_are_regions_already(by_name, use):

@@ -90,7 +90,7 @@ def test_a_saved_value_that_is_still_alive():
     x = torch.randn(1000, requires_grad=True)
     model = Keeper()
     expected = gradients(model(x).sum(), x)[0]
-    with fake_accelerator(static=True, in_flight_bytes=0), ebb.apply(model, OFFLOAD_ALL):
+    with fake_accelerator(static=True, in_flight_bytes=0), ebb.apply(model, OFFLOAD_ALL, ""):
         for _ in range(3):
             assert torch.equal(gradients(model(x).sum(), x)[0], expected)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import fork_server
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ import ebb
 from paging import EVERYTHING, asks_when_it_dies
 
 X = torch.randn(64, 4)
+START = threading.Thread.start
 
 
 def loss_of(w, live):
@@ -67,6 +69,42 @@ def test_a_backward_in_another_thread_while_a_step_runs_again(started_by):
 
     assert runs == 2
     assert torch.equal(grad, torch.arange(3.0))
+
+
+def restore_torchs_backward(monkeypatch):
+    """As ``torch.compiler._patch_engine_backward`` does when it ends."""
+    torchs = torch.autograd.graph._engine_run_backward
+    monkeypatch.setattr(torch.autograd, "_engine_run_backward", torchs)
+
+
+def restore_pythons_start_of_threads(monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", START)
+
+
+@pytest.mark.parametrize("restore", [restore_torchs_backward, restore_pythons_start_of_threads])
+def test_a_step_that_runs_again_adds_gradients_once_after_other_code_restored_functions(
+    monkeypatch, restore
+):
+    w = warm()
+    ebb.paging.run_step(lambda: None)
+    restore(monkeypatch)
+
+    runs, grad = backward_in_another_thread(w, "the step")
+
+    assert runs == 2
+    assert torch.equal(grad, torch.arange(3.0))
+
+
+def test_run_step_refuses_to_run_if_it_cannot_see_threads():
+    program = """
+import _thread, ebb
+start = _thread.start_new_thread
+_thread.start_new_thread = lambda *args, **kwargs: start(*args, **kwargs)
+ebb.paging.run_step(lambda: None)
+"""
+    done = fork_server.run(["-c", program])
+    assert done.returncode != 0
+    assert "other code has replaced _thread.start_new_thread" in done.stderr
 
 
 def test_what_dies_with_a_graph_may_ask():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import warnings
 
@@ -17,6 +18,10 @@ from ebb._policy import idle_rules
 def nothing_told():
     idle_rules._told.clear()
     idle_rules.warn_of_no_root.cache_clear()
+
+
+def pickle_and_load(value):
+    return pickle.loads(pickle.dumps(value))
 
 
 @pytest.mark.parametrize("op", sorted(idle_rules._DECOMPOSED))
@@ -42,6 +47,16 @@ def test_a_policy_from_text_is_looked_at_too(make):
 def test_other_rules_are_not_told_of(op):
     with warnings.catch_warnings(action="error"):
         ebb.Policy({op: ebb.SAVE})
+
+
+@pytest.mark.parametrize("make", [list, pickle_and_load])
+def test_rules_of_a_preset_are_not_told_of(make):
+    """Presets list operators that only some devices and models run."""
+    rule = ebb.Rule("aten::gelu", ebb.SAVE)
+    with warnings.catch_warnings(action="error"):
+        ebb.Policy([rule, *make(ebb.policies.save_matmuls.rules)])
+    with pytest.warns(UserWarning, match="'aten::linear' has no effect"):
+        ebb.Policy([ebb.Rule("aten::linear", ebb.SAVE)])
 
 
 def test_composite_operators_do_not_reach_a_region():
@@ -75,9 +90,9 @@ def test_a_glob_of_modules_that_matches_none_is_told_of():
     with pytest.warns(
         UserWarning, match=r"modules that match '\*\.mlp', but the model has none.*: 0, 1\."
     ):
-        ebb.apply(model, policy).remove()
+        ebb.apply(model, policy, modules="").remove()
     with warnings.catch_warnings(action="error"):
-        ebb.apply(model, policy).remove()  # told once
+        ebb.apply(model, policy, modules="").remove()  # told once
 
 
 def test_rules_for_modules_want_a_root(monkeypatch):

@@ -95,7 +95,7 @@ def test_convolutions_and_batch_norm(policy, device):
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 3)
     ).to(device)
     ours = copy.deepcopy(plain)
-    ebb.apply(ours, POLICIES[policy])
+    ebb.apply(ours, POLICIES[policy], modules="")
     x = torch.randn(2, 3, 9, 9, device=device)
     for net in (plain, ours):
         net(x).square().sum().backward()

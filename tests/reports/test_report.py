@@ -55,6 +55,13 @@ def test_rules_that_decided_on_nothing(tmp_path):
     assert recorded(ebb.policies.recompute_all).idle_rules == ()
 
 
+def test_rules_of_a_preset_that_decided_on_nothing_are_not_listed():
+    rule = ebb.Rule("aten::exp", ebb.SAVE)
+    for preset in (ebb.policies.save_matmuls, ebb.policies.torchtitan):
+        assert recorded(preset).idle_rules == ()
+        assert recorded(ebb.Policy([rule, *preset.rules])).idle_rules == ("rule 0, 'aten::exp'",)
+
+
 def test_layers_are_put_together():
     report = recorded(ebb.policies.recompute_all)
     together = report.collapsed()

@@ -85,7 +85,7 @@ def test_a_thousand_steps_leave_everything_where_it_was(policy):
     net = nn.Sequential(
         nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(8, 8)
     )
-    ebb.apply(net, getattr(ebb.policies, policy))
+    ebb.apply(net, getattr(ebb.policies, policy), modules="")
     x = torch.randn(4, 8)
 
     def steps(count):

@@ -32,7 +32,7 @@ def test_batch_norm_statistics_are_updated_once(policy, momentum, training, trac
         nn.BatchNorm2d(2, momentum=momentum, track_running_stats=track),
     ).train(training)
     ours = copy.deepcopy(plain)
-    ebb.apply(ours, POLICIES[policy])
+    ebb.apply(ours, POLICIES[policy], modules="")
 
     for step in range(3):
         x = torch.randn(4, 2, 5, 5)

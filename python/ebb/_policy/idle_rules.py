@@ -49,9 +49,9 @@ def _warn(message: str) -> None:
 
 def warn_of_composites(rules: Iterable[Rule]) -> None:
     """Warns, once for each pattern, of rules that match only composite operators. torch decomposes
-    these before ebb sees them.
+    these before ebb sees them. Presets have such rules for devices that do not decompose them.
     """
-    patterns = dict.fromkeys(operator_name(rule.op) for rule in rules)
+    patterns = dict.fromkeys(operator_name(rule.op) for rule in rules if not rule._is_of_preset)
     unknown = [pattern for pattern in patterns if pattern not in _told]
     if not unknown:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
 
@@ -107,6 +107,10 @@ class Rule:
     max_bytes: Bytes | None = None
     dtype: torch.dtype | str | None = None
 
+    # True for a rule of a preset: the user did not write the rule, so ebb does not warn if the rule
+    # has no effect. Not a field, because rules with the same decisions are equal.
+    _is_of_preset: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", operator_name(self.op))
         check_decision(self.decision, f"the decision for {self.op}")
@@ -155,11 +159,16 @@ class Rule:
             int(self.min_bytes),
             ANY_SIZE if self.max_bytes is None else int(self.max_bytes),
             cast("torch.dtype | None", self.dtype),
+            self._is_of_preset,
         )
+
+    def _as_of_preset(self) -> Rule:
+        object.__setattr__(self, "_is_of_preset", True)
+        return self
 
     @classmethod
     def _from_compiled(cls, rule: _C.Rule) -> Rule:
-        return cls(
+        made = cls(
             rule.op,
             Decision(rule.decision),
             rule.every,
@@ -172,6 +181,7 @@ class Rule:
             max_bytes=None if rule.max_bytes == ANY_SIZE else rule.max_bytes,
             dtype=rule.dtype,
         )
+        return made._as_of_preset() if rule.preset else made
 
 
 Rule.__module__ = "ebb"  # the name for users and pickles

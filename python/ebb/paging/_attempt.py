@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import functools
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -100,8 +102,6 @@ class Attempt:
 
 
 _current: Attempt | None = None
-_run_backward: Any = None  # torch's original function; None until run_step is called
-_start_thread: Any = None  # the original Thread.start; None until run_step is called
 
 
 def is_any() -> bool:
@@ -114,32 +114,63 @@ def of_this_thread() -> Attempt | None:
     return attempt if attempt is not None and attempt.has_this_thread() else None
 
 
-def _start_and_note(self: threading.Thread) -> None:
-    attempt = of_this_thread()
-    if attempt is not None:
-        attempt.threads.add(self)
-    _start_thread(self)
+def _before_thread(function: Any, *_: Any, **__: Any) -> None:
+    """Notes a thread that one of the attempt's threads is about to start."""
+    attempt, thread = of_this_thread(), getattr(function, "__self__", None)
+    if attempt is not None and isinstance(thread, threading.Thread):
+        attempt.threads.add(thread)
 
 
-def _keep_gradients_and_run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+def _before_backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    keep_graph: bool = False,
+    create_graph: bool = False,
+    inputs: Any = None,
+    allow_unreachable: bool = False,
+    accumulate_grad: bool = False,
+    **_: Any,
+) -> None:
+    """Copies the gradients to which a backward of the attempt is about to add. The parameters are
+    those of the engine's ``run_backward``."""
     attempt = of_this_thread()
-    if attempt is not None and attempt.before is not None and kwargs.get("accumulate_grad", True):
-        inputs = args[3] if len(args) > 3 and args[3] else ()
-        attempt.before.keep_gradients_of(outputs, inputs)
-    return _run_backward(outputs, *args, **kwargs)
+    if attempt is not None and attempt.before is not None and accumulate_grad:
+        attempt.before.keep_gradients_of(tensors, inputs or ())
+
+
+# Note [A step's backwards and threads]
+# A backward or thread that ebb does not see would add its gradients twice when the step runs again,
+# and no error would say so. So ebb does not replace torch.autograd's or threading's functions,
+# which other code replaces and restores too (torch.compiler). ebb watches the C functions that all
+# of them call: see Note [Watched functions].
+@functools.cache
+def _watch() -> None:
+    """
+    Raises:
+        RuntimeError: other code has replaced a function that starts backwards or threads.
+    """
+    engine: Any = torch._C
+    watched: list[tuple[Any, str, Any]] = [
+        (engine._ImperativeEngine, "run_backward", _before_backward)
+    ]
+    for name in ("start_new_thread", "start_joinable_thread"):
+        if hasattr(_thread, name):  # the second is new in Python 3.13
+            watched.append((_thread, name, _before_thread))
+    for owner, name, told in watched:
+        if not _C.watch(getattr(owner, name), _C.Watch.TOLD, told):
+            raise RuntimeError(
+                f"ebb: ebb.paging.run_step() must see each backward and thread of the step, but "
+                f"other code has replaced {owner.__name__}.{name}. Call ebb.paging.run_step() "
+                "before that code, or do without run_step() and call ebb.paging.step_ok()."
+            )
 
 
 @contextlib.contextmanager
 def going_on(attempt: Attempt) -> Iterator[None]:
     """Makes `attempt` the current run, and copies gradients before a backward adds to them. Only
     one attempt runs at a time: see step()."""
-    global _current, _run_backward, _start_thread
-    autograd: Any = torch.autograd
-    if _run_backward is None:
-        _run_backward = autograd._engine_run_backward
-        autograd._engine_run_backward = _keep_gradients_and_run
-        _start_thread = threading.Thread.start
-        threading.Thread.start = _start_and_note  # type: ignore[method-assign]
+    global _current
+    _watch()
     _current = attempt
     try:
         yield
