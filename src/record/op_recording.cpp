@@ -238,7 +238,7 @@ void OpRecording::writeRecipe() {
       marks_.needDeadRows(*argument.tensor);
     }
   }
-  marks_.opBegins();
+  marks_.opBegins(op_, mixes);
 }
 
 void OpRecording::runKernel() {

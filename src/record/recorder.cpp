@@ -339,6 +339,9 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   }
   value->facts.follows |=
       part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
+  if (rows_.any()) [[unlikely]] {
+    packed.nodeRows = rows_.packed(value, tensor);
+  }
   sendIfDue(*value, tensor);
   const Retention retention = retentionOf(
       {.away = value->stash() || value->slice(),
@@ -368,9 +371,6 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
 void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
   if (value.slice() && !value.slice()->isOf(tensor)) {
     sender_.needAll(value, tensor);
-  }
-  if (value.rare->rows) {
-    rows_.packed(tensor);
   }
   if (value.decision.isDue() && Sender::canLeave(value, tensor)) {
     sender_.sendOrWait(value, tensor);

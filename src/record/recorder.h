@@ -24,6 +24,7 @@ namespace ebb {
 struct Packed {
   c10::intrusive_ptr<Value> value;  // null: a leaf, or unknown to the recorder; kept as in eager
   const char* producer = nullptr;   // the op that made the tensor, for messages; null for a leaf
+  NodeRowsPtr nodeRows;             // null: no rows; see Note [Dead rows]
   EntryPtr entry;                   // null unless reports are recorded
   bool recompute = false;           // materialise `value`; else its bytes are kept
   bool fromOutside = false;         // kept, not made in the region, and not a parameter
