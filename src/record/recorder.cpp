@@ -317,6 +317,15 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
+[[gnu::cold]] void Recorder::sendInput(const at::Tensor& tensor, c10::intrusive_ptr<Stash> stash) {
+  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  if (values_.settle().find(tensor) == nullptr) {
+    Value& leaf = *values_.current(tensor);
+    leaf.decision.setDue(false);
+    leaf.send(std::move(stash));
+  }
+}
+
 Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (!isRecordable(tensor)) {
     return {};
@@ -395,7 +404,8 @@ void Recorder::close(bool onlyPart) {
     rows_.clear();
     sender_.clear();
     needed_.ended(onlyPart);
-    std::erase_if(context_.graph->fromOutside, [](const auto& value) { return value.expired(); });
+    std::erase_if(
+        context_.graph->fromOutside.values, [](const auto& value) { return value.expired(); });
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
@@ -461,7 +471,7 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   }
   guardAgainstWrites(context_, sender_, value);
   if (value.home.bytes() && !value.facts.madeHere) {
-    context_.graph->fromOutside.emplace_back(entry);
+    context_.graph->fromOutside.values.emplace_back(entry);
   } else if (value.home.bytes() && isOnlyRead(value)) {
     context_.counters->bytesSaved += value.home.nbytes();
   }

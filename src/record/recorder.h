@@ -41,6 +41,9 @@ class Recorder final : public Interceptor {
   // Marks the first rows of `tensor` as valid: see Note [Rows]. Throws as ebb::markRows does.
   void markRows(const at::Tensor& tensor, const at::Tensor& rows);
 
+  // From now on `stash` stands for the bytes of `tensor`, an input that no op has read yet.
+  void sendInput(const at::Tensor& tensor, c10::intrusive_ptr<Stash> stash);
+
   // Called when autograd packs `tensor`, or a wrapper with `tensor` as a part. Decides between
   // keeping and recomputing its bytes.
   Packed pack(const at::Tensor& tensor, bool part);

@@ -248,6 +248,11 @@ at::Tensor SavedTensor::unpack() {
     repeatCollectives(*graph_);
   }
   refill(*graph_);  // see Note [Escapes]
+  if (graph_->fromOutside.hooked) [[unlikely]] {
+    WithoutGil withoutGil;
+    std::lock_guard<PythonMutex> lock(graph_->mutex);
+    graph_->fromOutside.hooked->unpack();
+  }
   if (kept_.defined()) {
     return unpackKept();
   }
