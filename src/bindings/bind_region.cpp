@@ -1,5 +1,10 @@
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <vector>
 
 #include "ahead/arrival.h"
 #include "bindings/bindings.h"
@@ -7,6 +12,7 @@
 #include "memory/share_storage.h"
 #include "region/enter_region.h"
 #include "replay/escapes.h"
+#include "saved/hooked_inputs.h"
 #include "saved/placeholder.h"
 #include "verify/compare.h"
 
@@ -35,6 +41,11 @@ void bindRegion(py::module_& module) {
       })))
       .def("discard", torch::wrap_pybind_function(&Placeholder::discard))
       .def("refill", torch::wrap_pybind_function(&Placeholder::refill));
+  py::class_<HookedInputs, std::shared_ptr<HookedInputs>>(module, "HookedInputs")
+      .def(py::init(torch::wrap_pybind_function([](const std::vector<at::Tensor>& tensors) {
+        return std::make_shared<HookedInputs>(tensors);
+      })))
+      .def("enter_region", torch::wrap_pybind_function(&HookedInputs::enterRegion));
   module.def("verify_mode", torch::wrap_pybind_function(&verifyMode));
   module.def("set_verify_mode", torch::wrap_pybind_function(&setVerifyMode));
 }

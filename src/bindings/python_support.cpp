@@ -97,6 +97,11 @@ std::string compareCollectives(
   return py::cast<std::string>(why);
 }
 
+bool hasEffect(const std::string& op) {
+  py::gil_scoped_acquire gil;
+  return py::cast<bool>(helper("ebb._support.effects", "has_effect")(op));
+}
+
 at::Tensor unflatten(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
   py::list tensors;
@@ -126,6 +131,7 @@ void installPythonSupport(py::module_& module) {
        &throwReplayMismatch,
        &tellUnrepeatable,
        &compareCollectives,
+       &hasEffect,
        &unflatten});
 }
 

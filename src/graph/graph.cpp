@@ -24,11 +24,11 @@ void Graph::release_resources() {
 // values of the graph are dead by now, since all owners of values refer to the graph.
 void Graph::countFromOutside() {
   size_t nbytes = 0;
-  for (const auto& value : fromOutside) {
+  for (const auto& value : fromOutside.values) {
     const Value* ended = value._unsafe_get_target();
     nbytes += ended->facts.wasLast ? ended->home.nbytes() : 0;
   }
-  fromOutside.clear();
+  fromOutside.values.clear();
   if (nbytes > 0) {
     statisticsFromOutside(names.front(), nbytes);
   }

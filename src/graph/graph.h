@@ -25,6 +25,14 @@ namespace ebb {
 
 struct PageGroup;
 
+// See Note [Hooks around a checkpointed call] in saved/hooked_inputs.h.
+struct InputsOfHooks {
+  virtual ~InputsOfHooks() = default;
+
+  // Backward has reached the region. A second call does nothing.
+  virtual void unpack() = 0;
+};
+
 // Counters that number the recipes of a graph, and the searches over the recipes.
 struct RecipeNumbers {
   uint64_t sequence = 0;  // of the last recorded recipe; replays run in this order
@@ -52,6 +60,12 @@ struct Escapes {
   std::vector<Escaped> all;      // to be refilled
   std::atomic<bool> any{false};  // `all` is not empty
   bool hadBackward = false;      // the thread unpacked a saved tensor while the region was open
+};
+
+// What a region has from outside.
+struct GraphInputs {
+  std::vector<c10::weak_intrusive_ptr<Value>> values;  // see Note [What only ebb holds]
+  std::shared_ptr<InputsOfHooks> hooked;               // null unless hooks have saved inputs
 };
 
 // Note [One lock per graph]
@@ -83,7 +97,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   JournalPtr journal;                   // null unless reports are recorded
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
   Escapes escapes;                   // see Note [Escapes]
-  std::vector<c10::weak_intrusive_ptr<Value>> fromOutside;  // see Note [What only ebb holds]
+  GraphInputs fromOutside;
   // see Note [Replays ahead of backward]; null: no replays ahead
   std::unique_ptr<Lookahead> lookahead;
   // see Note [Repeated collectives]; null: replays repeat none

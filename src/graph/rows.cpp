@@ -2,16 +2,21 @@
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/any.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/lt.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <string>
 
 #include "intercept/key.h"
+#include "memory/bytes.h"
 
 namespace ebb {
 namespace {
@@ -22,6 +27,23 @@ std::vector<int64_t> shapeOf(const at::Tensor& rows) {
   std::vector<int64_t> shape = rows.sizes().vec();
   shape.insert(shape.end(), rows.strides().begin(), rows.strides().end());
   return shape;
+}
+
+// The rows of `storage`, in the widest integers whose size divides the size of a row.
+at::Tensor wordsOf(const c10::Storage& storage, int64_t rows) {
+  const auto rowBytes = static_cast<int64_t>(storage.nbytes()) / rows;
+  const auto word = rowBytes % 8 == 0   ? at::kLong
+                    : rowBytes % 4 == 0 ? at::kInt
+                    : rowBytes % 2 == 0 ? at::kShort
+                                        : at::kByte;
+  return bytesOf(storage, rowBytes * rows).view(word).view({rows, -1});
+}
+
+// The contents of one padding row that is not a copy, for each word of `row`.
+at::Tensor constantRow(const at::Tensor& row, const Rows& rows) {
+  const bool hasNan = c10::isFloatingType(rows.dtype) || c10::isComplexType(rows.dtype);
+  const bool ones = rows.live->padding == DeadRows::Nan && hasNan;  // a NaN of all floating types
+  return at::full_like(row.view(at::kByte), ones ? 0xFF : 0).view(row.scalar_type());
 }
 
 }  // namespace
@@ -114,6 +136,20 @@ int64_t RowCount::keptNow() {
     keptNow_ = kept.item<int64_t>();
   }
   return keptNow_;
+}
+
+void writePadding(const c10::Storage& storage, const Rows& rows) {
+  const DeadRows padding = rows.live->padding;
+  if (padding == DeadRows::None || storage.nbytes() < static_cast<size_t>(rows.total)) {
+    return;
+  }
+  const auto below = belowEverything();
+  at::Tensor all = wordsOf(storage, rows.total);
+  const at::Tensor first = all.narrow(0, 0, 1);
+  const at::Tensor dead = padding == DeadRows::Repeat ? first.clone() : constantRow(first, rows);
+  const at::Tensor isLive =
+      at::lt(at::arange(rows.total, rows.live->kept.options()), rows.live->kept);
+  at::where_out(all, isLive.unsqueeze(1), all, dead);
 }
 
 bool isRowAfterRow(const at::Tensor& tensor) {

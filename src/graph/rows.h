@@ -9,6 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "ebb/paging.h"
+
 namespace ebb {
 
 // Note [Rows]
@@ -21,10 +23,27 @@ namespace ebb {
 // strides of a view tell which bytes row i covers: a view may show a row as several rows, or a part
 // of each. All other operators may mix rows, so their results have no rows.
 // The contents of padding rows must not matter to the program, and ebb does not restore them: see
-// Note [Dead rows] in paging/paging_engine.h. So a paged value, or a value recomputed from a paged
+// Note [Dead rows]. So a paged value, or a value recomputed from a paged
 // value, is exact only in its valid rows: the value is `lossy`. If an operator may mix rows of
 // lossy values, ebb keeps the results and does not replay the operator. If such an operator saves a
 // lossy value for its backward, ebb keeps the whole value.
+//
+// Note [Dead rows]
+// The contents of padding rows do not matter: the user declares so with mark_rows. But kernels
+// compute with padding rows: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
+// rows spreads the NaN. So padding rows come back as copies of the first valid row, which cause no
+// NaN that the valid row does not cause. If no row is valid, the first padding row is paged for
+// this purpose. In verify mode (not with demote, which promises correct gradients) padding rows
+// come back as NaN, to expose a program that depends on their contents.
+//
+// A copy of the valid row is harmless only beside copies of the same row. The backward of amax
+// divides by the number of elements that equal the maximum; it finds none if the input's padding
+// comes from a page and the maximum's padding from the forward. So if one autograd node saves
+// several values with rows, and one of them is lossy (NodeRows), all of them get such padding: a
+// replay writes the padding of its result, and a handle on bytes of the forward (saved, held by the
+// program, or not yet freed) shows a copy with such padding. For the same reason a replay that
+// reads several values with rows writes the padding of its result (Rows::pads). A node with one
+// value needs none of this: its padding rows are all of the forward or all of a replay.
 
 // Throws unless `rows` is a valid argument of ebb::markRows for `tensor`: one integer, or a list of
 // integers.
@@ -53,6 +72,9 @@ struct RowCount final : c10::intrusive_ptr_target {
   at::Tensor count;  // valid rows
   at::Tensor kept;   // kept rows: at least one
 
+  DeadRows padding = DeadRows::Repeat;  // padding rows that backward sees
+  bool isPaged = false;  // a value with these rows has been paged, so its padding rows are lost
+
  private:
   // Storage of the given count; null on the CPU.
   c10::weak_intrusive_ptr<c10::StorageImpl> given_{c10::intrusive_ptr<c10::StorageImpl>()};
@@ -69,7 +91,29 @@ struct Rows {
   int64_t total = 0;                                   // rows of the storage
   c10::ScalarType dtype = c10::ScalarType::Undefined;  // of the computed tensor
   bool lossy = false;                                  // see Note [Rows]
+  bool pads = false;    // a replay writes the padding rows: see Note [Dead rows]
+  bool padded = false;  // the bytes that ebb made have such padding rows
 };
+
+// The values with rows that one autograd node has saved: see Note [Dead rows]. Their counts and
+// numbers of rows are equal.
+struct NodeRows final : c10::intrusive_ptr_target {
+  explicit NodeRows(const Rows& rows) : rows(rows) {
+  }
+
+  // True if all values of the node need the same kind of padding rows.
+  bool pads() const {
+    return several && rows.lossy && !mixes;
+  }
+
+  Rows rows;             // lossy: one of the values is
+  bool several = false;  // more than one value
+  bool mixes = false;    // the node's operator may mix rows, so all values keep their padding
+};
+using NodeRowsPtr = c10::intrusive_ptr<NodeRows>;
+
+// Writes the padding rows of `storage` as RowCount::padding says. The host does not wait.
+void writePadding(const c10::Storage& storage, const Rows& rows);
 
 // True if `tensor` is contiguous and covers its whole storage.
 bool isRowAfterRow(const at::Tensor& tensor);

@@ -23,6 +23,11 @@ class EBB_API Stash : public c10::intrusive_ptr_target {
     return false;
   }
 
+  // False if fetch() gives padding rows other contents than the forward's: see Note [Dead rows].
+  virtual bool isExact() const {
+    return true;
+  }
+
   // Called before a write to the original storage on the current stream.
   virtual void beforeWrite() = 0;
 };

@@ -82,6 +82,9 @@ struct PageStash final : Stash, InArena {
   bool awaitsBackward() const override {
     return true;
   }
+  bool isExact() const override {
+    return group->resident;
+  }
   void beforeWrite() override;
 
   // The bytes of padding rows after a restore, and of the whole tensor after an error.

@@ -30,14 +30,6 @@ namespace ebb {
 // the first fetch. A replay ahead does not fetch a stash if the pool has had an error, or if a CUDA
 // graph uses the pool, since the compute stream then orders the pool's calls.
 //
-// Note [Dead rows]
-// The contents of padding rows do not matter: the user declares so with mark_rows. But kernels
-// compute with padding rows: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
-// rows spreads the NaN. So padding rows come back as copies of the first valid row, which cause no
-// NaN that the valid row does not cause. If no row is valid, the first padding row is paged for
-// this purpose. In verify mode (not with demote, which promises correct gradients) padding rows
-// come back as NaN, to expose a program that depends on their contents.
-//
 // Values, stashes and the Python functions of ebb.paging call the public methods. Most private
 // methods handle one event in the life of a stash.
 class EBB_API Paging {

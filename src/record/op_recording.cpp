@@ -98,6 +98,9 @@ const char* findObstacle(
   if (!isTrusted(context, op, verdict)) {
     return kFromElsewhere;
   }
+  if (const char* why = verdict.forced ? nullptr : effectOf(op)) {
+    return why;
+  }
   return arguments.writesCanBeReplayed() ? nullptr
                                          : "it wrote to a tensor from outside of the region";
 }
@@ -235,7 +238,7 @@ void OpRecording::writeRecipe() {
       marks_.needDeadRows(*argument.tensor);
     }
   }
-  marks_.opBegins();
+  marks_.opBegins(op_, mixes);
 }
 
 void OpRecording::runKernel() {

@@ -325,6 +325,15 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
+[[gnu::cold]] void Recorder::sendInput(const at::Tensor& tensor, c10::intrusive_ptr<Stash> stash) {
+  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
+  if (values_.settle().find(tensor) == nullptr) {
+    Value& leaf = *values_.current(tensor);
+    leaf.decision.setDue(false);
+    leaf.send(std::move(stash));
+  }
+}
+
 Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (!isRecordable(tensor)) {
     return {};
@@ -347,6 +356,9 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   }
   value->facts.follows |=
       part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
+  if (rows_.any()) [[unlikely]] {
+    packed.nodeRows = rows_.packed(value, tensor);
+  }
   sendIfDue(*value, tensor);
   const Retention retention = retentionOf(
       {.away = value->stash() || value->slice(),
@@ -378,9 +390,6 @@ void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
   if (value.slice() && !value.slice()->isOf(tensor)) {
     sender_.needAll(value, tensor);
   }
-  if (value.rare->rows) {
-    rows_.packed(tensor);
-  }
   if (value.decision.isDue() && Sender::canLeave(value, tensor)) {
     sender_.sendOrWait(value, tensor);
   } else {
@@ -404,7 +413,8 @@ void Recorder::close(bool onlyPart) {
     rows_.clear();
     sender_.clear();
     needed_.ended(onlyPart);
-    std::erase_if(context_.graph->fromOutside, [](const auto& value) { return value.expired(); });
+    std::erase_if(
+        context_.graph->fromOutside.values, [](const auto& value) { return value.expired(); });
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
@@ -470,7 +480,7 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   }
   guardAgainstWrites(context_, sender_, value);
   if (value.home.bytes() && !value.facts.madeHere) {
-    context_.graph->fromOutside.emplace_back(entry);
+    context_.graph->fromOutside.values.emplace_back(entry);
   } else if (value.home.bytes() && isOnlyRead(value)) {
     context_.counters->bytesSaved += value.home.nbytes();
   }

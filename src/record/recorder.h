@@ -24,6 +24,7 @@ namespace ebb {
 struct Packed {
   c10::intrusive_ptr<Value> value;  // null: a leaf, or unknown to the recorder; kept as in eager
   const char* producer = nullptr;   // the op that made the tensor, for messages; null for a leaf
+  NodeRowsPtr nodeRows;             // null: no rows; see Note [Dead rows]
   EntryPtr entry;                   // null unless reports are recorded
   bool recompute = false;           // materialise `value`; else its bytes are kept
   bool fromOutside = false;         // kept, not made in the region, and not a parameter
@@ -40,6 +41,9 @@ class Recorder final : public Interceptor {
 
   // Marks the first rows of `tensor` as valid: see Note [Rows]. Throws as ebb::markRows does.
   void markRows(const at::Tensor& tensor, const at::Tensor& rows);
+
+  // From now on `stash` stands for the bytes of `tensor`, an input that no op has read yet.
+  void sendInput(const at::Tensor& tensor, c10::intrusive_ptr<Stash> stash);
 
   // Called when autograd packs `tensor`, or a wrapper with `tensor` as a part. Decides between
   // keeping and recomputing its bytes.

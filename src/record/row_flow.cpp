@@ -19,8 +19,8 @@ bool leavesRows(const c10::IValue& dims, int64_t dimensions) {
   return !list.empty() && std::all_of(list.begin(), list.end(), leaves);
 }
 
-// If the first dimension of `tensor` runs over the rows of the storage, or over equal parts of the
-// rows, returns the size of this dimension; otherwise 0. `nbytes`: the size of the storage.
+}  // namespace
+
 int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
   if (tensor.dim() == 0 || tensor.size(0) == 0 || tensor.size(0) % rows.total != 0) {
     return 0;
@@ -38,8 +38,6 @@ int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes) {
   return rowBytes % parts == 0 && inStep && end * item <= each ? shown : 0;
 }
 
-}  // namespace
-
 void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value) {
   if (value == nullptr || value->rare->rows == nullptr) {
     extents_.push_back({tensor.dim(), tensor.dim() > 0 ? tensor.size(0) : 1, argument});
@@ -47,6 +45,8 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
   }
   const Rows& rows = *value->rare->rows;
   lossy_ |= rows.lossy;
+  several_ |= first_ != nullptr && first_ != value;
+  first_ = value;
   const int64_t shown = rowsShown(tensor, rows, value->home.nbytes());
   const bool first = live_ == nullptr;
   if (first) {
@@ -96,11 +96,15 @@ bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
   return false;
 }
 
+std::unique_ptr<Rows> RowFlow::rowsOf(c10::ScalarType dtype) const {
+  return std::make_unique<Rows>(Rows{live_, total_, dtype, lossy_, /*pads=*/several_});
+}
+
 std::unique_ptr<Rows> RowFlow::of(const at::Tensor& result) const {
   const bool has = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_ &&
                    result.device() == live_->count.device() &&
                    (op_.rows.rule != RowRule::EachRow || result.dim() == dimensions_);
-  return has ? std::make_unique<Rows>(Rows{live_, total_, result.scalar_type(), lossy_}) : nullptr;
+  return has ? rowsOf(result.scalar_type()) : nullptr;
 }
 
 std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value& before) const {
@@ -110,7 +114,7 @@ std::unique_ptr<Rows> RowFlow::ofWritten(const at::Tensor& argument, const Value
   const Rows& rows = *before.rare->rows;
   const bool same = live_ == rows.live && total_ == rows.total && keepsApart() &&
                     rowsShown(argument, rows, before.home.nbytes()) == leading_;
-  return live_ && same ? std::make_unique<Rows>(Rows{live_, total_, rows.dtype, lossy_}) : nullptr;
+  return live_ && same ? rowsOf(rows.dtype) : nullptr;
 }
 
 }  // namespace ebb

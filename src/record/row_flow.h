@@ -13,6 +13,10 @@
 
 namespace ebb {
 
+// If the first dimension of `tensor` runs over the rows of the storage, or over equal parts of the
+// rows, returns the size of this dimension; otherwise 0. `nbytes`: the size of the storage.
+int64_t rowsShown(const at::Tensor& tensor, const Rows& rows, size_t nbytes);
+
 // Finds which results of one call have rows: see Note [Rows]. Arguments are added before the call
 // runs; results are queried afterwards.
 class RowFlow {
@@ -55,13 +59,17 @@ class RowFlow {
   };
   const OpTraits& op_;
   const c10::IValue* arguments_;
+  std::unique_ptr<Rows> rowsOf(c10::ScalarType dtype) const;
+
   RowCountPtr live_;                     // null: no argument has rows
+  const Value* first_ = nullptr;         // the first value with rows
   int64_t total_ = 0;                    // rows of the storages
   int64_t leading_ = 0;                  // first size of the arguments with rows
   int64_t dimensions_ = 0;               // number of dimensions of the arguments with rows
   c10::SmallVector<Extent, 4> extents_;  // arguments without rows
   bool apart_ = true;                    // rows are kept apart so far
   bool lossy_ = false;                   // an argument is lossy
+  bool several_ = false;                 // the arguments show several values with rows
 };
 
 }  // namespace ebb

@@ -8,6 +8,8 @@
 
 #include "graph/geometry.h"
 #include "graph/rows.h"
+#include "graph/value.h"
+#include "intercept/op_traits.h"
 #include "record/context.h"
 
 namespace ebb {
@@ -29,23 +31,42 @@ class RowMarks {
     return !counts_.empty();
   }
 
-  // Autograd packs `tensor`, which has rows.
-  void packed(const at::Tensor& tensor) {
-    packedSince_.push_back(storageOf(tensor));
-  }
+  // Autograd packs `tensor`, which shows `value`. If the value has rows, returns those that its
+  // autograd node has saved.
+  NodeRowsPtr packed(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor);
 
   // An operator that may mix rows is about to read `tensor`. If autograd has packed `tensor` for
   // the operator, backward may mix rows too: then the value is kept, neither paged nor recomputed.
   void needDeadRows(const at::Tensor& tensor);
 
-  // The next operator begins.
-  void opBegins() {
-    packedSince_.clear();
-  }
+  // The next operator begins. `mixes`: it may mix rows.
+  void opBegins(const OpTraits& op, bool mixes);
 
   void clear();
 
  private:
+  // Note [Values of one node]
+  // An autograd node packs arguments of its operator before the operator reaches ebb, results
+  // afterwards, and the tensors of a torch.autograd.Function after the last operator. Autograd
+  // numbers the nodes of a thread, so a new node is one with a new number, with two exceptions in
+  // torch's in-place operators. If backward needs the old contents, torch saves a clone, which
+  // makes a node of its own. And after a write to a view, torch makes nodes for the view before it
+  // saves the result.
+  struct Node {
+    NodeRowsPtr rows;                                            // null: no node
+    c10::SmallVector<c10::weak_intrusive_ptr<Value>, 2> values;  // those saved
+    uint64_t number = 0;                                         // number of the next node
+    bool hasCloned = false;   // since the last pack, the only operator was clone
+    bool hasRun = false;      // the node's operator has run
+    bool hasWritten = false;  // and it writes to an argument
+  };
+
+  // True if the node that packs `tensor`, before node `number`, is `node_`.
+  bool isNode(uint64_t number, const at::Tensor& tensor) const;
+  void addToNode(const c10::intrusive_ptr<Value>& value);
+  void keepNode();
+  // Keeps the bytes of `value`, shown by `tensor`: the value is neither paged nor recomputed.
+  void keepWhole(Value& value, const at::Tensor& tensor);
   // The first `count` rows of `tensor`, which shows `value`, are valid.
   void setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count);
   // The count for `rows`. Marks with the same count share one object: the result of an operator has
@@ -60,6 +81,7 @@ class RowMarks {
   // autograd has packed them for this op, because autograd packs an op's inputs before the op
   // reaches ebb. The pointers are only compared.
   c10::SmallVector<c10::StorageImpl*, 4> packedSince_;
+  Node node_;  // the node that has packed last
 };
 
 }  // namespace ebb

@@ -87,6 +87,7 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
     Entry::update(value.rare->entry, [](Line& line) { line.fate = Fate::Saved; });
     return true;
   }
+  rows.live->isPaged = true;
   context_.counters->bytesPaged += value.home.nbytes();
   noteSent(value, Fate::Paged, "stash", op, value.home.nbytes());
   return true;

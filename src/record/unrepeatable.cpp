@@ -6,6 +6,15 @@
 
 namespace ebb {
 
+const char* effectOf(const OpTraits& op) {
+  const PythonSupport* python = pythonSupport();
+  const bool mayHave = op.limits.untrusted && !op.limits.communicates && python != nullptr;
+  return mayHave && python->hasEffect(op.name)
+             ? "registered with an effect, which a second run would repeat; a rule with force=True "
+               "applies"
+             : nullptr;
+}
+
 void Unrepeatable::closing() {
   for (Result& result : all_) {
     const auto value = result.value.lock();

@@ -11,6 +11,12 @@
 
 namespace ebb {
 
+// Why ebb does not replay a custom operator that a policy or a checkpointed call declares
+// repeatable: it was registered with an effect (a print, a counter, a message to another process),
+// which a second run would repeat. Null if it was not. A program may register the effect at any
+// time, so ebb asks at each call.
+const char* effectOf(const OpTraits& op);
+
 // Results of one outermost region that are kept against the policy's decision to recompute: see
 // Note [Operators from elsewhere].
 class Unrepeatable {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "graph/recipe.h"
+#include "graph/rows.h"
 #include "kernel/kernel_state.h"
 #include "memory/relief.h"
 #include "memory/stash.h"
@@ -41,6 +42,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
     return {};
   }
   const JournalTime start = value.rare->entry ? value.rare->entry->journal().now() : 0;
+  const bool exact = living || value.stash()->isExact();
   c10::Storage bytes = living;
   if (!value.slice() || !living) {
     bytes = watch ? watch->fetch(value, living) : value.stash()->fetch(living);
@@ -57,6 +59,9 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
     graph.streams.made(value, value.home.bytes());
   }
   value.setSlice(nullptr);
+  if (value.rare->rows) {
+    value.rare->rows->padded = !exact;
+  }
   if (value.rare->entry) {
     noteReloaded(value, start);
   }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "graph/rows.h"
 #include "kernel/collective.h"
 #include "kernel/convolutions.h"
 #include "kernel/fingerprint.h"
@@ -335,6 +336,7 @@ class Rerun {
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was changed by code that bypasses torch. Give this operator the decision SAVE.");
       checkRepeats(output, value->rare->fingerprint, storage);
+      pad(*value, storage);
       if (!passing_.staysUnmade(*value)) {
         value->materialise(std::move(storage), true);
       } else if (!passing_.made(*value, std::move(storage))) {
@@ -347,6 +349,15 @@ class Rerun {
       if (graph_.verify != VerifyMode::Off) {
         verify(*value);
       }
+    }
+  }
+
+  // See Note [Dead rows]
+  static void pad(Value& value, const c10::Storage& storage) {
+    Rows* rows = value.rare->rows.get();
+    if (rows != nullptr && rows->lossy && rows->pads && rows->live->isPaged) {
+      writePadding(storage, *rows);
+      rows->padded = true;
     }
   }
 

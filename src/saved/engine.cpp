@@ -26,7 +26,8 @@ using NodePointer = std::shared_ptr<autograd::Node>;
 // ebb puts its own engine in front of the default one. In a region, ebb's engine answers the call
 // for hooks, and forwards all other calls. Pack and unpack are then plain virtual calls: no Python
 // object, no GIL. As in torch, the innermost hooks win: hooks pushed inside the region replace
-// ebb's, and hooks pushed outside see only tensors that are packed outside.
+// ebb's, and hooks pushed outside see only tensors that are packed outside, and the arguments of
+// checkpointed calls: see Note [Hooks around a checkpointed call].
 //
 // If there is an interpreter, the default engine is the Python engine: a static object that torch
 // rebuilds in place after a fork. So a reference to the engine stays valid.

@@ -81,6 +81,22 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
   return truth;
 }
 
+// `storage`, or a copy with padding rows that match those of the node's other saved tensors: see
+// Note [Dead rows].
+c10::Storage withPadding(const Packed& packed, c10::Storage storage) {
+  const NodeRows* node = packed.nodeRows.get();
+  if (node == nullptr || !node->pads() || !node->rows.live->isPaged) {
+    return storage;
+  }
+  const Value* value = packed.value.get();
+  if (value && value->rare->rows && value->rare->rows->padded && !value->home.isSuperseded()) {
+    return storage;
+  }
+  c10::Storage copy = withRelief([&] { return copyOf(storage); });
+  writePadding(copy, node->rows);
+  return copy;
+}
+
 }  // namespace
 
 // Note [Wrapper subclasses]
@@ -233,6 +249,11 @@ at::Tensor SavedTensor::unpack() {
     repeatCollectives(*graph_);
   }
   refill(*graph_);  // see Note [Escapes]
+  if (graph_->fromOutside.hooked) [[unlikely]] {
+    WithoutGil withoutGil;
+    std::lock_guard<PythonMutex> lock(graph_->mutex);
+    graph_->fromOutside.hooked->unpack();
+  }
   if (kept_.defined()) {
     return unpackKept();
   }
@@ -286,7 +307,7 @@ at::Tensor SavedTensor::rebuild() {
     normal.emplace(false);  // only normal tensors accept a version counter
   }
   if (parts_ == nullptr) {
-    return geometry_.viewOf(packed_.value ? materialised() : storage_);
+    return geometry_.viewOf(withPadding(packed_, packed_.value ? materialised() : storage_));
   }
   std::vector<at::Tensor> inner;
   for (SavedTensor& part : parts_->inner) {
@@ -377,7 +398,14 @@ at::Tensor SavedTensor::unpackKept() const {
       origin(),
       ", has no data any more: its storage was resized to zero after the forward (a parameter that "
       "was resharded, or a buffer that was freed). Restore it before backward.");
-  return kept_;
+  const c10::Storage storage =
+      packed_.nodeRows ? withPadding(packed_, kept_.storage()) : c10::Storage();
+  if (!storage || storage.is_alias_of(kept_.storage())) {
+    return kept_;
+  }
+  Geometry geometry;
+  geometry.take(kept_);
+  return geometry.viewOf(storage);
 }
 
 std::string SavedTensor::origin() const {

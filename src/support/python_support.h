@@ -38,6 +38,8 @@ struct PythonSupport {
       const std::string& region,
       const std::string& collectives,
       bool always);
+  // True if a custom operator was registered with an effect.
+  bool (*hasEffect)(const std::string& op);
   at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);
 };
 

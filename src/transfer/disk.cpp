@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -255,7 +256,8 @@ void DiskEvent::done(std::string error) {
   done_.notify_all();
 }
 
-// Runs jobs in order, on a thread of its own that lives as long as the process.
+// Runs jobs in order, on a thread of its own that lives as long as the process. While the process
+// has too many threads to start one, the caller runs the job.
 class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
  public:
   // Gets a buffer of DiskFile::kBuffer bytes. Returns an error message, empty on success.
@@ -265,20 +267,37 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
     auto done = std::make_shared<DiskEvent>();
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      jobs_.emplace_back(std::move(job), done);
-      if (!running_) {
-        running_ = true;
-        std::thread([self = shared_from_this()] { self->work(); }).detach();
+      if (!running_ && !start()) {
+        done->done(job(newBuffer().get()));
+        return done;
       }
+      jobs_.emplace_back(std::move(job), done);
     }
     changed_.notify_one();
     return done;
   }
 
  private:
+  using Buffer = std::unique_ptr<char, decltype(&std::free)>;
+
+  static Buffer newBuffer() {
+    return {
+        static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free};
+  }
+
+  // Returns false if there are too many threads.
+  bool start() {
+    try {
+      std::thread([self = shared_from_this()] { self->work(); }).detach();
+      running_ = true;
+    } catch (const std::system_error&) {
+      return false;  // the next job tries again
+    }
+    return true;
+  }
+
   void work() {
-    const std::unique_ptr<char, decltype(&std::free)> buffer(
-        static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free);
+    const Buffer buffer = newBuffer();
     for (;;) {
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [&] { return !jobs_.empty(); });

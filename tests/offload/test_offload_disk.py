@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import resource
@@ -175,6 +176,52 @@ def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
     done = fork_server.run(["-c", program, str(tmp_path)])
     assert done.stdout == "True\n", done.stderr
     assert done.stderr.count("cannot grow up to its limit") == 1
+
+
+NO_NEW_THREADS = """
+import ctypes, sys, threading, torch, ebb
+torch.set_num_threads(1)
+libc = ctypes.CDLL(None)
+attributes = ctypes.create_string_buffer(128)  # larger than a pthread_attr_t
+def stacks_of(nbytes):
+    libc.pthread_attr_init(attributes)
+    libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(nbytes))
+    assert libc.pthread_setattr_default_np(attributes) == 0
+stacks_of(1 << 47)  # more than the address space, so that no thread can start
+try:
+    threading.Thread(target=int).start()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "pthread_setattr_default_np"), reason="a function of glibc"
+)
+@pytest.mark.parametrize("pinned", [None, 12_000])
+def test_values_go_to_disk_and_come_back_while_no_thread_can_start(tmp_path, pinned):
+    program = NO_NEW_THREADS + (
+        "sys.path.append(sys.argv[2])\n"
+        "from offloading import assert_exact, forward\n"
+        "from stand_ins import fake_accelerator\n"
+        "x = torch.randn(1000, requires_grad=True)\n"
+        "def steps():\n"
+        "    for _ in range(2): assert_exact(forward(x, 9), x, 9)\n"
+        + (
+            "ebb.offload.configure(disk=sys.argv[1], min_bytes=0)\n"
+            if pinned is None
+            else f"fake = fake_accelerator(disk=sys.argv[1], pinned_limit={pinned})\n"
+            "fake.__enter__()\n"
+        )
+        + "steps()\n"
+        "stacks_of(1 << 20)\n"
+        "steps()\n"
+        "print(ebb.stats()['offload']['bytes_sent'] > 0)\n"
+    )
+    done = fork_server.run(
+        ["-c", program, str(tmp_path), os.path.dirname(fork_server.__file__)], timeout=60
+    )
+    assert done.stdout == "can't start new thread\nTrue\n", done.stderr
 
 
 def test_a_write_that_fails_keeps_the_tensor(disk, x):

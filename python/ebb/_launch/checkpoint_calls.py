@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -23,10 +23,11 @@ from torch.compiler import is_compiling
 from torch.utils.checkpoint import noop_context_fn
 
 from ebb import _C
-from ebb._launch import context_keys, other_work
+from ebb._launch import context_keys
 from ebb._launch.assignment import TORCHS, Assignment
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
+from ebb._region import outer_hooks
 from ebb._region.region import checkpointed, name_of
 from ebb._support.job import say
 from ebb._support.shown import clipped
@@ -127,7 +128,7 @@ def _generator(
 ) -> Iterator[None]:
     given = (fn, preserve_rng_state, context_fn, determinism_check, debug, *args)
     torchs = functools.partial(_TORCHS_GENERATOR, *given, **kwargs)
-    return _in_region(torchs, fn, context_fn, determinism_check, debug)
+    return _in_region(torchs, fn, args, context_fn, determinism_check, debug)
 
 
 def _later_generator(
@@ -142,12 +143,13 @@ def _later_generator(
 ) -> Iterator[None]:
     options |= {"context_fn": context_fn, "determinism_check": determinism_check, "debug": debug}
     torchs = functools.partial(_TORCHS_GENERATOR, fn, args, kwargs, **options)
-    return _in_region(torchs, fn, context_fn, determinism_check, debug)
+    return _in_region(torchs, fn, args, context_fn, determinism_check, debug)
 
 
 def _in_region(
     torchs: Callable[[], Iterator[None]],
     function: Callable[..., Any],
+    arguments: Any,
     context_fn: Any,
     determinism_check: Any,
     debug: Any,
@@ -163,7 +165,7 @@ def _in_region(
         # nothing else.
         with torch.no_grad():
             next(torchs())
-    outer, inner = region_of_call(function, context_fn)
+    outer, inner = region_of_call(function, arguments, context_fn)
     with outer, inner:
         yield
 
@@ -173,7 +175,7 @@ def _run_reentrant(cls: Any, *given: Any) -> Any:
     if cls is not _FUNCTION or is_traced():
         return _TORCHS_APPLY.__get__(None, cls)(*given)
     function, _preserve_rng_state, *args = given
-    outer, inner = region_of_call(function, noop_context_fn)
+    outer, inner = region_of_call(function, args)
     with outer, inner:
         return function(*args)
 
@@ -278,22 +280,45 @@ def _translated(
     return from_sac.ASKED, _ask(function, known, name)
 
 
+class _InRegion:
+    """A context in the region of a call whose inputs hooks have saved."""
+
+    def __init__(self, inputs: _C.HookedInputs, inside: AbstractContextManager[Any]) -> None:
+        self._inputs = inputs
+        self._inside = inside
+
+    def __enter__(self) -> None:
+        self._inputs.enter_region()
+        self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inside.__exit__(*error)
+
+
 # Returns contexts, and is no generator-based context manager. If a signal handler raised in such a
 # generator, the region could stay open until the frames that refer to the generator are freed.
 def region_of_call(
-    function: Callable[..., Any], context_fn: Any, source: str = TORCHS
+    function: Callable[..., Any],
+    arguments: Iterable[Any],
+    context_fn: Any = noop_context_fn,
+    source: str = TORCHS,
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """The region of a function that `source` checkpoints, and the context to enter in it."""
+    """The region of a function that `source` checkpoints, and the context to enter in it.
+
+    Hooks around the call save its positional arguments, so the region must be entered.
+    """
     assignment = _assignment
     assert assignment is not None
     assignment.announce(source)
     in_call = assignment.in_call and assignment.in_call(function)
     if assignment.in_call and not in_call:
         return nullcontext(), nullcontext()
-    other_work.tell_of_offloading()
     name = name_of(function)
     policy, inside = _translated(assignment.policy, context_fn, name)
-    return checkpointed(policy, name), in_call(inside) if in_call else inside
+    if in_call:
+        inside = in_call(inside)
+    inputs = outer_hooks.save_inputs(arguments)
+    return checkpointed(policy, name), _InRegion(inputs, inside) if inputs else inside
 
 
 def take_over(assignment: Assignment, undo: ExitStack) -> None:

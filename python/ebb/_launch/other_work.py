@@ -5,21 +5,22 @@ from __future__ import annotations
 import torch
 
 from ebb._launch.variables import say_ignored
-from ebb._region.offload_twice import offloading_hooks
+from ebb._region.outer_hooks import name_of_hooks
 from ebb._support.job import say
 from ebb._support.shown import clipped
 
 
 def is_on() -> bool:
     """True if a function of the job recomputes the module being called; prints the function's name.
-    If False, the module may be a region; prints a line if hooks of the job offload.
+    If False, the module may be a region; prints a line if the job has saved-tensor
+    hooks.
 
     Raises:
         ValueError: a function of the job recomputes, and EBB_STRICT is set.
     """
     by = _recomputes()
     if by is None:
-        tell_of_offloading()
+        tell_of_hooks()
         return False
     say_ignored(
         f"ebb: modules are no regions inside {by}",
@@ -42,11 +43,12 @@ def _recomputes() -> str | None:
     return clipped(type(node).__name__.removesuffix("Backward"))
 
 
-def tell_of_offloading() -> None:
-    """Say once that the job's offloading hooks do not get the tensors of regions."""
-    hooks = offloading_hooks()
+def tell_of_hooks() -> None:
+    """Say once that the job's saved-tensor hooks do not get the tensors of regions."""
+    hooks = name_of_hooks()
     if hooks is not None:
         say(
-            f"ebb: {clipped(hooks)} does not offload the tensors that regions save; they stay on "
-            "the device. To offload the inputs of blocks, turn it off and set EBB=offload_inputs"
+            f"ebb: saved-tensor hooks of the job ({clipped(hooks)}) do not get the tensors that "
+            "regions save; if the hooks offload, these tensors stay on the device. To offload the "
+            "inputs of blocks, turn the hooks off and set EBB=offload_inputs"
         )

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 from torch.utils.checkpoint import noop_context_fn
 
 from ebb._policy.policy import Policy
+from ebb._region.outer_hooks import save_inputs
 from ebb._region.placeholder import discardable
 from ebb._region.region import _check_policy, checkpointed, name_of, run_in_region
 
@@ -77,7 +78,11 @@ def checkpoint(
         )
     for keyword in _LATER_KEYWORDS:
         kwargs.pop(keyword, None)
-    with checkpointed(_check_policy(policy), name_of(function), escapes=escapes) as entered:
+    region = checkpointed(_check_policy(policy), name_of(function), escapes=escapes)
+    inputs = save_inputs(args)
+    with region as entered:
+        if inputs is not None:
+            inputs.enter_region()
         outputs = function(*args, **kwargs)
         entered.returns(outputs)
         if discard_output:

@@ -6,16 +6,15 @@ from __future__ import annotations
 import re
 import sys
 
-import torch
+from ebb._region.outer_hooks import name_of_hooks
 
 _OFFLOADS = re.compile(r"offload", re.IGNORECASE)
 
 
 def offloading_hooks() -> str | None:
     """The class of the saved-tensor hooks that offload now, such as TRL's; None without."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    name = getattr(hooks[0], "__qualname__", "") if hooks else ""
-    return name.split(".")[0] if _OFFLOADS.search(name) else None
+    name = name_of_hooks()
+    return name if name is not None and _OFFLOADS.search(name) else None
 
 
 def refuse(region: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import noop_context_fn
 
 from ebb import _C
 from ebb._launch import checkpoint_calls
@@ -26,16 +25,16 @@ VERSIONS: dict[str, str] = {}
 
 
 def _region(
-    framework: str, what: str, function: Callable[..., Any]
+    framework: str, what: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     source = f"{what} of {VERSIONS[framework]}"
-    return checkpoint_calls.region_of_call(function, noop_context_fn, source)
+    return checkpoint_calls.region_of_call(function, arguments, source=source)
 
 
 def _in_region(
     framework: str, what: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    outer, inner = _region(framework, what, function)
+    outer, inner = _region(framework, what, function, args)
     with outer, inner:
         return function(*args, **kwargs)
 
@@ -93,7 +92,7 @@ def without_output(original: Own, /, self: Any, run_function: Any, *args: Any) -
             "EBB_MODULES='*.layers.*.mlp'",
         )
         return original(self, run_function, *args)
-    outer, inner = _region("Megatron-Core", "CheckpointWithoutOutput", run_function)
+    outer, inner = _region("Megatron-Core", "CheckpointWithoutOutput", run_function, args)
     with outer, inner:
         outputs = run_function(*args)
         leaves = {id(leaf): leaf for leaf in tree_leaves(outputs)}
