@@ -33,6 +33,7 @@ struct Frame {
   Repeats repeats;                   // inner frames inherit the value
   std::string name;                  // for messages and reports
   uint16_t region;                   // index of `name` in Graph::names
+  uint32_t nested;                   // see Recipe::nested
   std::unique_ptr<Decider> decider;  // decides on the ops of this frame
   RegionCounters counters;           // added to the statistics when the frame ends
   JournalTime entered;               // set if reports are recorded
@@ -156,8 +157,9 @@ class ThreadRegions {
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
       repeats = Repeats::All;
     }
+    const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(id);
     frames_.push_back(
-        {id, repeats, std::move(name), region, policy->activate(), {}, now, hookDepth()});
+        {id, repeats, std::move(name), region, nested, policy->activate(), {}, now, hookDepth()});
     frames_.back().counters.entered = 1;
     activate();
     if (frames_.size() == 1) {
@@ -342,7 +344,7 @@ class ThreadRegions {
   // The recorder works for `frame` from now on, and refers to its members.
   void attach(Frame& frame) {
     const bool allRepeat = frame.repeats == Repeats::All;
-    recorder_.enter(frame.decider.get(), frame.region, &frame.counters, allRepeat);
+    recorder_.enter(*frame.decider, frame.counters, frame.region, frame.nested, allRepeat);
   }
 
   void activate() {
