@@ -111,6 +111,7 @@ struct Recipe final : c10::intrusive_ptr_target {
   [[no_unique_address]] KernelInputs kernel;
   uint16_t region = 0;  // index in Graph::names
   uint32_t visit = 0;   // RecipeNumbers::visit of the last search that visited this recipe
+  uint32_t nested = 0;  // identifies the entry of the nested region; 0: the outermost region
 
   void operator delete(void* block);
 

@@ -1,5 +1,6 @@
 #include "kernel/kernel_state.h"
 
+#include <ATen/Config.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
@@ -11,6 +12,12 @@
 #include <algorithm>
 
 #include "intercept/key.h"
+
+// From the OpenMP runtime and the MKL to which libtorch_cpu is linked; null if torch has none.
+extern "C" {
+[[gnu::weak]] void omp_set_num_threads(int count);
+[[gnu::weak]] int MKL_Set_Num_Threads_Local(int count);
+}
 
 namespace ebb {
 namespace {
@@ -24,6 +31,20 @@ bool flushesDenormals() {
 #else
   return false;
 #endif
+}
+
+// Sets the number of intra-op threads for this thread alone. at::set_num_threads() would also store
+// the number with which threads of the program start: see Note [What a kernel sees besides its
+// arguments]. Without OpenMP, torch has one number for the process.
+void setThreadsOfThisThread(int count) {
+  if (!AT_PARALLEL_OPENMP || omp_set_num_threads == nullptr) {
+    at::set_num_threads(count);
+    return;
+  }
+  omp_set_num_threads(count);
+  if (MKL_Set_Num_Threads_Local != nullptr) {
+    MKL_Set_Num_Threads_Local(count);
+  }
 }
 
 [[gnu::cold]] AutocastDtypes currentAutocastDtypes() {
@@ -60,7 +81,7 @@ void NumericSettings::apply(const NumericSettings& from) const {
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(defaultDtype));
   }
   if (threads != from.threads) {
-    at::set_num_threads(threads);
+    setThreadsOfThisThread(threads);
   }
   if (flushDenormals != from.flushDenormals) {
     at::Context::setFlushDenormal(flushDenormals);

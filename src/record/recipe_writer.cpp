@@ -39,6 +39,7 @@ class RecipeWriter {
     recipe_->kernel.keys = call_.below;
     recipe_->sequence = ++graph.numbers.sequence;
     recipe_->region = context_.region;
+    recipe_->nested = context_.nested;
     recipe_->kernel.gradMode = c10::GradMode::is_enabled();
     recipe_->kernel.state = &graph.kernelStates.current();
     if (op_.kernel.precision != PrecisionRead::None) {

@@ -162,10 +162,12 @@ void Recorder::open(c10::intrusive_ptr<Graph> graph) {
   context_.numberInJournal = journal ? journal->countRegion() : 0;
 }
 
-void Recorder::enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat) {
-  context_.decider = decider;
+void Recorder::enter(
+    Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested, bool allRepeat) {
+  context_.decider = &decider;
+  context_.counters = &counters;
   context_.region = region;
-  context_.counters = counters;
+  context_.nested = nested;
   context_.allRepeat = allRepeat;
 }
 

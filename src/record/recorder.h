@@ -64,8 +64,14 @@ class Recorder final : public Interceptor {
   // Begins an outermost region. A recorder serves one region after the other.
   void open(c10::intrusive_ptr<Graph> graph);
 
-  // Sets the innermost region's policy, index in Graph::names, counters and Context::allRepeat.
-  void enter(Decider* decider, uint16_t region, RegionCounters* counters, bool allRepeat);
+  // Sets the members of the context that describe the innermost region. `decider` and `counters`
+  // must live until the next call.
+  void enter(
+      Decider& decider,
+      RegionCounters& counters,
+      uint16_t region,
+      uint32_t nested,
+      bool allRepeat);
 
   // Ends the outermost region, or only a part: see Note [Regions that are split]. Called when
   // autograd has counted all writes.

@@ -32,6 +32,7 @@ struct Frame {
   Repeats repeats;                   // inner frames inherit the value
   std::string name;                  // for messages and reports
   uint16_t region;                   // index of `name` in Graph::names
+  uint32_t nested;                   // see Recipe::nested
   std::unique_ptr<Decider> decider;  // decides on the ops of this frame
   RegionCounters counters;           // added to the statistics when the frame ends
   JournalTime entered;               // set if reports are recorded
@@ -89,6 +90,23 @@ class Splitter final : public Interceptor {
   Recorder& recorder_;  // records the part that ends
 };
 
+// Note [Python while a region closes]
+// When a region closes, ebb drops tensors, which may run finalizers of the program, and logs, which
+// runs handlers of the program. This code may compute, run a backward, or enter and leave regions.
+// So the thread leaves the region before the graph closes: ebb takes the frames off and removes the
+// interceptor. A thread is inside a region exactly while it has an interceptor (openRecorder()).
+// The recorder still works for the closing graph. So a region that is entered meanwhile does
+// nothing: its operators run as in eager. ebb logs last, when the thread can enter regions again.
+
+// `flag` is true until the result dies.
+[[nodiscard]] auto raise(bool& flag) {
+  flag = true;
+  return c10::make_scope_exit([&flag] { flag = false; });
+}
+
+// The id of an entry that does nothing.
+constexpr uint64_t kNoRegion = std::numeric_limits<uint64_t>::max();
+
 // The open regions of one thread.
 class ThreadRegions {
  public:
@@ -102,6 +120,7 @@ class ThreadRegions {
 
   // Begins an outermost region, or the next part of one.
   void openGraph() {
+    const auto over = raise(isBusy_);
     makeRoom();
     statisticsRegionEntered();
     count(liveCounts().regions, 1);
@@ -114,6 +133,9 @@ class ThreadRegions {
   }
 
   uint64_t enter(const PolicyPtr& policy, std::string name, Repeats repeats) {
+    if (isBusy_) {
+      return kNoRegion;  // see Note [Python while a region closes]
+    }
     dropAbandoned();
     installInterception();
     watchCollectives([](const at::Tensor& tensor) { moveVersionOfComputed(tensor, 0); });
@@ -136,8 +158,9 @@ class ThreadRegions {
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
       repeats = Repeats::All;
     }
+    const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(id);
     frames_.push_back(
-        {id, repeats, std::move(name), region, policy->activate(), {}, now, hookDepth()});
+        {id, repeats, std::move(name), region, nested, policy->activate(), {}, now, hookDepth()});
     frames_.back().counters.entered = 1;
     activate();
     if (frames_.size() == 1) {
@@ -147,7 +170,7 @@ class ThreadRegions {
   }
 
   void storageEmptied(c10::StorageImpl* storage) {
-    if (recorder() && recorder_.storageEmptied(storage)) {
+    if (openRecorder() && recorder_.storageEmptied(storage)) {
       splits_ = true;
       activate();
     }
@@ -155,8 +178,11 @@ class ThreadRegions {
 
   // Returns the recorder of the new part. See Note [Regions that are split].
   Recorder& split() {
-    const auto begin = [this] {
+    std::deque<Frame> open;
+    frames_.swap(open);
+    const auto begin = [&] {
       openGraph();
+      frames_.swap(open);
       for (Frame& frame : frames_) {
         frame.region = recorder_.context().graph->names.indexOf(frame.name);
       }
@@ -174,6 +200,9 @@ class ThreadRegions {
   }
 
   void leave(uint64_t id) {
+    if (id == kNoRegion) {
+      return;
+    }
     size_t depth = frames_.size();
     while (depth > 0 && frames_[depth - 1].id != id) {
       --depth;
@@ -215,7 +244,7 @@ class ThreadRegions {
   void opaqueWriteBegins(const at::Tensor& tensor) {
     beforeUnseenWrite(tensor);
     opaque_.push_back(tensor);
-    if (recorder()) {
+    if (openRecorder()) {
       recorder_.opaqueWriteBegins(tensor);
     }
   }
@@ -226,7 +255,7 @@ class ThreadRegions {
     if (open != opaque_.end()) {
       opaque_.erase(open);
     }
-    if (recorder()) {
+    if (openRecorder()) {
       recorder_.opaqueWriteEnds(tensor);
     } else {
       moveVersionIfNeeded(tensor, 0);
@@ -236,28 +265,24 @@ class ThreadRegions {
   // The thread's recorder if autograd should use ebb's handles now: inside a region, without Python
   // saved-tensor hooks pushed since entry. Null otherwise.
   Recorder* recorderForPacking() {
-    const bool packs = !frames_.empty() && frames_.back().hooks == hookDepth() && !isTraced();
+    const bool packs = openRecorder() && frames_.back().hooks == hookDepth() && !isTraced();
     if (packs && splits_) {
       split();  // an op's inputs are packed before the op is called
     }
     return packs ? &recorder_ : nullptr;
   }
 
-  // The thread's recorder inside a region; else null.
-  Recorder* recorder() {
-    return frames_.empty() ? nullptr : &recorder_;
-  }
-
  private:
-  // Ends the outermost region, or the part of one, that openGraph() began.
-  void closeGraph(bool onlyPart = false) {
+  // Ends the outermost region, or the part of one, that openGraph() began. The caller has taken the
+  // frames off: see Note [Python while a region closes].
+  void closeGraph(bool onlyPart) {
+    const auto over = raise(isBusy_);
     splits_ = false;
     setCurrentInterceptor(nullptr);
     count(liveCounts().regions, -1);
     const auto graph = recorder_.context().graph;
     recorder_.close(onlyPart);
     closed(graph);
-    recorder_.context().unrepeatable->tell(frames_.front().name);  // without a lock
   }
 
   void announceOpaqueWrites() {
@@ -280,30 +305,38 @@ class ThreadRegions {
   }
 
   void closeDownTo(size_t depth) {
-    const JournalPtr journal =
-        frames_.size() > depth ? recorder_.context().graph->journal : nullptr;
     while (frames_.size() > depth) {
-      const auto pop = c10::make_scope_exit([&] {
-        statisticsAdd(frames_.back().name, frames_.back().counters);
-        if (journal) {
-          journal->add("region", frames_.back().name, frames_.back().entered);
-        }
-        frames_.pop_back();
-      });
-      if (frames_.size() == 1) {
-        activate();  // work from here on counts for the outermost region
-        closeGraph();
-      }
-    }
-    if (!frames_.empty()) {
-      activate();
+      closeInnermost();
     }
   }
 
-  void activate() {
-    Frame& frame = frames_.back();
+  void closeInnermost() {
+    const JournalPtr journal = recorder_.context().graph->journal;
+    Frame frame = std::move(frames_.back());
+    frames_.pop_back();
+    const auto ended = c10::make_scope_exit([&] {
+      statisticsAdd(frame.name, frame.counters);
+      if (journal) {
+        journal->add("region", frame.name, frame.entered);
+      }
+    });
+    if (!frames_.empty()) {
+      activate();
+      return;
+    }
+    attach(frame);  // work from here on counts for the outermost region
+    closeGraph(false);
+    recorder_.context().unrepeatable->tell(frame.name);  // without a lock
+  }
+
+  // The recorder works for `frame` from now on, and refers to its members.
+  void attach(Frame& frame) {
     const bool allRepeat = frame.repeats == Repeats::All;
-    recorder_.enter(frame.decider.get(), frame.region, &frame.counters, allRepeat);
+    recorder_.enter(*frame.decider, frame.counters, frame.region, frame.nested, allRepeat);
+  }
+
+  void activate() {
+    attach(frames_.back());
     setCurrentInterceptor(splits_ ? static_cast<Interceptor*>(&splitter_) : &recorder_);
   }
 
@@ -312,6 +345,7 @@ class ThreadRegions {
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
   Splitter splitter_{recorder_};    // the interceptor while `splits_` is true
   bool splits_ = false;             // the next op begins another part of the region
+  bool isBusy_ = false;             // a graph is being opened or closed: enter() does nothing
 };
 
 // See Note [Static TLS]
@@ -393,7 +427,7 @@ void opaqueWriteEnds(const at::Tensor& tensor) {
 
 void collectiveWrites(const at::Tensor& tensor) {
   beforeUnseenWrite(tensor);
-  if (Recorder* recorder = threadRegions().recorder()) {
+  if (Recorder* recorder = openRecorder()) {
     recorder->collectiveWrites(tensor);
   } else {
     moveVersionOfComputed(tensor, 0);
@@ -401,19 +435,19 @@ void collectiveWrites(const at::Tensor& tensor) {
 }
 
 void nameValue(const at::Tensor& tensor, const std::string& name) {
-  if (Recorder* recorder = threadRegions().recorder()) {
+  if (Recorder* recorder = openRecorder()) {
     recorder->name(tensor, name);
   }
 }
 
 void markRows(const at::Tensor& tensor, const at::Tensor& rows) {
-  if (Recorder* recorder = threadRegions().recorder()) {
+  if (Recorder* recorder = openRecorder()) {
     recorder->markRows(tensor, rows);
   }
 }
 
 bool inRegion() {
-  return threadRegions().recorder() != nullptr;
+  return openRecorder() != nullptr;
 }
 
 }  // namespace ebb

@@ -16,7 +16,8 @@ namespace ebb {
 //    other value. The same holds for other outputs of the same replay that a handle needs: a
 //    backward function unpacks all of these outputs, and each would otherwise cause a replay. If a
 //    nested region computed the unpacked value, all values of that nested region that the slice
-//    recomputes stay in memory too.
+//    recomputes stay in memory too. A region that is entered twice counts as two regions, and
+//    names do not matter.
 // 3. A recipe that is not dropped will need its inputs again. Each input is a leaf, or has a recipe
 //    too, or stays in memory after its first recomputation or reload. So a replay may write to an
 //    input's own buffer in two cases: the recipe is dropped afterwards and nothing else reads the
@@ -28,7 +29,7 @@ namespace ebb {
 // The wanted values are determined once per slice, because another thread may drop handles while
 // the slice runs.
 Passing::Passing(const Value& wanted, bool isBackward)
-    : inner_(isBackward ? wanted.recipe()->region : 0) {
+    : nested_(isBackward ? wanted.recipe()->nested : 0) {
   wanted_.push_back(&wanted);
   if (!isBackward || wanted.recipe()->outputs.size() == 1) {
     return;
@@ -58,11 +59,7 @@ void Passing::giveUp(Value& value, Read& read) {
 
 bool Passing::isWanted(const Value& value) const {
   return std::find(wanted_.begin(), wanted_.end(), &value) != wanted_.end() ||
-         isOfInnerRegion(value);
-}
-
-bool Passing::isOfInnerRegion(const Value& value) const {
-  return inner_ != 0 && value.recipe() && value.recipe()->region == inner_;
+         (nested_ != 0 && value.recipe() && value.recipe()->nested == nested_);
 }
 
 bool Passing::made(Value& value, c10::Storage bytes) {

@@ -15,8 +15,8 @@ namespace ebb {
 class Passing {
  public:
   // The slice materialises `wanted`. `isBackward`: backward needs `wanted` now. Then other values
-  // count as wanted too: all values of the inner region that made `wanted`, and outputs of the same
-  // recipe that a handle needs.
+  // count as wanted too: all values of the nested region that made `wanted`, and outputs of the
+  // same recipe that a handle needs.
   Passing(const Value& wanted, bool isBackward);
 
   // The slice runs a recipe, and no value is wanted.
@@ -57,14 +57,13 @@ class Passing {
   };
 
   bool isWanted(const Value& value) const;
-  bool isOfInnerRegion(const Value& value) const;
   static bool isOver(const Read& read, const Recipe& reader) {
     return read.made && read.last == reader.sequence;
   }
   static void giveUp(Value& value, Read& read);
 
   c10::SmallVector<const Value*, 2> wanted_;
-  uint16_t inner_ = 0;  // the inner region reached by backward; 0: none
+  uint32_t nested_ = 0;  // Recipe::nested of the region that backward has reached; 0: none
   // Recipes that will run keep the keys alive.
   ska::flat_hash_map<Value*, Read> reads_;
 };

@@ -6,7 +6,9 @@ See Note [Regions that are split].
 from __future__ import annotations
 
 import contextlib
+import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
-from ebb import _testing
+from ebb import _C, _testing
 
 WIDTH = 8
 
@@ -107,6 +109,27 @@ def test_a_region_is_split_where_parameters_are_freed(enter, between):
             actual = gradients(ENTER[enter], **settings)
         assert all(map(same_bits, actual, expected))
         assert ebb.stats()["total"]["ops_replayed"] > 0
+
+
+def test_a_finalizer_that_runs_when_a_part_ends_is_outside_of_the_region():
+    """See Note [Python while a region closes]."""
+    inside = []
+
+    def finalizer():
+        inside.append(_C.in_region())
+        with ebb.region():
+            torch.ones(2, requires_grad=True).exp().sum()
+
+    def between(h):
+        array = np.linspace(0, 1, 4)
+        weakref.finalize(array, finalizer)
+        torch.from_numpy(array).exp()  # only the region holds the array from now on
+        return h * 2
+
+    actual = gradients(ebb.region, between=between)
+
+    assert inside == [False] * 3
+    assert all(map(same_bits, actual, gradients(contextlib.nullcontext)))
 
 
 def test_a_backward_in_the_region_follows_at_once():

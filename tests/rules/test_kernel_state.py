@@ -3,9 +3,13 @@ it is."""
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from memory_use import least_growth
+from other_threads import in_thread
 
 import ebb
 from paging import Keep
@@ -303,3 +307,71 @@ def test_only_the_precision_that_a_kernel_reads_is_asked_for(program, setting, v
             loss.backward()
     finally:
         put(before)
+
+
+def of_a_new_thread():
+    return in_thread(torch.get_num_threads)
+
+
+@pytest.fixture
+def backward_thread():
+    """A thread with 4 intra-op threads, in a program that has 1 from now on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 4
+        torch.set_num_threads(1)
+        yield pool
+    torch.set_num_threads(before)
+
+
+def test_threads_that_start_after_a_replay_have_the_number_of_the_program(x, backward_thread):
+    with region():
+        loss = look(x * 1).square().sum()
+    backward_thread.submit(loss.backward).result()
+
+    assert backward_thread.submit(torch.get_num_threads).result() == 4
+    assert (torch.get_num_threads(), of_a_new_thread()) == (1, 1)
+
+
+def test_threads_that_start_during_a_replay_have_the_number_of_the_program(x, backward_thread):
+    LOOKS.append(of_a_new_thread)
+    with region():
+        loss = look(x * 1).square().sum()
+    torch.set_num_threads(2)
+    backward_thread.submit(loss.backward).result()
+
+    assert seen == [1, 2]
+
+
+def test_a_replay_has_the_threads_of_its_forward_in_openmp_and_mkl(x, backward_thread):
+    def maxima():
+        found = re.findall(r"(omp|mkl)_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info())
+        return dict(found)
+
+    LOOKS.append(maxima)
+    with region():
+        loss = look(x * 1).square().sum()
+    before = backward_thread.submit(maxima).result()
+    backward_thread.submit(loss.backward).result()
+
+    assert set(before.values()) == {"4"}
+    assert [set(counts.values()) for counts in seen] == [{"1"}, {"1"}]
+    assert backward_thread.submit(maxima).result() == before
+
+
+def test_a_replay_on_another_thread_adds_in_the_order_of_its_forward(backward_thread):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(1 << 18, generator=generator).requires_grad_()
+    assert x.sum() != backward_thread.submit(x.sum).result(), "the last bits depend on the number"
+
+    def loss():
+        return (x.sum() * x[:8]).sin().exp().sum()
+
+    with ebb.region(ebb.policies.recompute_all):
+        ours = loss()
+    backward_thread.submit(ours.backward).result()
+    gradient, x.grad = x.grad, None
+    backward_thread.submit(loss().backward).result()
+
+    assert torch.equal(gradient, x.grad)

@@ -5,6 +5,7 @@ See Note [Made each time].
 
 from __future__ import annotations
 
+import contextlib
 from itertools import accumulate
 
 import pytest
@@ -93,6 +94,34 @@ def test_each_unpack_runs_what_leads_to_it():
     loss.backward()
 
     assert replayed() == sum(range(COUNT))
+
+
+NAMES = {"own names": lambda i: {"name": f"block{i}"}, "one name": lambda _: {"name": "block"}}
+
+
+@pytest.mark.parametrize("names", [*NAMES.values(), lambda _: {}], ids=[*NAMES, "no names"])
+def test_values_of_a_nested_region_stay_together_whatever_its_name(names):
+    (x,) = leaves((8,))
+
+    def program(x, enter):
+        h = x
+        for i in range(6):
+            with enter(**names(i)):
+                for _ in range(4):
+                    h = h.sin()
+        return h.sum()
+
+    def each_time(**name):
+        return ebb.region(EACH_TIME, **name)
+
+    with each_time():
+        loss = program(x, each_time)
+    found = torch.autograd.grad(loss, x)[0]
+
+    # One slice for each region. It ends with the last value that the region needs.
+    assert replayed() == 23 + 20 + 16 + 12 + 8 + 4
+    expected = torch.autograd.grad(program(x, lambda **_: contextlib.nullcontext()), x)[0]
+    assert same_bits(found, expected)
 
 
 @pytest.mark.parametrize("k", [2, 3, 5])
