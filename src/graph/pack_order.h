@@ -19,28 +19,24 @@ namespace ebb {
 // as much memory as the input. So ebb first recomputes the results, which the same node unpacks
 // next anyway.
 //
-// ebb does not know the node of a packed tensor. But autograd packs the inputs of an operator just
-// before ebb records the operator, and the results just after. A custom autograd function packs all
-// of its tensors at once. So if autograd packed an input after n recorded operators, it packed the
-// results that read the input after n or n + 1 operators. Some of these values may belong to a
-// neighbouring node. ebb recomputes those, too, if they read the input: a copy would take memory as
-// well.
+// Autograd numbers the nodes of a thread, and makes a node before it packs the node's tensors. So
+// tensors that were packed before the same next number belong to one node.
 class PackOrder {
  public:
-  // Autograd has packed `value`, to be recomputed, after `ops` recorded operators.
-  void add(const c10::intrusive_ptr<Value>& value, uint64_t ops);
+  // Autograd has packed `value`, to be recomputed, for node number `node`.
+  void add(const c10::intrusive_ptr<Value>& value, uint32_t node);
 
-  // The living values that the node of an input packed after `ops` operators may have saved.
-  c10::SmallVector<c10::intrusive_ptr<Value>, 4> near(uint64_t ops) const;
+  // The living values that were packed for node number `node`.
+  c10::SmallVector<c10::intrusive_ptr<Value>, 4> of(uint32_t node) const;
 
  private:
   struct Packed {
     c10::weak_intrusive_ptr<Value> value;
-    uint64_t ops;
+    uint32_t node;
   };
 
   static constexpr size_t kFewest = 256;
-  std::vector<Packed> packed_;  // sorted by `ops`; some values are dead
+  std::vector<Packed> packed_;  // sorted by `node`; some values are dead
   size_t fullAt_ = kFewest;     // size at which dead values are removed
 };
 

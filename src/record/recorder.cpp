@@ -1,5 +1,6 @@
 #include "record/recorder.h"
 
+#include <ATen/SequenceNumber.h>
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
@@ -81,21 +82,18 @@ void countPacked(RegionCounters& counters, Value& value, Retention retention) {
 }
 
 // Counts a new handle on a packed value.
-void addHandle(
-    Graph& graph,
-    const c10::intrusive_ptr<Value>& value,
-    const c10::Storage& storage,
-    Retention retention) {
+void addHandle(Graph& graph, const Packed& packed, const c10::Storage& storage, Retention retention) {
+  Value& value = *packed.value;
   if (retention != Retention::Saved) {
-    graph.streams.use(*value, storage);  // autograd does not hold the storage
+    graph.streams.use(value, storage);  // autograd does not hold the storage
   }
   if (retention == Retention::Recomputed) {
-    graph.packs.add(value, graph.numbers.sequence);
-    if (graph.lookahead && value->uses.packed() == 1 && !graph.lookahead->hasArrived()) {
-      graph.lookahead->wants(*value, storage);
+    graph.packs.add(packed.value, packed.node);
+    if (graph.lookahead && value.uses.packed() == 1 && !graph.lookahead->hasArrived()) {
+      graph.lookahead->wants(value, storage);
     }
   }
-  value->uses.gainHandle();
+  value.uses.gainHandle();
 }
 
 // Prepares a value for writes after the region's end, which ebb does not see.
@@ -382,8 +380,8 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   if (retention != Retention::Unmanaged) {
     packed.value = value;
     packed.recompute = retention != Retention::Saved;
-    packed.ops = static_cast<uint32_t>(context_.graph->numbers.sequence);
-    addHandle(*context_.graph, value, tensor.storage(), retention);
+    packed.node = static_cast<uint32_t>(at::sequence_number::peek());
+    addHandle(*context_.graph, packed, tensor.storage(), retention);
   }
   return packed;
 }

@@ -28,7 +28,7 @@ struct Packed {
   EntryPtr entry;                   // null unless reports are recorded
   bool recompute = false;           // materialise `value`; else its bytes are kept
   bool fromOutside = false;         // kept, not made in the region, and not a parameter
-  uint32_t ops = 0;                 // operators recorded before; see Note [Saved by one node]
+  uint32_t node = 0;                // number of the backward node; see Note [Saved by one node]
 };
 
 class Recorder final : public Interceptor {

@@ -32,8 +32,8 @@ bool reads(Graph& graph, const Value& value, const Value& input) {
 
 }  // namespace
 
-void materialiseSameNode(Graph& graph, const Value& input, uint64_t ops) {
-  for (const auto& value : graph.packs.near(ops)) {
+void materialiseSameNode(Graph& graph, const Value& input, uint32_t node) {
+  for (const auto& value : graph.packs.of(node)) {
     const bool waits = value->recipe() && value->uses.handles() > 0 && !value->available();
     if (waits && reads(graph, *value, input)) {
       if (input.rare->entry && value->rare->entry) {

@@ -8,10 +8,9 @@
 
 namespace ebb {
 
-// Materialises the values that read `input` and that the same backward node needs. `ops`: how many
-// operators were recorded before autograd packed `input`. A replay that fails is not an error here:
-// the node raises the error when it unpacks the value itself. The caller holds the graph's lock and
-// not the GIL. See Note [Saved by one node].
-void materialiseSameNode(Graph& graph, const Value& input, uint64_t ops);
+// Materialises the values that read `input` and that were packed for the same backward node, number
+// `node`. A replay that fails is not an error here: the node raises the error when it unpacks the
+// value itself. The caller holds the graph's lock and not the GIL. See Note [Saved by one node].
+void materialiseSameNode(Graph& graph, const Value& input, uint32_t node);
 
 }  // namespace ebb

@@ -342,7 +342,7 @@ c10::Storage SavedTensor::materialised() const {
     graph_->streams.use(*packed_.value, storage);
   }
   if (isReadByRecipes(packed_.value, storage)) {
-    materialiseSameNode(*graph_, *packed_.value, packed_.ops);
+    materialiseSameNode(*graph_, *packed_.value, packed_.node);
   }
   if (isReadByRecipes(packed_.value, storage)) {
     packed_.value->materialise(withRelief([&] { return copyOf(storage); }), true);
