@@ -13,7 +13,7 @@ Graph::~Graph() {
 void Graph::release_resources() {
   countFromOutside();
   lookahead.reset();
-  collectives.reset();
+  collectives.clear();
   escapes.all.clear();
   pages.reset();
   journal.reset();

@@ -87,10 +87,10 @@ struct GraphInputs {
 //
 // A graph: the classes that record a region store data for backward here.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
-  PythonMutex mutex;               // See Note [One lock per graph]
-  RegionNames names;               // of the nested regions; the outermost is first
-  KernelStates kernelStates;       // settings under which recipes were recorded
-  GraphStreams streams;            // see Note [Bytes of several streams]
+  PythonMutex mutex;          // See Note [One lock per graph]
+  RegionNames names;          // of the nested regions; the outermost is first
+  KernelStates kernelStates;  // settings under which recipes were recorded
+  GraphStreams streams;       // see Note [Bytes of several streams]
   RecipeNumbers numbers;
   PackOrder packs;  // see Note [Saved by one node]
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
@@ -100,8 +100,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   GraphInputs fromOutside;
   // see Note [Replays ahead of backward]; null: no replays ahead
   std::unique_ptr<Lookahead> lookahead;
-  // see Note [Repeated collectives]; null: replays repeat none
-  std::unique_ptr<RepeatedCollectives> collectives;
+  RepeatedCollectives collectives;  // see Note [Repeated collectives]
 
   ~Graph() override;
 

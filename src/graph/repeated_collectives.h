@@ -29,12 +29,24 @@ struct Graph;
 //    on all ranks that run the same program.
 // 3. Before the ranks of a process group repeat a list for the first time, they compare the list
 //    through the group's store (in verify mode: each time). If a rank has another list, every rank
-//    raises. A rank without a list raises nothing; the others raise after the group's timeout.
-//    ebb detects later differences on the CPU only, by the fingerprints of repeated results.
+//    raises. ebb numbers the regions in which a group has such collectives, in the order of the
+//    forward, since the ranks run these collectives in the same order. So ranks find the same
+//    region on each other by number, and not by name. A region whose list is empty has a number
+//    too. See Note [Lists that change later].
+//    ebb detects later differences on the CPU only, by the fingerprints of repeated results. ebb
+//    compares each result of the list, whether or not this rank still has or needs its bytes.
 // 4. Nothing else repeats a collective: no replay ahead of backward, no second run after an
 //    allocation has failed, and no unpack outside of backward.
 class RepeatedCollectives {
  public:
+  // The region records a collective of the process group `group`, which a replay may repeat.
+  void records(const std::string& group);
+
+  // True if the region has recorded such a collective.
+  bool any() const {
+    return !groups_.empty();
+  }
+
   // Autograd packed `value`, which is to be recomputed.
   void needs(const c10::intrusive_ptr<Value>& value);
 
@@ -44,8 +56,8 @@ class RepeatedCollectives {
   // Adds to the list, for a backward inside the region. Returns false if the list is empty.
   bool collect(Graph& graph);
 
-  // False if nothing is to be repeated. True while the region is open. May be called without the
-  // lock.
+  // False if nothing is to be repeated, and other ranks need not know. True while the region is
+  // open and has recorded a collective. May be called without the lock.
   bool areDue() const {
     return due_.load(std::memory_order_acquire);
   }
@@ -55,24 +67,53 @@ class RepeatedCollectives {
     return unfinished_;
   }
 
+  // One collective of the list.
+  struct Repeated {
+    c10::intrusive_ptr<Recipe> recipe;
+    // The results, which carry the fingerprints of the forward. Without these references, a result
+    // would die if replays ahead have computed all values that depend on the result.
+    std::vector<c10::intrusive_ptr<Value>> results;
+  };
+
   // The list, which the caller is about to repeat.
-  std::vector<c10::intrusive_ptr<Recipe>> take();
+  std::vector<Repeated> take();
 
   // The whole list has run.
   void finished() {
+    ++part_;
     unfinished_ = false;
     due_.store(isOpen_, std::memory_order_release);
   }
 
-  // For the name of each process group, the list in words. Ranks of the group compare these texts.
-  std::map<std::string, std::string> ofGroups() const;
+  bool isOpen() const {
+    return isOpen_;
+  }
+
+  // A list in words.
+  struct InWords {
+    std::string place;  // the same on all ranks of the group
+    std::string list;   // empty: none of the group's collectives
+  };
+  // For the name of each process group. Ranks of the group compare these texts.
+  std::map<std::string, InWords> ofGroups() const;
+
+  // The graph is gone.
+  void clear();
 
  private:
+  bool tellOtherRanks(const std::string& region) const;
+
+  std::map<std::string, uint64_t> groups_;  // the number of the region, by the group's name
   std::vector<c10::weak_intrusive_ptr<Value>> needed_;
-  std::vector<c10::intrusive_ptr<Recipe>> list_;  // in the order of the forward
+  std::vector<Repeated> list_;  // in the order of the forward
   bool unfinished_ = false;
   bool isOpen_ = true;
-  std::atomic<bool> due_{true};
+  uint32_t part_ = 0;  // the lists before, which a backward inside the region has repeated
+  std::atomic<bool> due_{false};
 };
+
+// Called while this thread waits for a collective of the process group `group`. Throws if another
+// rank will not take part.
+void checkOtherRanks(const std::string& group);
 
 }  // namespace ebb

@@ -4,10 +4,15 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
+#include <chrono>
+
 #include "intercept/key.h"
 
 namespace ebb {
 namespace {
+
+constexpr std::chrono::milliseconds kPause{200};  // between two calls of `meanwhile`
 
 void waitForTensor(const at::Tensor& tensor) {
   static const auto wait = c10::Dispatcher::singleton()
@@ -15,6 +20,36 @@ void waitForTensor(const at::Tensor& tensor) {
                                .typed<at::Tensor(const at::Tensor&)>();
   const auto below = belowEverything();
   wait.call(tensor);
+}
+
+bool areOnCpu(const c10::IValue* results, size_t count) {
+  return std::all_of(results, results + count, [](const c10::IValue& result) {
+    const auto isOnCpu = [](const at::Tensor& tensor) { return tensor.is_cpu(); };
+    if (result.isTensorList()) {
+      return std::ranges::all_of(result.toTensorVector(), isOnCpu);
+    }
+    return !result.isTensor() || isOnCpu(result.toTensor());
+  });
+}
+
+// For a collective on the CPU. On a GPU, a wait with a timeout would make the thread wait.
+void waitFor(c10d::Work& work, const std::function<void()>& meanwhile) {
+  for (;;) {
+    const auto began = std::chrono::steady_clock::now();
+    try {
+      work.wait(kPause);
+      return;
+    } catch (const std::exception&) {
+      if (work.isCompleted()) {
+        work.wait();  // throws the error of the communication, if there is one
+        return;
+      }
+      if (std::chrono::steady_clock::now() - began < kPause / 2) {
+        throw;  // not because of the timeout
+      }
+    }
+    meanwhile();
+  }
 }
 
 }  // namespace
@@ -40,10 +75,16 @@ bool isSynchronous(const OpTraits& op, const c10::IValue* arguments) {
 }
 
 // Operators of c10d return a Work; functional collectives return tensors only.
-void waitForCollective(const c10::IValue* results, size_t count) {
+void waitForCollective(
+    const c10::IValue* results, size_t count, const std::function<void()>& meanwhile) {
   for (const c10::IValue* result = results; result != results + count; ++result) {
     if (result->isObject()) {
-      result->toCustomClass<c10d::Work>()->wait();
+      const auto work = result->toCustomClass<c10d::Work>();
+      if (areOnCpu(results, count)) {
+        waitFor(*work, meanwhile);
+      } else {
+        work->wait();
+      }
       return;
     }
   }

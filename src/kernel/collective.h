@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstddef>
+#include <functional>
 #include <string>
 
 #include "intercept/op_traits.h"
@@ -19,6 +20,9 @@ bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
 
 // Waits until the communication of a call with these `results` is complete. On a GPU the current
 // stream waits, elsewhere the thread. A second wait, such as the program's, does nothing.
-void waitForCollective(const c10::IValue* results, size_t count);
+// `meanwhile` is called now and then while the thread waits for an operator of c10d on the CPU. If
+// `meanwhile` throws, the wait ends.
+void waitForCollective(
+    const c10::IValue* results, size_t count, const std::function<void()>& meanwhile);
 
 }  // namespace ebb

@@ -215,8 +215,8 @@ void OpRecording::writeRecipe() {
     return;
   }
   replay_.isPrinted = op_.limits.untrusted && !op_.limits.communicates;
-  if (op_.limits.communicates && !context_.graph->collectives) {
-    context_.graph->collectives = std::make_unique<RepeatedCollectives>();
+  if (op_.limits.communicates) {
+    context_.graph->collectives.records(processGroupOf(op_, replay_.recipe->others()));
   }
 }
 
@@ -258,7 +258,8 @@ void OpRecording::runKernel() {
       noteRun(*context_.graph->journal, *note_);
     }
     if (waits) [[unlikely]] {
-      waitForCollective(results_, op_.results.size());
+      const auto group = processGroupOf(op_, replay_.recipe->others());
+      waitForCollective(results_, op_.results.size(), [&] { checkOtherRanks(group); });
       replay_.isPrinted = true;
     }
   } catch (...) {

@@ -121,8 +121,8 @@ void closeParts(Graph& graph) {
   if (graph.lookahead) {
     graph.lookahead->close();
   }
-  if (graph.collectives) {
-    graph.collectives->close(graph);
+  if (graph.collectives.any()) {
+    graph.collectives.close(graph);
   }
 }
 
@@ -374,8 +374,8 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
     notePacked(*value, tensor, isResident(retention) || stays);
     packed.entry = value->rare->entry;
   }
-  if (context_.graph->collectives && retention == Retention::Recomputed) [[unlikely]] {
-    context_.graph->collectives->needs(value);
+  if (context_.graph->collectives.any() && retention == Retention::Recomputed) [[unlikely]] {
+    context_.graph->collectives.needs(value);
   }
   if (retention != Retention::Unmanaged) {
     packed.value = value;
@@ -450,7 +450,7 @@ void Recorder::emptyEscapes(
   if (!hasBackward && std::none_of(values_.all().begin(), values_.all().end(), hasHandle)) {
     return;
   }
-  if (context_.graph->collectives) {
+  if (context_.graph->collectives.any()) {
     return;  // ranks may have different escapes, and would refill them at different times
   }
   const auto isResult = [&](const c10::Storage& storage) {

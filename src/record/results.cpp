@@ -24,8 +24,8 @@ bool isEmptied(const Value& value) {
 // and a recipe is recomputed instead, unless that could repeat a collective which other ranks do
 // not repeat.
 bool needsCopy(const Graph& graph, const Value& value) {
-  const bool isHeld =
-      value.state() == ValueState::Held || (value.state() == ValueState::Kept && graph.collectives);
+  const bool isHeld = value.state() == ValueState::Held ||
+                      (value.state() == ValueState::Kept && graph.collectives.any());
   return isHeld && value.uses.readers() > 0 && !value.home.isPrivate() && value.available();
 }
 

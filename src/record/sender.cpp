@@ -43,7 +43,7 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   });
   // All ranks must repeat the same collectives, but perhaps only this rank lacks memory. So a graph
   // with collectives keeps the value.
-  const bool recomputes = value.recipe() && !context_.graph->collectives;
+  const bool recomputes = value.recipe() && !context_.graph->collectives.any();
   if (recomputes) {
     value.home.take();
   }

@@ -234,7 +234,7 @@ class Slice {
   // collectives]: a collective may run only then.
   void checkIsListed(const Recipe& recipe) const {
     TORCH_CHECK(
-        !recipe.op.limits.communicates || graph_.collectives->areUnfinished(),
+        !recipe.op.limits.communicates || graph_.collectives.areUnfinished(),
         "ebb: cannot recompute ",
         where(graph_, recipe),
         ": ebb repeats only the collectives on which saved tensors depended when the region ended. "
@@ -306,9 +306,10 @@ void compareWithOtherRanks(const Graph& graph) {
       region,
       "' in a program without Python: its ranks cannot compare them. Use a policy that keeps the "
       "results of collectives.");
-  for (const auto& [group, list] : graph.collectives->ofGroups()) {
-    const bool always = graph.verify != VerifyMode::Off;
-    const std::string why = python->compareCollectives(group, region, list, always);
+  const bool always = graph.verify != VerifyMode::Off;
+  for (const auto& [group, words] : graph.collectives.ofGroups()) {
+    const std::string why =
+        python->collectives.compare(group, region, words.place, words.list, always);
     TORCH_CHECK(why.empty(), why);
   }
 }
@@ -316,7 +317,7 @@ void compareWithOtherRanks(const Graph& graph) {
 }  // namespace
 
 [[gnu::cold]] void repeatCollectives(Graph& graph) {
-  RepeatedCollectives& collectives = *graph.collectives;
+  RepeatedCollectives& collectives = graph.collectives;
   const std::string& region = graph.names.front();
   TORCH_CHECK(
       !collectives.areUnfinished(),
@@ -324,21 +325,28 @@ void compareWithOtherRanks(const Graph& graph) {
       region,
       "': an earlier backward failed while it repeated the region's collectives. Run the forward "
       "again.");
-  if (!collectives.areDue() || !collectives.collect(graph)) {
+  if (!collectives.areDue()) {
+    return;
+  }
+  const bool repeats = collectives.collect(graph);
+  const bool isInBackward = torch::autograd::get_current_graph_task_id() != -1;
+  // Backward also compares a new list that is empty, since the other ranks may have another list.
+  if (!repeats && (collectives.isOpen() || !isInBackward)) {
     return;
   }
   TORCH_CHECK(
-      torch::autograd::get_current_graph_task_id() != -1,
+      isInBackward,
       "ebb: a saved tensor of region '",
       region,
       "' was read outside of backward. Its recomputation repeats collectives, in which all ranks "
       "must take part. Read it in a hook that runs in backward on all ranks, or use a policy that "
       "keeps the results of collectives.");
   compareWithOtherRanks(graph);
-  for (auto& recipe : collectives.take()) {
+  for (auto& repeated : collectives.take()) {
     Slice slice(graph);
-    slice.collect(std::exchange(recipe, {}));
+    slice.collect(std::exchange(repeated.recipe, {}));
     slice.run();
+    repeated.results.clear();  // frees the results that nothing needs
   }
   collectives.finished();
 }
@@ -363,7 +371,7 @@ c10::Storage materialise(Graph& graph, Value& value) {
       graph.names.front(),
       "': an earlier backward of this graph failed while it recomputed the tensor. Run the forward "
       "again.");
-  if (graph.collectives && graph.collectives->areDue()) [[unlikely]] {
+  if (graph.collectives.areDue()) [[unlikely]] {
     repeatCollectives(graph);
     if (c10::Storage storage = value.available()) {
       return storage;
@@ -380,7 +388,7 @@ bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {
   if (!value.recipe() || value.available()) {
     return true;
   }
-  if (graph.collectives && graph.collectives->areDue()) {
+  if (graph.collectives.areDue()) {
     return false;
   }
   Slice slice(graph, value, &watch);

@@ -218,7 +218,9 @@ class Rerun {
     } else {
       recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
       if (recipe_.op.limits.communicates) [[unlikely]] {
-        waitForCollective(stack_.data(), stack_.size());
+        waitForCollective(stack_.data(), stack_.size(), [this] {
+          checkOtherRanks(processGroupOf(recipe_.op, recipe_.others()));
+        });
       }
     }
     TORCH_CHECK(
@@ -321,7 +323,8 @@ class Rerun {
   void handOut(JournalTime start) {
     for (const Output& output : recipe_.outputs) {
       const auto value = output.value.lock();
-      if (!value || hasItsBytes(*value)) {
+      const bool hasBytes = value && hasItsBytes(*value);
+      if (!value || (hasBytes && !recipe_.op.limits.communicates)) {
         continue;
       }
       c10::Storage storage = storageOf(output);
@@ -336,7 +339,13 @@ class Rerun {
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was changed by code that bypasses torch. Give this operator the decision SAVE.");
       checkRepeats(output, value->rare->fingerprint, storage);
+<<<<<<< HEAD
       pad(*value, storage);
+=======
+      if (hasBytes) {
+        continue;
+      }
+>>>>>>> 1ae96f57734400ecbb3d54a82438a05e2acd5912
       if (!passing_.staysUnmade(*value)) {
         value->materialise(std::move(storage), true);
       } else if (!passing_.made(*value, std::move(storage))) {

@@ -243,7 +243,7 @@ at::Tensor SavedTensor::unpack() {
     packed_.entry->journal().asked(*packed_.entry);
   }
   asksFor(*graph_);  // see Note [Replays ahead of backward]
-  if (graph_->collectives && graph_->collectives->areDue()) [[unlikely]] {
+  if (graph_->collectives.areDue()) [[unlikely]] {
     WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph_->mutex);
     repeatCollectives(*graph_);

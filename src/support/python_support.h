@@ -17,6 +17,31 @@ namespace ebb {
 class Handle;
 struct Mismatch;
 
+// What the ranks of a process group tell each other about the collectives that replays repeat. See
+// Note [Repeated collectives]. `group` is the name of the process group. `place` says which of the
+// group's lists a list is. `list` has the names of the collectives; it may be empty.
+struct CollectivesOfRanks {
+  // The number of a new region with such collectives, in the order of the forward.
+  uint64_t (*number)(const std::string& group);
+  // Makes a list known, so that ebb can answer other ranks. Returns true if the ranks have not
+  // compared such a list before.
+  bool (*tell)(
+      const std::string& group,
+      const std::string& region,
+      const std::string& place,
+      const std::string& list);
+  // Compares a list with those of the other ranks, unless such a list was compared before.
+  // `always`: compares in any case. Returns why the ranks cannot repeat the list; empty: they can.
+  std::string (*compare)(
+      const std::string& group,
+      const std::string& region,
+      const std::string& place,
+      const std::string& list,
+      bool always);
+  // Why another rank cannot take part in a collective for which this rank waits; empty: unknown.
+  std::string (*problem)(const std::string& group);
+};
+
 struct PythonSupport {
   bool (*holdsGil)();
   void* (*releaseGil)();  // releases the GIL; the result is passed to acquireGil
@@ -30,14 +55,7 @@ struct PythonSupport {
   void (*throwReplayMismatch)(const std::string& message, const Mismatch& mismatch);
   // Logs how many bytes of an operator's results a region holds, and how to free them.
   void (*tellUnrepeatable)(const std::string& op, const std::string& region, size_t bytes);
-  // Compares the collectives of a region with those of the other ranks of a process group, unless
-  // they were compared before. `always`: compares them in any case. Returns why they differ; empty
-  // if they are the same.
-  std::string (*compareCollectives)(
-      const std::string& group,
-      const std::string& region,
-      const std::string& collectives,
-      bool always);
+  CollectivesOfRanks collectives;
   // True if a custom operator was registered with an effect.
   bool (*hasEffect)(const std::string& op);
   at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);

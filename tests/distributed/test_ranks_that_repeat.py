@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from repeating import REPEATED, Exchange, after, inputs
+from repeating import REPEATED, WIDTH, Exchange, after, inputs
 from two_ranks import on_two_ranks
 
 import ebb
+from ebb import _C
 
 
 def group_with_little_time():
@@ -123,6 +125,166 @@ def test_an_error_does_not_spoil_what_follows():
     assert error_of(REPEATED, group) == ""
 
 
+def error_soon(step):
+    """The error that `step` raises. Each rank raises one long before the group's timeout."""
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="cannot recompute") as error:
+        step()
+    assert time.monotonic() - began < 10
+    dist.barrier()
+    return str(error.value)
+
+
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Stack(torch.nn.Module):
+    """Layers that need the collective's result in backward only for the second weight's gradient.
+
+    Args:
+        regions: "root": one region around all; "layers": one for each.
+    """
+
+    def __init__(self, group, regions, name="layer {}"):
+        super().__init__()
+        torch.manual_seed(5)
+        self.up = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.down = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.group, self.regions, self.name = group, regions, name
+
+    def enter(self, which, index=0):
+        if which != self.regions:
+            return contextlib.nullcontext()
+        return ebb.region(REPEATED, name=self.name.format(index))
+
+    def forward(self, x):
+        with self.enter("root"):
+            for index, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+                with self.enter("layers", index):
+                    x = x + down(Reduce.apply(up(x), self.group))
+        return x.square().mean()
+
+    def step(self):
+        self(inputs().detach()).backward()
+
+
+@contextlib.contextmanager
+def keeping(how):
+    """Regions keep recomputable values: for replays ahead, or while there is room."""
+    before = ebb.ahead.configure(regions=2 if how == "ahead" else 0)["regions"]
+    _C.keep_while_there_is_room(1 << 40 if how == "room" else 0)
+    try:
+        yield
+    finally:
+        ebb.ahead.configure(regions=before)
+        _C.keep_while_there_is_room(0)
+
+
+MODES = ["plain", "ahead", "verify"]
+
+
+@contextlib.contextmanager
+def mode_of(name):
+    with keeping(name), ebb.verify() if name == "verify" else contextlib.nullcontext():
+        yield
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("regions", ["root", "layers"])
+@on_two_ranks
+def test_one_rank_freezes_weights_later(regions, mode):
+    """From step 2 on, rank 1 repeats fewer collectives, or none."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    model = Stack(group, regions)
+    with mode_of(mode):
+        for _ in range(2):
+            model.step()
+        if dist.get_rank() == 1:
+            model.down.requires_grad_(False)
+        error = error_soon(model.step)
+    counts = {"root": (3, 2), "layers": (1, 0)}[regions]
+    mine, theirs = counts if dist.get_rank() == 0 else reversed(counts)
+    words = {0: "none"}
+    assert f"rank {1 - dist.get_rank()} repeats other collectives" in error
+    assert words.get(theirs, f"({theirs} x c10d::allreduce_") in error
+    assert words.get(mine, f"this rank: {mine} x c10d::allreduce_") in error
+
+
+@pytest.mark.parametrize("mode", MODES)
+@on_two_ranks
+def test_names_of_regions_may_differ(mode):
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    model = Stack(group, "layers", f"rank {dist.get_rank()}, layer {{}}")
+    eager = Stack(group, "")
+    with mode_of(mode):
+        for _ in range(3):
+            model.step()
+    for _ in range(3):
+        eager.step()
+    pairs = zip(model.parameters(), eager.parameters(), strict=True)
+    assert all(torch.equal(mine.grad, expected.grad) for mine, expected in pairs)
+
+
+@on_two_ranks
+def test_one_rank_needs_collectives_again_later():
+    """In the first steps, no rank repeats any."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    model = Stack(group, "layers")
+    model.down.requires_grad_(False)
+    for _ in range(2):
+        model.step()
+    if dist.get_rank() == 1:
+        model.down.requires_grad_(True)
+
+    def steps():
+        while True:
+            model.step()
+
+    assert "none" in error_soon(steps)
+
+
+@on_two_ranks
+def test_ranks_that_begin_in_different_orders():
+    """The first comparison finds that each rank waits for the other one elsewhere."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    losses = []
+    for number in range(2):
+        x = inputs()
+        with ebb.region(REPEATED, name=str(number)):
+            y = Reduce.apply((x * (number + 1)).sin(), group)
+            if number == 1:
+                y = Reduce.apply(y.exp() * y, group)
+            losses.append(after(y))
+    if dist.get_rank() == 1:
+        losses.reverse()
+    assert "repeats them before others" in error_soon(lambda: backwards_of(losses))
+
+
+@on_two_ranks
+def test_a_rank_may_leave_out_regions_without_collectives_in_backward():
+    """Rank 1 has no backward in the first layer, whose list is empty on both ranks."""
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    model = Stack(group, "layers")
+    model.down[0].requires_grad_(False)
+    if dist.get_rank() == 1:
+        model.up[0].requires_grad_(False)
+    eager = Stack(group, "")
+    for _ in range(3):
+        model.step()
+        eager.step()
+    pairs = zip(model.down[1:].parameters(), eager.down[1:].parameters(), strict=True)
+    assert all(torch.equal(mine.grad, expected.grad) for mine, expected in pairs)
+
+
 def backwards_of(losses):
     for loss in losses:
         loss.backward()
@@ -147,6 +309,36 @@ def test_ranks_that_change_the_order_later(name):
         order.reverse()
     with pytest.raises(RuntimeError, match="in different orders"):
         backwards_of(order)
+    dist.barrier()
+
+
+KEPT = ["nothing", "ahead", "room"]
+HELD = {"dropped": lambda y: None, "held": lambda y: y}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("kept", KEPT)
+@on_two_ranks
+def test_one_rank_leaves_out_a_backward(kept, held):
+    """Its next forward takes part in the collective that the other rank repeats."""
+    results = []
+
+    def loss(step):
+        x = inputs() + step
+        with ebb.region(REPEATED, name="layer"):
+            y = x.mean(0, keepdim=True).detach()
+            dist.all_reduce(y)
+            results.append(HELD[held](y))
+            return ((x.sin() - y).square() * x.detach()).sum()
+
+    with keeping(kept):
+        loss(0).backward()
+        late = loss(1)
+        if dist.get_rank() == 0:
+            loss(2)
+        else:
+            with pytest.raises(RuntimeError, match=r"region 'layer'.*in different orders"):
+                late.backward()
     dist.barrier()
 
 
