@@ -148,7 +148,7 @@ void installPythonSupport(py::module_& module) {
        &throwReplayMismatch,
        &tellUnrepeatable,
        kCollectivesOfRanks,
-        &hasEffect,
+       &hasEffect,
        &unflatten});
 }
 
