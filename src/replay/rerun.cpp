@@ -339,13 +339,10 @@ class Rerun {
           ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
           "was changed by code that bypasses torch. Give this operator the decision SAVE.");
       checkRepeats(output, value->rare->fingerprint, storage);
-<<<<<<< HEAD
-      pad(*value, storage);
-=======
       if (hasBytes) {
         continue;
       }
->>>>>>> 1ae96f57734400ecbb3d54a82438a05e2acd5912
+      pad(*value, storage);
       if (!passing_.staysUnmade(*value)) {
         value->materialise(std::move(storage), true);
       } else if (!passing_.made(*value, std::move(storage))) {
