@@ -35,7 +35,6 @@ from ebb._policy.decision import (  # noqa: E402
 )
 from ebb._policy.policy import Policy  # noqa: E402
 from ebb._policy.rule import Rule  # noqa: E402
-from ebb._region import unseen_writes as _unseen_writes  # noqa: E402
 from ebb._region.apply import apply  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
 from ebb._region.opaque import opaque  # noqa: E402
@@ -106,5 +105,4 @@ def __getattr__(name: str) -> _Any:
     raise AttributeError(f"module 'ebb' has no attribute {name!r}")
 
 
-_unseen_writes.install()
 _start()

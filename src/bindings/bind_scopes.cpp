@@ -221,12 +221,6 @@ class OpaqueScope {
 void bindScopes(py::module_& module) {
   module.def("running_module", &currentModule);
   module.def("collective_writes", torch::wrap_pybind_function(&collectiveWrites));
-  // Like operators that a kernel calls, operators that `function` calls are not intercepted.
-  module.def(
-      "unseen", [](const py::function& function, const py::args& args, const py::kwargs& kwargs) {
-        const ExcludeInterception guard;
-        return function(*args, **kwargs);
-      });
   ScopeType<RegionScope>::add(module, "Region", "ebb._C.Region");
   ScopeType<ModuleScopeInPython>::add(module, "RunningModule", "ebb._C.RunningModule");
   ScopeType<OpaqueScope>::add(module, "OpaqueWrites", "ebb._C.OpaqueWrites");

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import fork_server
 import pytest
 import torch
 from exactness import like_eager_each, same_bits
@@ -100,6 +101,56 @@ def test_after_the_region_a_write_to_what_was_saved_raises(name):
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_writes_are_seen_after_other_code_has_restored_a_method(monkeypatch):
+    def gradient(inside):
+        x = torch.ones(4, dtype=torch.float64, requires_grad=True)
+        with inside:
+            h = x * 2
+            before = h + 1
+            before = before * before.exp()
+            h.detach().untyped_storage()[3:7].fill_(9)
+            loss = (before + h.sin() * x).sum()
+        return torch.autograd.grad(loss, x)[0]
+
+    expected = gradient(contextlib.nullcontext())
+    with ebb.region():
+        pass
+    torchs = torch.UntypedStorage.__getitem__.__wrapped__
+    monkeypatch.setattr(torch.UntypedStorage, "__getitem__", torchs)
+
+    assert same_bits(gradient(ebb.region()), expected)
+
+
+def test_ebb_replaces_no_method_of_torch_before_the_first_region():
+    program = """
+import torch
+def replaced():
+    now = vars(torch.UntypedStorage)
+    return {name for name in now if now[name] is not before.get(name)}
+before = dict(vars(torch.UntypedStorage))
+import ebb
+from ebb._region import unseen_writes
+assert replaced() == set()
+assert unseen_writes._watch_once.cache_info().currsize == 0
+ebb.region()
+assert "__getitem__" in replaced()
+assert unseen_writes._watch_once.cache_info().currsize == 1
+"""
+    fork_server.run(["-c", program], check=True)
+
+
+def test_replaced_methods_of_process_groups_are_told():
+    program = """
+import ebb, torch
+backend = torch._C._distributed_c10d.Backend
+torchs = backend.allreduce
+backend.allreduce = lambda self, *args: torchs(self, *args)
+ebb.region()
+"""
+    done = fork_server.run(["-c", program], check=True)
+    assert "other code has replaced allreduce of torch.distributed's backends" in done.stderr
 
 
 def test_subclasses_are_asked_as_before():

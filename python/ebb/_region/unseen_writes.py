@@ -9,6 +9,9 @@ alike.
 from __future__ import annotations
 
 import functools
+import operator
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +40,8 @@ COLLECTIVES = (
     "reduce_scatter",
     "scatter",
 )
+
+_MARK = "_ebb_sees"  # attribute of methods that ebb has wrapped; functools.wraps copies it
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -82,28 +87,79 @@ def _emptying(method: Callable[..., Any]) -> Callable[..., Any]:
     return resize_
 
 
-def _communicating(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def communicating(self: Any, *args: Any, **kwargs: Any) -> Any:
-        named = [value for name, value in kwargs.items() if not name.startswith("input")]
-        for tensor in tree_leaves([args[:1], named]):
-            if isinstance(tensor, torch.Tensor):
-                _C.collective_writes(tensor)
-        return _C.unseen(method, self, *args, **kwargs)
+def _before_collective(_backend: Any, *args: Any, **kwargs: Any) -> None:
+    named = [value for name, value in kwargs.items() if not name.startswith("input")]
+    for tensor in tree_leaves([args[:1], named]):
+        if isinstance(tensor, torch.Tensor):
+            _C.collective_writes(tensor)
 
-    return communicating
+
+def _watch_collectives() -> None:
+    """Watches the methods of all process groups, also of those that exist already."""
+    backend = torch._C._distributed_c10d.Backend
+    replaced = [
+        name
+        for name in COLLECTIVES
+        # pybind11 puts the C function into an instancemethod
+        if not _C.watch(
+            getattr(getattr(backend, name), "__func__", None),
+            _C.Watch.COMMUNICATES,
+            _before_collective,
+        )
+    ]
+    if replaced:
+        warnings.warn(
+            f"ebb: other code has replaced {', '.join(replaced)} of torch.distributed's backends, "
+            "so ebb does not see that these methods write to tensors. If you call them on a tensor "
+            "of a region, use ebb.opaque(tensor).",
+            stacklevel=2,
+        )
+
+
+def _wrapper(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return {"__getitem__": _slice_announced, "resize_": _emptying}.get(name, _announced)
+
+
+# Methods of storages that ebb wraps. `_swap_data_ptr_` is new in torch 2.12.
+_WRAPPED = tuple(
+    name
+    for name in ("__getitem__", "_byteswap", "_set_from_file", "_swap_data_ptr_", "resize_")
+    if hasattr(torch.UntypedStorage, name)
+    and (name != "resize_" or torch.distributed.is_available())
+)
+_NOW = vars(torch.UntypedStorage)  # follows all changes of the class
+_methods = operator.itemgetter(*_WRAPPED)
+_in_place: tuple[Any, ...] = ()  # the methods that `install` left in place
+_lock = threading.Lock()  # held while methods are wrapped
+
+
+def are_watched() -> bool:
+    """True if ebb sees calls of these methods: :func:`install` has run, and no other code has
+    replaced a method since. Otherwise wrong gradients could go unnoticed."""
+    try:
+        are_ours: bool = _methods(_NOW) == _in_place
+        return are_ours
+    except KeyError:  # the class inherits a method that ebb has not wrapped
+        return False
+
+
+@functools.cache
+def _watch_once() -> None:
+    for name in ("apply_", "map_", "map2_"):
+        _C.watch(getattr(torch._C.TensorBase, name), _C.Watch.WRITES)
+    if torch.distributed.is_available():
+        _watch_collectives()
 
 
 def install() -> None:
-    if torch.distributed.is_available():
-        backend = torch._C._distributed_c10d.Backend
-        for name in COLLECTIVES:
-            setattr(backend, name, _communicating(getattr(backend, name)))
-        torch.UntypedStorage.resize_ = _emptying(torch.UntypedStorage.resize_)  # type: ignore[method-assign]
-    for name in ("apply_", "map_", "map2_"):
-        _C.watch(getattr(torch._C.TensorBase, name), _C.Watch.WRITES)
-    # `_swap_data_ptr_` is new in torch 2.12.
-    for name in {"_byteswap", "_set_from_file", "_swap_data_ptr_"} & set(dir(torch.UntypedStorage)):
-        setattr(torch.UntypedStorage, name, _announced(getattr(torch.UntypedStorage, name)))
-    whole = torch.UntypedStorage.__getitem__
-    torch.UntypedStorage.__getitem__ = _slice_announced(whole)  # type: ignore[method-assign]
+    """Starts to watch these methods. Called before a region, unless they are watched."""
+    global _in_place
+    with _lock:
+        _watch_once()
+        for name in _WRAPPED:
+            method = getattr(torch.UntypedStorage, name)
+            if not hasattr(method, _MARK):
+                wrapped = _wrapper(name)(method)
+                setattr(wrapped, _MARK, True)
+                setattr(torch.UntypedStorage, name, wrapped)
+        _in_place = _methods(_NOW)
