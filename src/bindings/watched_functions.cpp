@@ -240,8 +240,7 @@ bool watch(const py::object& function, Watch what, const py::object& told) {
   } else {
     return false;
   }
-  next.told = told.inc_ref().ptr();
-  ++known;
+  all[known++].told = told.inc_ref().ptr();
   return true;
 }
 

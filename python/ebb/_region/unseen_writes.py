@@ -9,6 +9,7 @@ alike.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -126,17 +127,20 @@ _WRAPPED = tuple(
     if hasattr(torch.UntypedStorage, name)
     and (name != "resize_" or torch.distributed.is_available())
 )
+_NOW = vars(torch.UntypedStorage)  # follows all changes of the class
+_methods = operator.itemgetter(*_WRAPPED)
+_in_place: tuple[Any, ...] = ()  # the methods that `install` left in place
 _lock = threading.Lock()  # held while methods are wrapped
 
 
 def are_watched() -> bool:
     """True if ebb sees calls of these methods: :func:`install` has run, and no other code has
     replaced a method since. Otherwise wrong gradients could go unnoticed."""
-    methods = vars(torch.UntypedStorage)
-    for name in _WRAPPED:  # noqa: SIM110 (faster than all())
-        if not hasattr(methods.get(name), _MARK):
-            return False
-    return True
+    try:
+        are_ours: bool = _methods(_NOW) == _in_place
+        return are_ours
+    except KeyError:  # the class inherits a method that ebb has not wrapped
+        return False
 
 
 @functools.cache
@@ -149,6 +153,7 @@ def _watch_once() -> None:
 
 def install() -> None:
     """Starts to watch these methods. Called before a region, unless they are watched."""
+    global _in_place
     with _lock:
         _watch_once()
         for name in _WRAPPED:
@@ -157,3 +162,4 @@ def install() -> None:
                 wrapped = _wrapper(name)(method)
                 setattr(wrapped, _MARK, True)
                 setattr(torch.UntypedStorage, name, wrapped)
+        _in_place = _methods(_NOW)
