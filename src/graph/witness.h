@@ -32,7 +32,9 @@ struct Mismatch {
 // depend on nothing else. `mismatch` tells where the difference began: an output that differs
 // although no input of its op does.
 struct Witness {
-  std::mutex mutex;           // guards bytes: a storage may die on any thread
+  // Guards bytes and lost: a storage may die on any thread. Code that holds it neither allocates nor
+  // drops bytes, since both may need the GIL: see Note [Locks and the GIL].
+  std::mutex mutex;
   c10::Storage bytes;         // null while the state still lives in its storage
   bool lost = false;          // nothing to compare: a workspace, or overwritten unseen
   const OpTraits* op;         // the op of the state; the recipe may be gone

@@ -8,11 +8,14 @@
 #include <atomic>
 #include <optional>
 
+#include "ebb/export.h"
+
 namespace ebb {
 
 // The first call installs interception. Later calls cover operators that libraries have registered
-// since. Called at every region entry. Throws if another library owns the dispatch key.
-void installInterception();
+// since. Called when Python imports ebb and at every region entry. Throws if another library owns
+// the dispatch key.
+EBB_API void installInterception();
 
 // True if a library has registered operators since the last installInterception(). Every op reads
 // the flag, so the read is one relaxed load.

@@ -3,28 +3,23 @@
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include <algorithm>
 #include <atomic>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <cstdint>
+
+#include "support/per_thread.h"
 
 namespace ebb {
 namespace {
 
 std::atomic<bool> hasFailed{false};
+std::atomic<uint32_t> forgotten{0};  // calls of forgetFailedWorkspaces()
 
-// Threads on which an allocation failed during the replay of a convolution. There are few such
-// threads, so a list replaces a thread_local: see Note [Static TLS].
-struct Threads {
-  std::mutex mutex;  // guards all members below
-  std::vector<std::thread::id> all;
-
-  static Threads& get() {
-    static auto* instance = new Threads;
-    return *instance;
-  }
-};
+// For a thread on which an allocation failed during the replay of a convolution: the value of
+// `forgotten` at that time, plus 1.
+PerThread<uint32_t>& failures() {
+  static auto* instance = new PerThread<uint32_t>;
+  return *instance;
+}
 
 bool areTimed() {
   const at::Context& context = at::globalContext();
@@ -71,26 +66,16 @@ int64_t WorkspaceWatch::count() const {
 }
 
 bool choosesOtherwise() {
-  if (!hasFailed.load(std::memory_order_relaxed)) {
-    return false;
-  }
-  Threads& threads = Threads::get();
-  std::lock_guard<std::mutex> lock(threads.mutex);
-  const auto id = std::this_thread::get_id();
-  return std::find(threads.all.begin(), threads.all.end(), id) != threads.all.end();
+  return hasFailed.load(std::memory_order_relaxed) && failures().get() == forgotten + 1;
 }
 
 void chooseOtherwise() {
-  Threads& threads = Threads::get();
-  std::lock_guard<std::mutex> lock(threads.mutex);
-  threads.all.push_back(std::this_thread::get_id());
+  failures().exchange(forgotten + 1);
 }
 
 void forgetFailedWorkspaces() {
-  Threads& threads = Threads::get();
-  std::lock_guard<std::mutex> lock(threads.mutex);
   hasFailed.store(false);
-  threads.all.clear();
+  ++forgotten;
 }
 
 }  // namespace ebb

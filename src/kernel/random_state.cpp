@@ -17,8 +17,8 @@
 namespace ebb {
 namespace {
 
-std::mutex& drawMutex() {
-  static auto* mutex = new std::mutex;
+PythonMutex& drawMutex() {
+  static auto* mutex = new PythonMutex;
   return *mutex;
 }
 
@@ -164,7 +164,7 @@ RandomScope::RandomScope(
   const bool takesGenerator = op.random.generatorArgument >= 0;
   const bool given = takesGenerator && arguments[op.random.generatorArgument].isGenerator();
   if (!given && !op.limits.untrusted) {
-    lock_ = std::unique_lock<std::mutex>(drawMutex());
+    lock_ = std::unique_lock<PythonMutex>(drawMutex());
   }
   if (!recorded) {
     return;
@@ -303,7 +303,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
     return;
   }
   if (!op.limits.untrusted) {
-    lock_ = std::unique_lock<std::mutex>(drawMutex());
+    lock_ = std::unique_lock<PythonMutex>(drawMutex());
   }
   generator_ = state->generator;
   if (!lend()) {

@@ -15,6 +15,7 @@
 
 #include "ebb/export.h"
 #include "intercept/op_traits.h"
+#include "support/python_mutex.h"
 
 namespace ebb {
 
@@ -108,7 +109,7 @@ class EBB_API RandomScope {
   std::optional<at::mt19937_data_pod> engineBefore_;  // of the original; set if a clone is used
   bool confirm_ = false;               // the op is not tagged as random: compare states
   bool unknown_ = false;               // see Note [Which generator an op drew from]
-  std::unique_lock<std::mutex> lock_;  // see Note [Random state]
+  std::unique_lock<PythonMutex> lock_;  // see Note [Random state]
 };
 
 // While the object lives, an op whose arguments are on top of `stack` draws the same numbers as in
@@ -135,7 +136,7 @@ class EBB_API RandomReplay {
   at::Generator generator_;            // the shared generator to restore, if any
   at::Tensor outer_;                   // the state to restore, if the generator was set
   at::Generator lender_;               // the generator's own state, if the replay exchanged it
-  std::unique_lock<std::mutex> lock_;  // see Note [Random state]
+  std::unique_lock<PythonMutex> lock_;  // see Note [Random state]
 };
 
 }  // namespace ebb

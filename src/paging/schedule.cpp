@@ -4,40 +4,25 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <mutex>
-#include <thread>
-#include <unordered_map>
+
+#include "support/per_thread.h"
 
 namespace ebb {
 namespace {
 
-// The pipeline place of each thread that has set one.
-struct Places {
-  std::mutex mutex;
-  std::unordered_map<std::thread::id, PipelinePlace> named;
-};
-
-Places& places() {
-  static auto* instance = new Places;
+PerThread<PipelinePlace>& places() {
+  static auto* instance = new PerThread<PipelinePlace>;
   return *instance;
 }
 
 }  // namespace
 
 PipelinePlace pipelinePlace() {
-  std::lock_guard<std::mutex> lock(places().mutex);
-  const auto found = places().named.find(std::this_thread::get_id());
-  return found == places().named.end() ? PipelinePlace{} : found->second;
+  return places().get();
 }
 
 PipelinePlace exchangePipelinePlace(PipelinePlace place) {
-  std::lock_guard<std::mutex> lock(places().mutex);
-  const auto named = places().named.try_emplace(std::this_thread::get_id()).first;
-  std::swap(named->second, place);
-  if (named->second == PipelinePlace{}) {
-    places().named.erase(named);
-  }
-  return place;
+  return places().exchange(place);
 }
 
 void PageSchedule::begin() {

@@ -21,7 +21,7 @@ namespace ebb {
 //   3. the lock of the offload engines, the lock of the paging engine; never both at once
 //   4. all other mutexes, which guard a few members each; code that holds one calls nothing that
 //      could take another lock or the GIL.
-// Lock 1 is a PythonMutex, and each lock 3 is a DroppingMutex on a PythonMutex. PythonMutex is
+// Locks 1 and 2 are PythonMutexes, and each lock 3 is a DroppingMutex on one. PythonMutex is
 // recursive: a thread may drop the last reference to a guarded object under the lock, and the
 // object's destructor may take the lock again.
 class PythonMutex {

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "graph/recipe.h"
 #include "graph/rows.h"
@@ -176,12 +177,19 @@ std::atomic<VerifyMode>& currentMode() {
   const c10::Storage storage{living};
   forgetOwner(storage);
   Witness& record = *value.rare->witness;
+  const auto isCopied = [&] { return record.bytes && !record.bytes.is_alias_of(storage); };
+  {
+    std::lock_guard<std::mutex> lock(record.mutex);
+    seen = seen && !record.lost;
+    if (seen && isCopied()) {
+      return;
+    }
+  }
+  c10::Storage bytes = seen ? copyOf(storage) : c10::Storage();
   std::lock_guard<std::mutex> lock(record.mutex);
-  if (!seen || record.lost) {
-    record.lost = true;
-    record.bytes = c10::Storage();
-  } else if (!record.bytes || record.bytes.is_alias_of(storage)) {
-    record.bytes = copyOf(storage);
+  record.lost |= !seen;
+  if (record.lost || !isCopied()) {
+    std::swap(record.bytes, bytes);  // the old bytes die after the lock is released
   }
 }
 

@@ -5,6 +5,8 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <utility>
 
 #include "graph/witness.h"
 
@@ -19,6 +21,21 @@ struct Wrapper {
   c10::weak_intrusive_ptr<Value> owner{c10::intrusive_ptr<Value>()};
 };
 
+// Returns null if there is no memory: a deleter must not raise.
+c10::Storage copyOf(const Wrapper& wrapper) {
+  try {
+    c10::Storage copy(
+        c10::Storage::use_byte_size_t(),
+        static_cast<int64_t>(wrapper.nbytes),
+        c10::GetDefaultCPUAllocator(),
+        true);
+    std::memcpy(copy.mutable_data(), wrapper.memory.get(), wrapper.nbytes);
+    return copy;
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
+
 // Copies the bytes into the owner's witness before the bytes are lost. Needs no lock of the graph:
 // a region that records on another thread does not touch a value whose storage has just lost its
 // last reference.
@@ -27,17 +44,19 @@ void tellOwner(const Wrapper& wrapper) {
   if (!owner || !owner->rare->witness || owner->home.isSuperseded() || !owner->versions.hold()) {
     return;
   }
-  std::lock_guard<std::mutex> lock(owner->rare->witness->mutex);
-  if (!owner->rare->witness->bytes && !owner->rare->witness->lost) {
-    try {
-      auto* allocator = c10::GetDefaultCPUAllocator();
-      c10::Storage copy(
-          c10::Storage::use_byte_size_t(), static_cast<int64_t>(wrapper.nbytes), allocator, true);
-      std::memcpy(copy.mutable_data(), wrapper.memory.get(), wrapper.nbytes);
-      owner->rare->witness->bytes = std::move(copy);
-    } catch (const c10::Error&) {
-      owner->rare->witness->lost = true;  // no memory: a deleter must not raise
+  Witness& record = *owner->rare->witness;
+  const auto isOver = [&] { return record.bytes || record.lost; };
+  {
+    std::lock_guard<std::mutex> lock(record.mutex);
+    if (isOver()) {
+      return;
     }
+  }
+  c10::Storage copy = copyOf(wrapper);
+  std::lock_guard<std::mutex> lock(record.mutex);
+  if (!isOver()) {
+    record.lost = !copy;
+    std::swap(record.bytes, copy);
   }
 }
 

@@ -1,6 +1,7 @@
 // Tables of fields, transfers that are fake or instant, and what else only tests and benchmarks
 // use.
 #include <ATen/core/Generator.h>
+#include <ATen/ops/rand.h>
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 #include <torch/csrc/Exceptions.h>
@@ -301,6 +302,8 @@ void bindTesting(py::module_& module) {
     return std::make_pair(names.plain, names.full);
   });
   module.def("forget_failed_workspaces", &forgetFailedWorkspaces);
+  // As an extension that calls an operator and does not release the GIL.
+  module.def("draw_with_the_gil", [] { return at::rand({8}); });
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { offloadEngine().drain(); }));
   module.def("pinned_memory", torch::wrap_pybind_function_no_gil([](size_t nbytes, int8_t device) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));

@@ -7,8 +7,10 @@ import threading
 import fork_server
 import pytest
 import torch
+from other_threads import in_thread
 
 import ebb
+from ebb import _C
 from paging import EVERYTHING, asks_when_it_dies
 
 X = torch.randn(64, 4)
@@ -129,3 +131,11 @@ def test_what_dies_with_a_graph_may_ask():
     assert found == [True]
     with pytest.raises(RuntimeError, match="in another order"):
         step.__exit__(None, None, None)
+
+
+def test_the_pipeline_place_of_a_thread_ends_with_the_thread():
+    """A later thread may get the same id."""
+    in_thread(lambda: _C.exchange_paging_place(3, 1))
+    places = {in_thread(lambda: _C.exchange_paging_place(0, None)) for _ in range(4)}
+
+    assert places == {(0, None)}

@@ -173,6 +173,35 @@ print("end")
 """
 
 
+DRAWING = """
+from ebb import _testing
+
+library = torch.library.Library("aten", "IMPL")
+
+def bernoulli(x, *, generator=None):  # called under the lock of draws
+    inside()
+    return torch.ones_like(x)
+
+library.impl("bernoulli", bernoulli, "CPU", allow_override=True)
+x = torch.full((8,), 0.5)
+
+def draws():
+    with ebb.region():
+        torch.bernoulli(x)
+
+def draws_with_the_gil():
+    with ebb.region():
+        _testing.draw_with_the_gil()
+
+done, thread = against(draws_with_the_gil)
+for _ in range(100):
+    draws()
+done.set()
+thread.join()
+print("end")
+"""
+
+
 def assert_ends(program: str) -> None:
     done = in_a_process(COMMON + program, seconds=HANGS, OMP_NUM_THREADS="1")
     assert done.stdout == "end\n", done.stderr[-4000:]
@@ -188,6 +217,10 @@ def test_the_lock_of_the_offload_engines(other):
 
 def test_no_storage_dies_under_the_lock_of_the_offload_engines():
     assert_ends(DYING)
+
+
+def test_the_lock_of_draws():
+    assert_ends(DRAWING)
 
 
 @pytest.mark.sweep

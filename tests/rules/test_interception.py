@@ -259,15 +259,33 @@ print("exact")
 
 def test_another_owner_of_the_key_is_a_clear_error():
     source = """
-import torch, ebb
+import torch
 library = torch.library.Library("_", "IMPL", "CustomRNGKeyId")
 library.fallback(torch.library.fallthrough_kernel, "CustomRNGKeyId")
+import ebb
 try:
     ebb.region().__enter__()
 except RuntimeError as error:
     print(error)
 """
     assert_prints(source, "another library in this process owns it")
+
+
+def test_kernels_are_registered_when_ebb_is_imported():
+    """At the first region, other threads may be running operators whose kernels change."""
+    source = """
+import torch, ebb
+def kernels():
+    keys = "CustomRNGKeyId", "ADInplaceOrView", "SparseCPU"
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [has(name, key) for name in torch._C._dispatch_get_all_op_names() for key in keys]
+x = torch.ones(2)
+before = kernels()
+with ebb.region():
+    x.sin()
+print(before == kernels())
+"""
+    assert_prints(source, "True")
 
 
 def test_forked_child_trains():
