@@ -92,7 +92,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   KernelStates kernelStates;  // settings under which recipes were recorded
   GraphStreams streams;       // see Note [Bytes of several streams]
   RecipeNumbers numbers;
-  PackOrder packs;  // see Note [Saved by one node]
+  PackOrder packs;                      // see Note [Saved by one node]
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   JournalPtr journal;                   // null unless reports are recorded
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some

@@ -32,8 +32,8 @@ struct Mismatch {
 // depend on nothing else. `mismatch` tells where the difference began: an output that differs
 // although no input of its op does.
 struct Witness {
-  // Guards bytes and lost: a storage may die on any thread. Code that holds it neither allocates nor
-  // drops bytes, since both may need the GIL: see Note [Locks and the GIL].
+  // Guards bytes and lost: a storage may die on any thread. Code that holds it neither allocates
+  // nor drops bytes, since both may need the GIL: see Note [Locks and the GIL].
   std::mutex mutex;
   c10::Storage bytes;         // null while the state still lives in its storage
   bool lost = false;          // nothing to compare: a workspace, or overwritten unseen

@@ -107,8 +107,8 @@ class EBB_API RandomScope {
   at::Tensor cpuBefore_;  // the CPU generator's, if the op may draw from it
   at::Generator clone_;   // the op draws from it in place of the original; undefined: not used
   std::optional<at::mt19937_data_pod> engineBefore_;  // of the original; set if a clone is used
-  bool confirm_ = false;               // the op is not tagged as random: compare states
-  bool unknown_ = false;               // see Note [Which generator an op drew from]
+  bool confirm_ = false;                // the op is not tagged as random: compare states
+  bool unknown_ = false;                // see Note [Which generator an op drew from]
   std::unique_lock<PythonMutex> lock_;  // see Note [Random state]
 };
 
@@ -131,11 +131,11 @@ class EBB_API RandomReplay {
  private:
   bool lend();
 
-  const RandomState* state_;           // null if the op draws nothing
-  at::Generator clone_;                // the op draws from it, if the op takes a generator
-  at::Generator generator_;            // the shared generator to restore, if any
-  at::Tensor outer_;                   // the state to restore, if the generator was set
-  at::Generator lender_;               // the generator's own state, if the replay exchanged it
+  const RandomState* state_;            // null if the op draws nothing
+  at::Generator clone_;                 // the op draws from it, if the op takes a generator
+  at::Generator generator_;             // the shared generator to restore, if any
+  at::Tensor outer_;                    // the state to restore, if the generator was set
+  at::Generator lender_;                // the generator's own state, if the replay exchanged it
   std::unique_lock<PythonMutex> lock_;  // see Note [Random state]
 };
 

@@ -98,11 +98,10 @@ const char* findObstacle(
   if (!isTrusted(context, op, verdict)) {
     return kFromElsewhere;
   }
-  if (const char* why = verdict.forced ? nullptr : effectOf(op)) {
-    return why;
+  if (!arguments.writesCanBeReplayed()) {
+    return "it wrote to a tensor from outside of the region";
   }
-  return arguments.writesCanBeReplayed() ? nullptr
-                                         : "it wrote to a tensor from outside of the region";
+  return verdict.forced ? nullptr : effectOf(op);
 }
 
 void lockAgain(std::unique_lock<PythonMutex>& lock) {

@@ -82,13 +82,17 @@ void countPacked(RegionCounters& counters, Value& value, Retention retention) {
 }
 
 // Counts a new handle on a packed value.
-void addHandle(Graph& graph, const Packed& packed, const c10::Storage& storage, Retention retention) {
+void addHandle(
+    Graph& graph, const Packed& packed, const c10::Storage& storage, Retention retention) {
   Value& value = *packed.value;
   if (retention != Retention::Saved) {
     graph.streams.use(value, storage);  // autograd does not hold the storage
   }
   if (retention == Retention::Recomputed) {
     graph.packs.add(packed.value, packed.node);
+    if (graph.collectives.any()) [[unlikely]] {
+      graph.collectives.needs(packed.value);
+    }
     if (graph.lookahead && value.uses.packed() == 1 && !graph.lookahead->hasArrived()) {
       graph.lookahead->wants(value, storage);
     }
@@ -204,7 +208,8 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
 // Note [In-place views]
 // t_, set_ and similar ops change a tensor's geometry or storage, not the contents of a storage.
 // resize_ changes no contents if the storage is large enough. Otherwise the storage gets larger
-// memory, which begins with a copy of the old bytes.
+// memory, which begins with a copy of the old bytes. resize_ and resize_as_ move the version only
+// if they change the sizes.
 [[gnu::cold]] void Recorder::callInplaceView(Call& call) {
   const at::Tensor tensor = call.arguments[0].toTensor();
   c10::intrusive_ptr<Value> before;
@@ -230,7 +235,6 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   if (before) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     if (storage.nbytes() == before->home.nbytes()) {
-      // resize_ and resize_as_ move the version only if they change the sizes.
       const bool counted =
           call.op.arguments.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
       if (counted && !insidePythonDispatch()) {
@@ -373,9 +377,6 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
         value->decision.isPaged() && value->stash() && context_.graph->pages->resident;
     notePacked(*value, tensor, isResident(retention) || stays);
     packed.entry = value->rare->entry;
-  }
-  if (context_.graph->collectives.any() && retention == Retention::Recomputed) [[unlikely]] {
-    context_.graph->collectives.needs(value);
   }
   if (retention != Retention::Unmanaged) {
     packed.value = value;

@@ -67,11 +67,7 @@ class Recorder final : public Interceptor {
   // Sets the members of the context that describe the innermost region. `decider` and `counters`
   // must live until the next call.
   void enter(
-      Decider& decider,
-      RegionCounters& counters,
-      uint16_t region,
-      uint32_t nested,
-      bool allRepeat);
+      Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested, bool allRepeat);
 
   // Ends the outermost region, or only a part: see Note [Regions that are split]. Called when
   // autograd has counted all writes.

@@ -104,6 +104,15 @@ class Splitter final : public Interceptor {
   return c10::make_scope_exit([&flag] { flag = false; });
 }
 
+// Adds the rules that the user wrote. A report lists those that have no effect.
+void noteRules(Journal& journal, const Policy& policy) {
+  for (size_t rule = 0; rule < policy.rules().size(); ++rule) {
+    if (!policy.rules()[rule].preset) {
+      journal.names().addRule(ruleInWords(policy, static_cast<uint16_t>(rule)));
+    }
+  }
+}
+
 // The id of an entry that does nothing.
 constexpr uint64_t kNoRegion = std::numeric_limits<uint64_t>::max();
 
@@ -149,11 +158,7 @@ class ThreadRegions {
     const JournalPtr& journal = recorder_.context().graph->journal;
     const JournalTime now = journal ? journal->now() : 0;
     if (journal && journal->names().isNewPolicy(policy)) {
-      for (size_t rule = 0; rule < policy->rules().size(); ++rule) {
-        if (!policy->rules()[rule].preset) {
-          journal->names().addRule(ruleInWords(*policy, static_cast<uint16_t>(rule)));
-        }
-      }
+      noteRules(*journal, *policy);
     }
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
       repeats = Repeats::All;

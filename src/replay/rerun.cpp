@@ -328,16 +328,7 @@ class Rerun {
         continue;
       }
       c10::Storage storage = storageOf(output);
-      TORCH_CHECK(
-          storage.nbytes() == value->home.nbytes(),
-          "ebb: replaying ",
-          where(graph_, recipe_),
-          " gave ",
-          storage.nbytes(),
-          " bytes where the forward gave ",
-          value->home.nbytes(),
-          ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input "
-          "was changed by code that bypasses torch. Give this operator the decision SAVE.");
+      checkSize(*value, storage);
       checkRepeats(output, value->rare->fingerprint, storage);
       if (hasBytes) {
         continue;
@@ -356,6 +347,19 @@ class Rerun {
         verify(*value);
       }
     }
+  }
+
+  void checkSize(const Value& value, const c10::Storage& storage) const {
+    TORCH_CHECK(
+        storage.nbytes() == value.home.nbytes(),
+        "ebb: replaying ",
+        where(graph_, recipe_),
+        " gave ",
+        storage.nbytes(),
+        " bytes where the forward gave ",
+        value.home.nbytes(),
+        ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input was "
+        "changed by code that bypasses torch. Give this operator the decision SAVE.");
   }
 
   // See Note [Dead rows]

@@ -1,4 +1,4 @@
-"""An operator at the end of a region saves its input and small results: no copy of the input is made."""
+"""The last operator of a region saves its input and small results: ebb copies no input for them."""
 
 from __future__ import annotations
 

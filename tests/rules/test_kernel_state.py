@@ -346,7 +346,9 @@ def test_threads_that_start_during_a_replay_have_the_number_of_the_program(x, ba
 
 def test_a_replay_has_the_threads_of_its_forward_in_openmp_and_mkl(x, backward_thread):
     def maxima():
-        found = re.findall(r"(omp|mkl)_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info())
+        found = re.findall(
+            r"(omp|mkl)_get_max_threads\(\) : (\d+)", torch.__config__.parallel_info()
+        )
         return dict(found)
 
     LOOKS.append(maxima)
