@@ -66,7 +66,7 @@ TOGETHER = {
     "product of quotients": lambda h, s: (h / s) * (s / h),
     "root of a quotient": lambda h, s: (h.abs() / s).sqrt() * s,
     "power": lambda h, s: s**h,
-    "atan2": lambda h, s: torch.atan2(h, s),
+    "atan2": lambda h, s: torch.atan2(h, s + 1),
     "hypot": lambda h, s: torch.hypot(h, s),
     "in place": in_place(lambda h, s: h.div_(s)),
     "in place on a view": on_a_view(lambda h, s: h.div_(s)),
