@@ -208,7 +208,7 @@ def check_offloading(eager: Make, own: Make, capfd: Any, hooks: str) -> None:
     assert same(found, by_itself)
     assert same(found, train(eager))
     assert found.entered == 4
-    line = f"ebb: {hooks} does not offload the tensors that regions save"
+    line = f"ebb: saved-tensor hooks of the job ({hooks}) do not get the tensors that regions save"
     assert line in capfd.readouterr().err
 
 

@@ -48,7 +48,8 @@ def test_offloading_around_checkpoints(offloads, capfd):
 
     assert same(found, train(stack(plain)))
     assert found.entered == 4
-    assert "ebb: OffloadActivations does not offload the tensors" in capfd.readouterr().err
+    line = "ebb: saved-tensor hooks of the job (OffloadActivations) do not get the tensors"
+    assert line in capfd.readouterr().err
 
 
 def test_offloading_twice_is_refused(offloads):

@@ -66,5 +66,5 @@ def test_its_setting_beside_gradient_checkpointing(offloads, capfd):
     assert same(found, expected)
     assert found.entered == 4
     assert offloads or found.held <= expected.held
-    line = "ebb: OffloadActivations does not offload the tensors that regions save"
+    line = "ebb: saved-tensor hooks of the job (OffloadActivations) do not get the tensors that"
     assert any(said.startswith(line) for said in said_by_ebb(capfd)) == offloads

@@ -12,6 +12,8 @@ Graph::~Graph() {
 // graphs may keep the object itself.
 void Graph::release_resources() {
   countFromOutside();
+  fromOutside.hooked.reset();
+  numbers.packs = {};
   lookahead.reset();
   collectives.clear();
   escapes.all.clear();

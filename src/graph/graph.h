@@ -33,10 +33,12 @@ struct InputsOfHooks {
   virtual void unpack() = 0;
 };
 
-// Counters that number the recipes of a graph, and the searches over the recipes.
+// Counters that number the recipes of a graph and the searches over the recipes, and the values by
+// the numbers of autograd's nodes.
 struct RecipeNumbers {
   uint64_t sequence = 0;  // of the last recorded recipe; replays run in this order
   uint32_t visit = 0;     // of the last search, which writes the number into each recipe visited
+  PackOrder packs;        // see Note [Saved by one node]
 };
 
 // Note [Escapes]
@@ -92,7 +94,6 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   KernelStates kernelStates;  // settings under which recipes were recorded
   GraphStreams streams;       // see Note [Bytes of several streams]
   RecipeNumbers numbers;
-  PackOrder packs;                      // see Note [Saved by one node]
   VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
   JournalPtr journal;                   // null unless reports are recorded
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some

@@ -105,13 +105,16 @@ struct Recipe final : c10::intrusive_ptr_target {
     return reinterpret_cast<int64_t*>(others() + op.arguments.others.size());
   }
 
+  static constexpr int kNestedBits = 24;
+
   const OpTraits& op;
-  uint64_t sequence = 0;  // order of recording; replays run in this order
+  uint64_t sequence : 40 = 0;  // order of recording; replays run in this order
+  // Identifies the entry of the nested region; 0: the outermost region.
+  uint64_t nested : kNestedBits = 0;
   c10::SmallVector<Output, 1> outputs;
   [[no_unique_address]] KernelInputs kernel;
   uint16_t region = 0;  // index in Graph::names
   uint32_t visit = 0;   // RecipeNumbers::visit of the last search that visited this recipe
-  uint32_t nested = 0;  // identifies the entry of the nested region; 0: the outermost region
 
   void operator delete(void* block);
 

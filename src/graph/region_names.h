@@ -2,9 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 namespace ebb {
 
@@ -29,7 +30,7 @@ class RegionNames {
 
  private:
   mutable std::mutex mutex_;  // guards all members below
-  std::deque<std::string> names_;
+  std::vector<std::unique_ptr<const std::string>> names_;
 };
 
 }  // namespace ebb

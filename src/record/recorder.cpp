@@ -89,7 +89,7 @@ void addHandle(
     graph.streams.use(value, storage);  // autograd does not hold the storage
   }
   if (retention == Retention::Recomputed) {
-    graph.packs.add(packed.value, packed.node);
+    graph.numbers.packs.add(packed.value, packed.node);
     if (graph.collectives.any()) [[unlikely]] {
       graph.collectives.needs(packed.value);
     }

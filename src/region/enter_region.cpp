@@ -14,6 +14,7 @@
 #include "ahead/arrival.h"
 #include "ebb/paging.h"
 #include "ebb/region.h"
+#include "graph/recipe.h"
 #include "intercept/install.h"
 #include "record/recorder.h"
 #include "replay/escapes.h"
@@ -163,7 +164,8 @@ class ThreadRegions {
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
       repeats = Repeats::All;
     }
-    const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(id);
+    constexpr uint64_t kMostNested = (1 << Recipe::kNestedBits) - 1;
+    const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(1 + id % kMostNested);
     frames_.push_back(
         {id, repeats, std::move(name), region, nested, policy->activate(), {}, now, hookDepth()});
     frames_.back().counters.entered = 1;

@@ -86,6 +86,20 @@ bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
 }
 
+void checkSize(
+    const Graph& graph, const Recipe& recipe, const Value& value, const c10::Storage& storage) {
+  TORCH_CHECK(
+      storage.nbytes() == value.home.nbytes(),
+      "ebb: replaying ",
+      where(graph, recipe),
+      " gave ",
+      storage.nbytes(),
+      " bytes where the forward gave ",
+      value.home.nbytes(),
+      ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input was "
+      "changed by code that bypasses torch. Give this operator the decision SAVE.");
+}
+
 // One run of a recipe.
 class Rerun {
  public:
@@ -328,7 +342,7 @@ class Rerun {
         continue;
       }
       c10::Storage storage = storageOf(output);
-      checkSize(*value, storage);
+      checkSize(graph_, recipe_, *value, storage);
       checkRepeats(output, value->rare->fingerprint, storage);
       if (hasBytes) {
         continue;
@@ -347,19 +361,6 @@ class Rerun {
         verify(*value);
       }
     }
-  }
-
-  void checkSize(const Value& value, const c10::Storage& storage) const {
-    TORCH_CHECK(
-        storage.nbytes() == value.home.nbytes(),
-        "ebb: replaying ",
-        where(graph_, recipe_),
-        " gave ",
-        storage.nbytes(),
-        " bytes where the forward gave ",
-        value.home.nbytes(),
-        ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input was "
-        "changed by code that bypasses torch. Give this operator the decision SAVE.");
   }
 
   // See Note [Dead rows]

@@ -33,8 +33,9 @@ bool reads(Graph& graph, const Value& value, const Value& input) {
 }  // namespace
 
 void materialiseSameNode(Graph& graph, const Value& input, uint32_t node) {
-  for (const auto& value : graph.packs.of(node)) {
-    const bool waits = value->recipe() && value->uses.handles() > 0 && !value->available();
+  for (const auto& value : graph.numbers.packs.of(node)) {
+    const bool waits = value->recipe() && value->uses.handles() > 0 && !value->available() &&
+                       !value->decision.isMadeEachTime();
     if (waits && reads(graph, *value, input)) {
       if (input.rare->entry && value->rare->entry) {
         input.rare->entry->journal().askedWith(*input.rare->entry, *value->rare->entry);

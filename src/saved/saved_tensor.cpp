@@ -81,15 +81,33 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
   return truth;
 }
 
-// `storage`, or a copy with padding rows that match those of the node's other saved tensors: see
-// Note [Dead rows].
-c10::Storage withPadding(const Packed& packed, c10::Storage storage) {
+// True if only handles and the value itself hold `storage`, the bytes of a saved value, besides the
+// caller.
+bool isOnlyOurs(const Packed& packed, const c10::Storage& storage) {
+  const Value& value = *packed.value;
+  if (packed.recompute || isReadByRecipes(packed.value, storage)) {
+    return false;
+  }
+  const bool has = value.home.bytes().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+  const size_t handles = value.uses.relyOnBytes() ? 0 : value.uses.handles();
+  return storage.use_count() <= 1 + handles + (has ? 1 : 0);
+}
+
+// `storage` with padding rows that match those of the node's other saved tensors, or such a copy,
+// if other code has the storage: see Note [Dead rows].
+c10::Storage withPadding(const Packed& packed, VerifyMode verify, c10::Storage storage) {
   const NodeRows* node = packed.nodeRows.get();
   if (node == nullptr || !node->pads() || !node->rows.live->isPaged) {
     return storage;
   }
-  const Value* value = packed.value.get();
-  if (value && value->rare->rows && value->rare->rows->padded && !value->home.isSuperseded()) {
+  const bool isCurrent = packed.value && !packed.value->home.isSuperseded();
+  Rows* rows = isCurrent ? packed.value->rare->rows.get() : nullptr;
+  if (rows != nullptr && rows->padded) {
+    return storage;
+  }
+  if (rows != nullptr && verify == VerifyMode::Off && isOnlyOurs(packed, storage)) {
+    rows->padded = true;
+    writePadding(storage, node->rows);
     return storage;
   }
   c10::Storage copy = withRelief([&] { return copyOf(storage); });
@@ -307,7 +325,8 @@ at::Tensor SavedTensor::rebuild() {
     normal.emplace(false);  // only normal tensors accept a version counter
   }
   if (parts_ == nullptr) {
-    return geometry_.viewOf(withPadding(packed_, packed_.value ? materialised() : storage_));
+    c10::Storage storage = packed_.value ? materialised() : storage_;
+    return geometry_.viewOf(withPadding(packed_, graph_->verify, std::move(storage)));
   }
   std::vector<at::Tensor> inner;
   for (SavedTensor& part : parts_->inner) {
@@ -399,7 +418,7 @@ at::Tensor SavedTensor::unpackKept() const {
       ", has no data any more: its storage was resized to zero after the forward (a parameter that "
       "was resharded, or a buffer that was freed). Restore it before backward.");
   const c10::Storage storage =
-      packed_.nodeRows ? withPadding(packed_, kept_.storage()) : c10::Storage();
+      packed_.nodeRows ? withPadding(packed_, graph_->verify, kept_.storage()) : c10::Storage();
   if (!storage || storage.is_alias_of(kept_.storage())) {
     return kept_;
   }

@@ -327,6 +327,10 @@ class Step:
         written]."""
         begins = allocations.begins
         copies = set()
+        # When backward gets the values that it unpacks at a time: see Note [Saved by one node].
+        given: dict[float, float] = defaultdict(float)
+        for record in self.values:
+            given[record.asked] = max(given[record.asked], record.asked, record.again)
         for value, record in enumerate(self.values):
             replayed = (
                 self.values[output].again
@@ -334,9 +338,10 @@ class Step:
                 for output in self.operators[reader].outputs
             )
             is_computed_input = value not in self.maker and value in self.memory_of
-            if is_computed_input or record.asked < 0 or max(replayed, default=-1.0) <= record.asked:
+            time = given[record.asked]
+            if is_computed_input or record.asked < 0 or max(replayed, default=-1.0) <= time:
                 continue  # ebb does not copy an input that an operator computed: autograd holds it
-            index = bisect.bisect_left(begins, (max(record.asked, record.again), 0))
+            index = bisect.bisect_left(begins, (time, 0))
             if index < len(begins) and begins[index][1] == record.memory:
                 copies.add(begins[index][0])
         return copies
