@@ -27,8 +27,9 @@ RepeatedCollectives::Repeated repeatedBy(const c10::intrusive_ptr<Recipe>& recip
 
 void RepeatedCollectives::records(const std::string& group) {
   const PythonSupport* python = pythonSupport();
-  if (!groups_.contains(group)) {
-    groups_[group] = python == nullptr ? 0 : python->collectives.number(group);
+  const auto is = [&](const auto& known) { return known.first == group; };
+  if (std::none_of(groups_.begin(), groups_.end(), is)) {
+    groups_.emplace_back(group, python == nullptr ? 0 : python->collectives.number(group));
     due_.store(true, std::memory_order_release);
   }
 }

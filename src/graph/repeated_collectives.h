@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "graph/recipe.h"
@@ -103,7 +104,8 @@ class RepeatedCollectives {
  private:
   bool tellOtherRanks(const std::string& region) const;
 
-  std::map<std::string, uint64_t> groups_;  // the number of the region, by the group's name
+  // The groups' names, and the number of the region in each.
+  std::vector<std::pair<std::string, uint64_t>> groups_;
   std::vector<c10::weak_intrusive_ptr<Value>> needed_;
   std::vector<Repeated> list_;  // in the order of the forward
   bool unfinished_ = false;

@@ -43,6 +43,13 @@ struct HookedStash final : Stash {
     }
   }
 
+  // Runs when the last strong reference goes. The destructor waits for the weak reference of
+  // `inputs`, which `inputs` would then keep.
+  void release_resources() override {
+    inputs.reset();
+    bytes = c10::Storage();
+  }
+
   void take(at::Tensor unpacked) {
     if (bytes) {
       return;
@@ -74,7 +81,7 @@ struct HookedStash final : Stash {
         ". Let the unpack hook restore dtype, device and shape, or set EBB_DISABLE=1.");
   }
 
-  const std::shared_ptr<HookedInputs> inputs;
+  std::shared_ptr<HookedInputs> inputs;
   const c10::weak_intrusive_ptr<c10::StorageImpl> home;
   const size_t nbytes;
   const std::vector<int64_t> strides;

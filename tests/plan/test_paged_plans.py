@@ -24,6 +24,7 @@ pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
 CLOSE = 1.0025  # of the peak, as in test_simulator.py
 LOOSE = 1.05  # what a replay has fetched counts until backward has asked for it, too
+MIXING = 1.11  # copies that Note [Saved by one node] avoids count, too
 
 every_program = pytest.mark.parametrize("make", PAGED, ids=lambda make: make.__name__)
 
@@ -75,7 +76,7 @@ def test_a_step_holds_what_was_predicted(make, seed):
         gradients = found.program.run()
 
     assert measured <= predicted * CLOSE
-    assert predicted <= measured * LOOSE
+    assert predicted <= measured * (MIXING if make.__name__ == "mixing" else LOOSE)
     assert all(map(same_bits, gradients, expected))
 
 

@@ -21,7 +21,9 @@ from ebb._plan.simulate import Simulator
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
 # Byte for byte; scratch memory of kernels in the others is not always at the same place.
-EXACT = programs.unet, programs.shared, programs.chain, programs.mixed_precision
+EXACT = {programs.unet, programs.shared, programs.chain, programs.mixed_precision}
+if programs.HAS_AVX2_ONLY:  # a kernel in backward takes 64 bytes more where the peak is
+    EXACT.remove(programs.mixed_precision)
 CLOSE = 0.0025  # of the peak
 # Above the measured peak, as a share of it:
 LOOSE = {

@@ -26,6 +26,9 @@ from ebb._plan.module_policies import ModulePolicies
 from ebb._plan.profile import Operator
 from ebb._plan.simulate import Measured, Simulator
 
+# Kernels of such CPUs need scratch memory at other places. Measured on one machine of each kind.
+HAS_AVX2_ONLY = torch.backends.cpu.get_cpu_capability() == "AVX2"
+
 WIDTH = 32
 LENGTH = 16
 

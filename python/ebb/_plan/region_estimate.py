@@ -360,11 +360,15 @@ class RegionEstimate:
                 yield from during(time, end, step.values[value].memory)
 
     def _slice_end(self, value: int, time: float) -> float:
-        """The end of the replays for which backward waits when it unpacks a value."""
-        maker = self._step.maker.get(value)
-        if maker not in self.replays.runs or maker in self._each_time:
-            return time
-        return max(time, self.replays.ends[maker, self.replays.runs[maker][0]])
+        """The end of the replays that run before backward gets a value that it unpacks: those that
+        the value needs, and those of Note [Saved by one node]."""
+        runs, step = self.replays.runs, self._step
+        makers = [step.maker.get(value)]
+        last = step.node_unpacks_until(time)
+        makers += [step.maker[other] for at, other in self._call.unpacked if time <= at <= last]
+        once = (maker for maker in makers if maker in runs and maker not in self._each_time)
+        ends = [self.replays.ends[maker, runs[maker][0]] for maker in once]
+        return max([self.replays.end_at(time), *ends])
 
     def _could_run(self, op: int, time: float) -> bool:
         """True if a saved operator's recipe still exists. The region's end drops the recipe, unless

@@ -28,10 +28,16 @@ class Replays:
         # replays whose results their slice frees
         self.passing: set[tuple[int, float]] = set()
         resident: set[int] = set()
+        last, behind = (
+            -1.0,
+            0,
+        )  # how many replays of slices that begin at the time `last` came before
         for begin, wanted in self._in_order(call, each_time, begins):
             needed = self._needed_for(wanted, begin, resident)
             inner = step.inner_region(wanted)
-            for index, op in enumerate(sorted(needed)):  # in sequence
+            # The slices of one node run one after the other. See Note [Saved by one node].
+            behind = behind if begin == last and begin != begins else 0
+            for index, op in enumerate(sorted(needed), behind):  # in sequence
                 time = begin + index * EPSILON
                 if begin == begins:
                     self.early.add((op, time))
@@ -41,7 +47,9 @@ class Replays:
                     self.passing.add((op, time))
                 else:
                     resident.add(op)
+            last, behind = begin, behind + len(needed)
         self.ends = self._ends_of_slices()
+        self._end_at = {time: end for (_, time), end in self.ends.items()}
 
     def _in_order(
         self, call: Call, each_time: set[int], begins: float
@@ -89,6 +97,10 @@ class Replays:
     def last(self, ops: Iterable[int]) -> float:
         """The last replay of any of these operators; 0 if there is none."""
         return max((self.runs[op][-1] for op in ops if op in self.runs), default=0.0)
+
+    def end_at(self, time: float) -> float:
+        """The end of the slice that begins at a time; the time itself if there is none."""
+        return self._end_at.get(time, time)
 
     def read(self, maker: tuple[int, float] | None, readers: Iterable[int]) -> list[float]:
         """When each replay of the readers no longer needs a value.

@@ -147,6 +147,7 @@ class Step:
         }
         allocations = Allocations(profile)
         begins = sorted(time for time, _, size in profile.allocations if size > 0)
+        self._others_allocate = [time for time in begins if not allocations.is_replay(time)]
         for call in self.calls:
             index = bisect.bisect_right(begins, call.ends)
             call.next_allocation = begins[index] if index < len(begins) else self.duration
@@ -270,6 +271,14 @@ class Step:
         operator = self.operators[op]
         return max([operator.start, *(self.values[value].made for value in operator.outputs)])
 
+    def node_unpacks_until(self, time: float) -> float:
+        """When the autograd node that unpacks a value at `time` unpacks its last value: nothing but
+        replays allocates memory between the unpacks of one node."""
+        index = bisect.bisect_right(self._others_allocate, time)
+        at = self._others_allocate[index] if index < len(self._others_allocate) else math.inf
+        index = bisect.bisect_left(self._unpacks, at)
+        return self._unpacks[index - 1] if index > 0 else time
+
     @property
     def passes(self) -> int:
         """How often the step runs forward and backward; more than once if it accumulates
@@ -329,8 +338,10 @@ class Step:
         copies = set()
         # When backward gets the values that it unpacks at a time: see Note [Saved by one node].
         given: dict[float, float] = defaultdict(float)
-        for record in self.values:
-            given[record.asked] = max(given[record.asked], record.asked, record.again)
+        for value, record in enumerate(self.values):
+            made = self.operators[self.maker[value]].outputs if value in self.maker else [value]
+            again = max(self.values[output].again for output in made)
+            given[record.asked] = max(given[record.asked], record.asked, again)
         for value, record in enumerate(self.values):
             replayed = (
                 self.values[output].again
@@ -338,10 +349,13 @@ class Step:
                 for output in self.operators[reader].outputs
             )
             is_computed_input = value not in self.maker and value in self.memory_of
-            time = given[record.asked]
-            if is_computed_input or record.asked < 0 or max(replayed, default=-1.0) <= time:
+            if is_computed_input or record.asked < 0:
                 continue  # ebb does not copy an input that an operator computed: autograd holds it
-            index = bisect.bisect_left(begins, (time, 0))
+            if max(replayed, default=-1.0) <= given[record.asked]:
+                continue
+            index = bisect.bisect_left(begins, (max(record.asked, record.again), 0))
+            while index < len(begins) and allocations.is_replay(begins[index][0]):
+                index += 1
             if index < len(begins) and begins[index][1] == record.memory:
                 copies.add(begins[index][0])
         return copies
