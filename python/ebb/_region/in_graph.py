@@ -140,7 +140,7 @@ def _install() -> None:
 
 
 def _uninstall(_: Any) -> None:
-    config = torch._functorch.config
+    config: Any = torch._functorch.config
     ours = config.joint_custom_pass
     if isinstance(ours, _Pass):
         config.joint_custom_pass = ours.before

@@ -198,8 +198,9 @@ _lock = threading.Lock()  # guards `_ranks`
 
 def _find(group_name: str) -> tuple[Any, _Ranks] | None:
     """The process group; None if it was destroyed."""
+    distributed: Any = dist.distributed_c10d
     try:
-        group = dist.distributed_c10d._resolve_process_group(group_name)
+        group = distributed._resolve_process_group(group_name)
     except (RuntimeError, ValueError):
         return None
     with _lock:
