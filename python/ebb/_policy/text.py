@@ -103,7 +103,7 @@ def _check(rules: list[Rule], places: list[_At], at: _At) -> None:
     except ValueError as error:
         raise at.error(error) from None
     try:
-        compiled_rules(rules, RECOMPUTE, SAVE, at.late)
+        compiled_rules(list(dict.fromkeys(rules)), RECOMPUTE, SAVE, at.late)  # each rule once
         return
     except (ValueError, NotImplementedError) as error:
         whole = error
