@@ -64,7 +64,7 @@ struct Escapes {
   bool hadBackward = false;      // the thread unpacked a saved tensor while the region was open
 };
 
-// What a region has from outside.
+// The values and inputs that a region did not make.
 struct GraphInputs {
   std::vector<c10::weak_intrusive_ptr<Value>> values;  // see Note [What only ebb holds]
   std::shared_ptr<InputsOfHooks> hooked;               // null unless hooks have saved inputs

@@ -17,8 +17,8 @@ namespace ebb {
 class Handle;
 struct Mismatch;
 
-// What the ranks of a process group tell each other about the collectives that replays repeat. See
-// Note [Repeated collectives]. `group` is the name of the process group. `place` says which of the
+// Calls by which the ranks of a process group compare the collectives that replays repeat. See Note
+// [Repeated collectives]. `group` is the name of the process group. `place` says which of the
 // group's lists a list is. `list` has the names of the collectives; it may be empty.
 struct CollectivesOfRanks {
   // The number of a new region with such collectives, in the order of the forward.

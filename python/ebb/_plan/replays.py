@@ -28,10 +28,8 @@ class Replays:
         # replays whose results their slice frees
         self.passing: set[tuple[int, float]] = set()
         resident: set[int] = set()
-        last, behind = (
-            -1.0,
-            0,
-        )  # how many replays of slices that begin at the time `last` came before
+        last = -1.0  # when the slice before begins
+        behind = 0  # number of replays of the earlier slices that begin then
         for begin, wanted in self._in_order(call, each_time, begins):
             needed = self._needed_for(wanted, begin, resident)
             inner = step.inner_region(wanted)

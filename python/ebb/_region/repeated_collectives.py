@@ -228,7 +228,7 @@ def tell(group_name: str, region: str, place: str, collectives: str) -> bool:
         collectives: names of the operators, in the order of the forward.
 
     Returns:
-        Whether the ranks have not compared such a list before.
+        True if the ranks have not compared such a list before.
     """
     found = _find(group_name)
     if found is None or found[1].peers is None:
