@@ -11,12 +11,14 @@
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
 #include <string>
 
 #include "intercept/key.h"
 #include "memory/bytes.h"
+#include "stream/stream.h"
 
 namespace ebb {
 namespace {
@@ -117,6 +119,9 @@ RowCount::RowCount(const at::Tensor& rows)
     count = counts.sum().masked_fill_(bad, -1).reshape({1});
   }
   kept = at::add(count, at::eq(count, 0));
+  if (!kept.is_cpu() && c10::impl::hasDeviceGuardImpl(kept.device().type())) {
+    maker_ = currentStream(kept.device());
+  }
 }
 
 bool RowCount::is(int64_t live) const {
@@ -138,6 +143,13 @@ int64_t RowCount::keptNow() {
   return keptNow_;
 }
 
+const at::Tensor& RowCount::keptOnCurrent() const {
+  if (maker_ && currentStream(kept.device()) != *maker_) {
+    useOnCurrent(kept.storage(), *maker_);
+  }
+  return kept;
+}
+
 void writePadding(const c10::Storage& storage, const Rows& rows) {
   const DeadRows padding = rows.live->padding;
   if (padding == DeadRows::None || storage.nbytes() < static_cast<size_t>(rows.total)) {
@@ -147,8 +159,8 @@ void writePadding(const c10::Storage& storage, const Rows& rows) {
   at::Tensor all = wordsOf(storage, rows.total);
   const at::Tensor first = all.narrow(0, 0, 1);
   const at::Tensor dead = padding == DeadRows::Repeat ? first.clone() : constantRow(first, rows);
-  const at::Tensor isLive =
-      at::lt(at::arange(rows.total, rows.live->kept.options()), rows.live->kept);
+  const at::Tensor kept = rows.live->keptOnCurrent();
+  const at::Tensor isLive = at::lt(at::arange(rows.total, kept.options()), kept);
   at::where_out(all, isLive.unsqueeze(1), all, dead);
 }
 

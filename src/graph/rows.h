@@ -3,10 +3,12 @@
 
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "ebb/paging.h"
@@ -68,6 +70,9 @@ struct RowCount final : c10::intrusive_ptr_target {
   // How many rows a pool takes: the valid rows, at least 1. Waits for the device once.
   int64_t keptNow();
 
+  // `kept`, which the current stream is about to read.
+  const at::Tensor& keptOnCurrent() const;
+
   // Both tensors are one int64 on the marked tensor's device, and are never written.
   at::Tensor count;  // valid rows
   at::Tensor kept;   // kept rows: at least one
@@ -83,6 +88,7 @@ struct RowCount final : c10::intrusive_ptr_target {
   std::vector<int64_t> shape_;  // sizes and strides
   c10::ScalarType dtype_;
   int64_t keptNow_ = 0;  // 0: not read yet
+  std::optional<c10::Stream> maker_;  // stream that computed the tensors; none on the CPU
 };
 using RowCountPtr = c10::intrusive_ptr<RowCount>;
 

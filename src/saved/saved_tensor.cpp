@@ -95,7 +95,7 @@ bool isOnlyOurs(const Packed& packed, const c10::Storage& storage) {
 
 // `storage` with padding rows that match those of the node's other saved tensors, or such a copy,
 // if other code has the storage: see Note [Dead rows].
-c10::Storage withPadding(const Packed& packed, VerifyMode verify, c10::Storage storage) {
+c10::Storage withPadding(const Packed& packed, const Graph& graph, c10::Storage storage) {
   const NodeRows* node = packed.nodeRows.get();
   if (node == nullptr || !node->pads() || !node->rows.live->isPaged) {
     return storage;
@@ -105,7 +105,9 @@ c10::Storage withPadding(const Packed& packed, VerifyMode verify, c10::Storage s
   if (rows != nullptr && rows->padded) {
     return storage;
   }
-  if (rows != nullptr && verify == VerifyMode::Off && isOnlyOurs(packed, storage)) {
+  // A kernel of another stream may still read the storage.
+  const bool mayBeRead = graph.verify != VerifyMode::Off || graph.streams.areSeveral();
+  if (rows != nullptr && !mayBeRead && isOnlyOurs(packed, storage)) {
     rows->padded = true;
     writePadding(storage, node->rows);
     return storage;
@@ -326,7 +328,7 @@ at::Tensor SavedTensor::rebuild() {
   }
   if (parts_ == nullptr) {
     c10::Storage storage = packed_.value ? materialised() : storage_;
-    return geometry_.viewOf(withPadding(packed_, graph_->verify, std::move(storage)));
+    return geometry_.viewOf(withPadding(packed_, *graph_, std::move(storage)));
   }
   std::vector<at::Tensor> inner;
   for (SavedTensor& part : parts_->inner) {
@@ -418,7 +420,7 @@ at::Tensor SavedTensor::unpackKept() const {
       ", has no data any more: its storage was resized to zero after the forward (a parameter that "
       "was resharded, or a buffer that was freed). Restore it before backward.");
   const c10::Storage storage =
-      packed_.nodeRows ? withPadding(packed_, graph_->verify, kept_.storage()) : c10::Storage();
+      packed_.nodeRows ? withPadding(packed_, *graph_, kept_.storage()) : c10::Storage();
   if (!storage || storage.is_alias_of(kept_.storage())) {
     return kept_;
   }

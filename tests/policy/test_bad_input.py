@@ -330,7 +330,7 @@ def test_too_many_rules_in_either_a_file_and_a_line(tmp_path):
     path = tmp_path / "policy.toml"
     rule = '[[rules]]\nop = "mm"\ndecision = "save"\nname = "a"\n'
     path.write_text(rule * 64)
-    with pytest.raises(ValueError, match=r"policy.toml: rules: more than 64 rules"):
+    with pytest.raises(ValueError, match=r"policy.toml: more than 64 rules"):
         ebb.Policy.load(path)
     with pytest.raises(ValueError, match=r"^ebb: policy 'mm:save.*at most 5,000 rules"):
         ebb.Policy.parse("mm:save," * 5001)

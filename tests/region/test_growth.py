@@ -22,8 +22,8 @@ REGIONS_OF_BATCH = 8
 # chain without saved tensors, for each region, and for each region of eight ops with seven saved
 # tensors. docs/design/graph.md says which objects take these bytes.
 BYTES_OF_OP = 262
-BYTES_OF_REGION = 1_000
-BYTES_OF_EIGHT_OPS = 2_600
+BYTES_OF_REGION = 1_100
+BYTES_OF_EIGHT_OPS = 2_800
 
 X = torch.randn(8).requires_grad_()
 
