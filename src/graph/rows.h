@@ -87,7 +87,7 @@ struct RowCount final : c10::intrusive_ptr_target {
   int64_t offset_ = 0;
   std::vector<int64_t> shape_;  // sizes and strides
   c10::ScalarType dtype_;
-  int64_t keptNow_ = 0;  // 0: not read yet
+  int64_t keptNow_ = 0;               // 0: not read yet
   std::optional<c10::Stream> maker_;  // stream that computed the tensors; none on the CPU
 };
 using RowCountPtr = c10::intrusive_ptr<RowCount>;
