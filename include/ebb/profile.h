@@ -28,6 +28,8 @@ struct ProfileValue {
   double made = 0;
   double letGo = -1;          // of an input: when ebb first found that only regions refer to it
   double asked = -1;          // first unpack in backward
+  uint64_t node = 0;          // number of the node that unpacked it first; the values of a node
+                              // have the same number
   double again = -1;          // when the value was recomputed or fetched
   uint64_t againAddress = 0;  // of the bytes after recomputation or fetch
   double ended = -1;          // when the last reference ended
@@ -36,7 +38,7 @@ struct ProfileValue {
   bool rowsMixed = false;     // saved by an operator whose results may mix several rows
 
   EBB_FIELDS(ProfileValue, memory, shape, dtype, fate, reason, saved, address, made, letGo, asked,
-             again, againAddress, ended, rows, liveRows, rowsMixed)
+             node, again, againAddress, ended, rows, liveRows, rowsMixed)
 };
 
 // One operator call in a forward.

@@ -160,7 +160,9 @@ void writePadding(const c10::Storage& storage, const Rows& rows) {
   const at::Tensor first = all.narrow(0, 0, 1);
   const at::Tensor dead = padding == DeadRows::Repeat ? first.clone() : constantRow(first, rows);
   const at::Tensor kept = rows.live->keptOnCurrent();
-  const at::Tensor isLive = at::lt(at::arange(rows.total, kept.options()), kept);
+  at::Tensor numbers = at::empty({rows.total}, kept.options());  // a resize stops replays ahead
+  at::arange_out(numbers, rows.total);
+  const at::Tensor isLive = at::lt(numbers, kept);
   at::where_out(all, isLive.unsqueeze(1), all, dead);
 }
 

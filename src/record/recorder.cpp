@@ -378,10 +378,10 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
     notePacked(*value, tensor, isResident(retention) || stays);
     packed.entry = value->rare->entry;
   }
+  packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
     packed.value = value;
     packed.recompute = retention != Retention::Saved;
-    packed.node = static_cast<uint32_t>(at::sequence_number::peek());
     addHandle(*context_.graph, packed, tensor.storage(), retention);
   }
   return packed;

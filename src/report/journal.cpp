@@ -158,20 +158,26 @@ void Journal::watch(const Entry& entry, Look look) {
   watched_.emplace(entry.line(), std::make_shared<Look>(std::move(look)));
 }
 
-void Journal::asked(const Entry& entry) {
+void Journal::asked(const Entry& entry, uint32_t node) {
   const JournalTime time = now();
   if (!wasAsked_.exchange(true)) {
     look(time);
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  JournalTime& asked = entry.line()->times.asked;
-  asked = asked == kNever ? time : asked;
+  Line& line = *entry.line();
+  if (line.times.asked == kNever) {
+    line.times.asked = time;
+    line.use.node = node;
+  }
 }
 
 void Journal::askedWith(const Entry& first, const Entry& entry) {
   std::lock_guard<std::mutex> lock(mutex_);
-  JournalTime& asked = entry.line()->times.asked;
-  asked = asked == kNever ? first.line()->times.asked : asked;
+  Line& line = *entry.line();
+  if (line.times.asked == kNever) {
+    line.times.asked = first.line()->times.asked;
+    line.use.node = first.line()->use.node;
+  }
 }
 
 // Finds watched values that only regions hold, and notes the time. Called without the lock, since
@@ -383,6 +389,7 @@ ProfileValue profiled(const Line& line) {
       inMilliseconds(line.times.made),
       inMilliseconds(line.times.letGo),
       inMilliseconds(line.times.asked),
+      line.use.node,
       inMilliseconds(line.times.back),
       reinterpret_cast<uintptr_t>(line.memory.backAt),
       inMilliseconds(line.times.ended),

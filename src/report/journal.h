@@ -76,6 +76,7 @@ struct LineUse {
   bool wasRead = false;             // input of a replay in a report
   bool wasLast = false;             // made outside, and ebb dropped the last reference
   uint32_t handlesWithStorage = 0;  // from outside: number of autograd's handles with the storage
+  uint32_t node = 0;                // number of the backward node that unpacked it first
 };
 
 // The replays of a value.
@@ -272,8 +273,8 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // out if only regions hold the value: when backward first unpacks, when a report is made, and,
   // for profiles, when a region is entered.
   void watch(const Entry& entry, Look look);
-  // Notes that backward has unpacked the value of `entry`.
-  void asked(const Entry& entry);
+  // Notes that backward node number `node` has unpacked the value of `entry`.
+  void asked(const Entry& entry, uint32_t node);
   // Notes that the backward node that has unpacked the value of `first` needs the value of `entry`.
   void askedWith(const Entry& first, const Entry& entry);
 

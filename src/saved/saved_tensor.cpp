@@ -260,7 +260,7 @@ bool SavedTensor::isOffloaded() const {
 // without hooks.
 at::Tensor SavedTensor::unpack() {
   if (packed_.entry) [[unlikely]] {
-    packed_.entry->journal().asked(*packed_.entry);
+    packed_.entry->journal().asked(*packed_.entry, packed_.node);
   }
   asksFor(*graph_);  // see Note [Replays ahead of backward]
   if (graph_->collectives.areDue()) [[unlikely]] {

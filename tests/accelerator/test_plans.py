@@ -18,6 +18,7 @@ from ebb._plan.step import Step
 from ebb._plan.transfers import Link
 
 FAST = Link(out=1e9, back=1e9, least=1024, room=1 << 40)
+BLOCKS = 12
 CLOSE = 1.005  # of the peak: the host allocates scalars, which a step of the plan may not
 
 
@@ -35,7 +36,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Linear(32, 32)
-        self.layers = nn.ModuleList(Block() for _ in range(6))
+        self.layers = nn.ModuleList(Block() for _ in range(BLOCKS))
 
     def forward(self, x):
         x = self.first(x)
@@ -73,7 +74,7 @@ def test_what_leaves_is_seen_and_measured(model, step):
     assert found.link.back > 0
     facts = Step(found.profile)
     leaving = sum(map(facts.may_offload, range(len(facts.values))))
-    assert leaving == 6, "what each block reads; the first block's, too"
+    assert leaving == BLOCKS, "what each block reads; the first block's, too"
     assert found.away is not None
 
 

@@ -28,7 +28,7 @@ def test_memory_is_free_when_the_host_has_waited_for_a_later_one():
     assert [by_memory(found)[n].left for n in range(3)] == [5, 9, math.inf]
 
 
-def test_what_was_sent_last_stays():
+def test_the_copies_of_what_was_sent_last_hold_it():
     found = by_memory(Transfers([sent(0, 10, 1, 50), sent(1, 10, 2, 40)], LINK, 100))
 
     assert all(one.left == math.inf for one in found.values())
@@ -68,7 +68,7 @@ def test_where_there_is_no_room_on_the_host_it_stays():
 
     found = by_memory(Transfers([sent(n, 10, n, 100 - n) for n in range(4)], link, 0))
 
-    assert [found[n].left for n in range(4)] == [0, 1, math.inf, math.inf]
+    assert [found[n].left for n in range(4)] == [0, 1, found[2].sent.ended, found[3].sent.ended]
 
 
 def test_nothing_sent_costs_nothing():

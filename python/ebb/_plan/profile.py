@@ -64,6 +64,7 @@ class Value:
         let_go: for values from outside the region, when ebb found that the program no longer holds
             them; -1: never.
         asked: when backward first unpacked it; -1: never.
+        node: number of the backward node that unpacked it then; values of one node have the same.
         again: when it had been recomputed or fetched; -1: never.
         again_address: address of its bytes at that time.
         ended: when nothing referred to it any more; -1: not before the step's end.
@@ -88,6 +89,7 @@ class Value:
     rows: int = 0
     live_rows: int = 0
     rows_mixed: bool = False
+    node: int = 0
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,7 @@ class Simulator:
         for absence in absences:
             sent = absence.sent
             spans = needed.setdefault(sent.memory, [])
-            spans += [(sent.allocated, min(absence.left, sent.ended))]
+            spans += [(sent.allocated, min(absence.left, self.step.duration))]
             spans += [(absence.fetched, sent.ended)]
         shared = Changes(self._changes_of(needed))
         of_pools = Changes([(0.0, pools.nbytes)])

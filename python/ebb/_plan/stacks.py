@@ -133,9 +133,13 @@ def _joined(step: Step, around: Mapping[int, tuple[int, str]], stacks: Iterable[
     values = list(step.values)
     for value, maker in passed_on.items():
         both = values[value], values[maker]
-        times = [record.asked for record in both if record.asked >= 0]
+        first = min(
+            (record for record in both if record.asked >= 0),
+            key=lambda record: record.asked,
+            default=both[0],
+        )
         is_saved = any(record.saved for record in both)
-        values[maker] = replace(values[maker], saved=is_saved, asked=min(times, default=-1.0))
+        values[maker] = replace(values[maker], saved=is_saved, asked=first.asked, node=first.node)
     operators = [
         replace(
             operator,

@@ -96,6 +96,8 @@ class Call:
     # was held only by the region.
     next_allocation: float = math.inf
     unpacked: list[tuple[float, int]] = field(default_factory=list)  # times and values, in order
+    # The same for each autograd node, by its number.
+    of_node: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
     forward_ends: float = 0.0  # just before backward next unpacks a value of any region
 
     @property
@@ -147,7 +149,6 @@ class Step:
         }
         allocations = Allocations(profile)
         begins = sorted(time for time, _, size in profile.allocations if size > 0)
-        self._others_allocate = [time for time in begins if not allocations.is_replay(time)]
         for call in self.calls:
             index = bisect.bisect_right(begins, call.ends)
             call.next_allocation = begins[index] if index < len(begins) else self.duration
@@ -271,14 +272,6 @@ class Step:
         operator = self.operators[op]
         return max([operator.start, *(self.values[value].made for value in operator.outputs)])
 
-    def node_unpacks_until(self, time: float) -> float:
-        """When the autograd node that unpacks a value at `time` unpacks its last value: nothing but
-        replays allocates memory between the unpacks of one node."""
-        index = bisect.bisect_right(self._others_allocate, time)
-        at = self._others_allocate[index] if index < len(self._others_allocate) else math.inf
-        index = bisect.bisect_left(self._unpacks, at)
-        return self._unpacks[index - 1] if index > 0 else time
-
     @property
     def passes(self) -> int:
         """How often the step runs forward and backward; more than once if it accumulates
@@ -303,6 +296,8 @@ class Step:
                 calls[self.call_of[self.maker[value]]].unpacked.append((record.asked, value))
         for call in calls:
             call.unpacked.sort()
+            for time, value in call.unpacked:
+                call.of_node.setdefault(self.values[value].node, []).append((time, value))
             index = bisect.bisect_right(self._unpacks, call.ends)
             ends = self._unpacks[index] if index < len(self._unpacks) else self.duration
             call.forward_ends = ends - EPSILON

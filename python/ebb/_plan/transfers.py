@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -37,7 +37,8 @@ class Sent:
 
 @dataclass(frozen=True)
 class Absence:
-    """A storage is in memory from ``sent.allocated`` to ``left``, and again from ``fetched`` on."""
+    """A storage is in memory from ``sent.allocated`` to ``left``, and again from ``fetched`` to
+    ``sent.ended``. Infinity: the copy still holds the storage when the step ends."""
 
     sent: Sent
     left: float
@@ -50,7 +51,8 @@ class Transfers:
 
     In the prediction, the end of a copy frees no memory, since the host may be far ahead of the
     device. Memory is free once the host has waited for the copy, that is, once a window of later
-    bytes has been sent. So the predicted memory is an upper bound.
+    bytes has been sent. Until then the copy holds the memory, even if backward needs the storage no
+    more. So the predicted memory is an upper bound.
 
     `window`: bytes that may be in flight, and bytes that may be fetched before backward needs them.
     """
@@ -61,16 +63,15 @@ class Transfers:
         offloaded, left, waited_out = self._send(order)
         fetched, waited_back = self._fetch(offloaded, left)
         self.absences = [
-            Absence(sent, left.get(sent, math.inf), fetched.get(sent, sent.needed))
-            for sent in order
+            Absence(sent, left[sent], fetched.get(sent, sent.needed)) for sent in order
         ]
         self.waited = waited_out + waited_back  # milliseconds that the step waits for copies
         self.moved = sum(sent.size for sent in offloaded)
 
     def _send(self, order: Sequence[Sent]) -> tuple[list[Sent], dict[Sent, float], float]:
-        """Storages that are offloaded, when each has left, and how long the host waits."""
+        """Storages that are offloaded, when each storage has left, and how long the host waits."""
         offloaded: list[Sent] = []
-        left: dict[Sent, float] = {}
+        left = {sent: sent.ended for sent in order}
         in_flight: deque[tuple[Sent, float]] = deque()  # each with the end of its copy
         used = flying = 0
         done = waited = 0.0
@@ -79,6 +80,7 @@ class Transfers:
                 continue  # no room on the host: the storage stays
             used += sent.size
             offloaded.append(sent)
+            left[sent] = math.inf
             done = max(done, sent.packed + waited) + sent.size / self._link.out
             in_flight.append((sent, done))
             flying += sent.size
@@ -90,7 +92,7 @@ class Transfers:
         return offloaded, left, waited
 
     def _fetch(
-        self, offloaded: Sequence[Sent], left: dict[Sent, float]
+        self, offloaded: Sequence[Sent], left: Mapping[Sent, float]
     ) -> tuple[dict[Sent, float], float]:
         """When each offloaded storage comes back, and how long the device waits for copies."""
         fetched: dict[Sent, float] = {}
@@ -101,7 +103,7 @@ class Transfers:
         for sent in sorted(offloaded, key=lambda sent: sent.needed):
             ahead.discard(sent)
             now = sent.needed + waited
-            wanted = [sent] if sent in left and sent not in fetched else []
+            wanted = [sent] if left[sent] < math.inf and sent not in fetched else []
             more = self._ahead_of(
                 offloaded[: indices[sent]],
                 left,
@@ -119,14 +121,14 @@ class Transfers:
     def _ahead_of(
         self,
         earlier: Sequence[Sent],
-        left: Container[Sent],
+        left: Mapping[Sent, float],
         fetched: Container[Sent],
         ahead: int,
     ) -> list[Sent]:
         """Storages to prefetch when one is unpacked: those sent before it, the last first."""
         more = []
         for sent in reversed(earlier):
-            if sent in left and sent not in fetched:
+            if left[sent] < math.inf and sent not in fetched:
                 ahead += sent.size
                 if ahead > self._window:
                     break
