@@ -41,7 +41,7 @@ def test_hooks_that_offload(capfd):
         return hooks.CheckpointHiddenStatesOffload(use_pin_memory=False, use_streams=False)
 
     own = in_context(stack(partial(checkpoint, use_reentrant=False)), offloads)
-    check_offloading(stack(plain), own, capfd, "CheckpointHiddenStatesOffload")
+    check_offloading(stack(plain), own, capfd)
 
 
 def test_selective_checkpointing():

@@ -48,8 +48,7 @@ def test_offloading_around_checkpoints(offloads, capfd):
 
     assert same(found, train(stack(plain)))
     assert found.entered == 4
-    line = "ebb: saved-tensor hooks of the job (OffloadActivations) do not get the tensors"
-    assert line in capfd.readouterr().err
+    assert "saved-tensor hooks of the job" not in capfd.readouterr().err  # they get the arguments
 
 
 def test_offloading_twice_is_refused(offloads):

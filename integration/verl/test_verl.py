@@ -54,7 +54,7 @@ def offloaded(*, checkpoints):
 
 def test_offloading_with_checkpoints(capfd):
     own = offloaded(checkpoints=True)
-    check_offloading(stack(plain), own, capfd, "CpuOffloadHookWithOffloadHandler")
+    check_offloading(stack(plain), own, capfd)
 
 
 def test_offloading_without_checkpoints():
