@@ -364,7 +364,8 @@ class RegionEstimate:
         the value needs, and those of Note [Saved by one node]."""
         runs, step = self.replays.runs, self._step
         of_node = self._call.of_node.get(step.values[value].node, ())
-        makers = [step.maker.get(value), *(step.maker[other] for at, other in of_node if at >= time)]
+        makers = [step.maker.get(value)]
+        makers += [step.maker[other] for at, other in of_node if at >= time]
         once = (maker for maker in makers if maker in runs and maker not in self._each_time)
         ends = [self.replays.ends[maker, runs[maker][0]] for maker in once]
         return max([self.replays.end_at(time), *ends])
