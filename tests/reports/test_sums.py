@@ -146,7 +146,7 @@ def test_each_row_has_the_line_of_the_program():
         "_reported",
         "test_each_row_has_the_line_of_the_program",
     ]
-    assert not any("/torch/" in frame or "/ebb/" in frame for frame in sin.stack)
+    assert not any("/torch/" in frame or "/python/ebb/" in frame for frame in sin.stack)
 
 
 def test_json_has_each_stack_once():

@@ -205,10 +205,8 @@ def test_eager_does_not_reproduce_the_exceptions(name):
         shown = [set() for _ in samples]
         for fill in range(100):
             for sample, outputs in zip(samples, shown, strict=True):
-                new_memory = [torch.full((n,), fill, dtype=torch.int32) for n in range(1, 64)]
-                del new_memory
-                seen = Call(op, (sample.input, *sample.args), sample.kwargs).run()
-                outputs.add(seen["output 0"])
+                call = Call(op, (sample.input, *sample.args), sample.kwargs)
+                outputs.add(seen_in_memory_filled_with(fill, call)["output 0"])
                 if len(outputs) > 1:
                     return False
         return True

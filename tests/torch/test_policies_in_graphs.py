@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -120,6 +122,30 @@ def test_torchs_settings_return_after_a_compilation_that_fails():
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="no code for this graph"):
         saved_bytes(ebb.policies.recompute_all, backend=fails)
     assert settings() == before
+
+
+COMPILES_A_BACKWARD_IN_A_FRAME = """
+import torch, ebb
+
+def loss(x):
+    with ebb.region(ebb.policies.recompute_all):
+        return (x.sin() * x).exp().sum()
+
+def gradient(x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad((x.sin() * x).sum(), x)[0]
+
+x = torch.randn(4, requires_grad=True)
+torch.compile(loss, backend="aot_eager")(x).backward()
+assert torch.equal(torch.compile(gradient, backend="aot_eager")(x), gradient(x))
+"""
+
+
+def test_a_backward_may_be_compiled_inside_a_frame_that_is_compiled():
+    """Dynamo holds a lock while it calls ebb at the end of a compilation."""
+    command = [sys.executable, "-c", COMPILES_A_BACKWARD_IN_A_FRAME]
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.sweep

@@ -8,7 +8,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.compiler import is_exporting
@@ -135,8 +135,17 @@ def _install() -> None:
     # The cache's key does not contain the annotations, so the cache would return a graph that was
     # partitioned without this policy.
     config.enable_autograd_cache = False
-    if _uninstall not in callback_handler.end_callbacks:  # torch._dynamo.reset() clears the list
-        callback_handler.register_end_callback(_uninstall)
+    if _end_callback() not in callback_handler.end_callbacks:  # torch._dynamo.reset() clears it
+        callback_handler.register_end_callback(_end_callback())
+
+
+@functools.cache
+def _end_callback() -> Callable[[Any], None]:
+    """`_uninstall`, hidden from Dynamo: Dynamo calls end callbacks with a lock held, also when a
+    backward was compiled inside of a frame that Dynamo watches. Dynamo would compile the callback's
+    frame and wait for the lock for ever."""
+    disable: Any = torch._dynamo.disable
+    return cast("Callable[[Any], None]", disable(_uninstall))
 
 
 def _uninstall(_: Any) -> None:
