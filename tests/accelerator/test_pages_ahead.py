@@ -175,10 +175,14 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
             return super().layer(Squeeze.apply(h), index)
 
     net = Squeezed(device=device)
+    failures = 0
     with delays(2000):
-        did = counts(lambda: [found(net, x, n, products) for _ in range(2)])
+        for _ in range(50):  # the worker may be done before memory is short
+            failures += counts(lambda: found(net, x, n, products))["failures"]
+            if failures > 0:
+                break
         results = found(net, x, n, products)
-    assert did["failures"] > 0
+    assert failures > 0
     assert same(right, results)
     assert ebb.paging.step_ok()
 
