@@ -39,7 +39,7 @@ frameworks: $(VENV)/.ebb-test
 	$(PIP) install --no-deps pillow peft==0.21.2 timm==1.0.31 diffusers==0.42.1 open_clip_torch==3.3.0 torchtune==0.6.1 verl==0.9.1 \
 	  axolotl==0.19.0 llamafactory==0.9.5 fairseq2==0.8.1 monai==1.6.1 torch_geometric==2.8.1 liger-kernel==0.8.5
 
-# What takes long: all samples of torch's operator and module databases, random programs, and the
+# What takes long: many samples of torch's operator and module databases, random programs, and the
 # tests of exactness again under each engine and on the test device.
 sweep: $(VENV)/.ebb-test
 	$(PYTEST) -m sweep $(TESTS)

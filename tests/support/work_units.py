@@ -14,7 +14,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Tests that run many other tests or random programs in another process.
 STARTS_A_LONG_PROCESS = re.compile(
-    r"::test_(the_rules_hold|random_programs|more_random_programs|on_a_device_out_of_tree)"
+    r"::test_(the_rules_hold|random_programs|more_random_programs|on_a_device_out_of_tree"
+    r"|unchanged_script|a_quick_run)"
 )
 SWEEPS = re.compile(r"/test_\w+_sweep\.py::test_(first|every|results)_")
 PARTS = 16  # number of units for each sweep

@@ -1,7 +1,8 @@
 """Every operator in torch's own database, in a region, bit for bit as in eager.
 
-The fast run takes two samples of each operator and dtype; `make sweep` takes them all. It also runs
-each sample, of all dtypes, under several fills of new memory: eager must give the same bits.
+The fast run takes two samples of each operator and dtype, `make sweep` at most 50, `make test-full`
+all. The last two also run samples of all dtypes under several fills of new memory: eager must give
+the same bits.
 
 Operators without a derivative are swept too: what they return, masks and indices and random
 numbers, is what other operators save.
@@ -10,6 +11,7 @@ numbers, is what other operators save.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -63,6 +65,31 @@ WITH_DTYPES = [
     for op in ON_THE_CPU
     for dtype in dtypes_of(op)
 ]
+# Samples in the database, for each dtype, that `make sweep` takes. All of them would take an hour:
+# max_pool2d alone has hundreds that differ little.
+MANY, SOME = 50, 8
+SLOW = {"grid_sampler_3d"}  # each sample takes seconds
+
+
+def some(most: int, op, dtype) -> list:
+    """At most so many samples, from all parts of the list."""
+    samples = list(samples_of(op, dtype))
+    most = -(-most // 8) if op.name in SLOW else most
+    return samples[:: -(-len(samples) // most) or 1]
+
+
+def first_two(op, dtype) -> Iterator:
+    return itertools.islice(samples_of(op, dtype), 2)
+
+
+def some_or_all(most: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "choose",
+        [
+            pytest.param(functools.partial(some, most), marks=pytest.mark.sweep, id="some"),
+            pytest.param(samples_of, marks=pytest.mark.slow, id="all"),
+        ],
+    )
 
 
 def calls_of(op, sample) -> Iterator[tuple[str, Call]]:
@@ -104,10 +131,10 @@ def where_eager_reproduces(op) -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def sweep_operator(op, dtype, count=None) -> Counter[str]:
+def sweep_operator(op, dtype, choose) -> Counter[str]:
     tally = Counter()
     with where_eager_reproduces(op):
-        for index, sample in enumerate(itertools.islice(samples_of(op, dtype), count)):
+        for index, sample in enumerate(choose(op, dtype)):
             for way, call in calls_of(op, sample):
                 where = f"{name_of(op)}, {way}, {dtype}, sample {index}"
                 usual = way in ("function", "in place") and differentiable(op, dtype)
@@ -129,18 +156,17 @@ def nothing_recomputed(op, dtype, tally) -> bool:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("op", "dtype"), WITH_DTYPES)
 def test_first_samples_of_every_operator(op, dtype):
-    tally = sweep_operator(op, dtype, count=2)
+    tally = sweep_operator(op, dtype, first_two)
 
     exempt = differentiable(op, dtype) and name_of(op) in NOTHING_TO_RECOMPUTE
     assert nothing_recomputed(op, dtype, tally) == exempt, tally
 
 
-@pytest.mark.slow
-@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
+@some_or_all(MANY)
 @pytest.mark.parametrize(("op", "dtype"), WITH_DTYPES)
-def test_every_sample_of_every_operator(op, dtype):
-    tally = sweep_operator(op, dtype)
+def test_every_operator(op, dtype, choose):
+    tally = sweep_operator(op, dtype, choose)
 
     assert not nothing_recomputed(op, dtype, tally) or name_of(op) in NOTHING_TO_RECOMPUTE, tally
 
@@ -160,25 +186,18 @@ def test_what_eager_refuses_is_refused_with_the_same_error():
 
 
 FILLS = (0x00, 0x55, 0x7F, 0xFE)
-MINUTES = {"grid_sampler_3d"}  # takes some, so only `make test-full` runs it
 
 
-@pytest.mark.slow
 @pytest.mark.not_sanitized
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "op",
-    [
-        pytest.param(op, marks=() if op.name in MINUTES else pytest.mark.sweep, id=name_of(op))
-        for op in ON_THE_CPU
-    ],
-)
-def test_results_do_not_depend_on_what_new_memory_holds(op):
+@some_or_all(SOME)
+@pytest.mark.parametrize("op", ON_THE_CPU, ids=name_of)
+def test_results_do_not_depend_on_what_new_memory_holds(op, choose):
     """In every dtype. A replay of such an operator would give other bits than the forward."""
     if op.name in NOT_REPRODUCED:
         pytest.skip(NOT_REPRODUCED[op.name])
     for dtype in sorted(op.supported_dtypes("cpu"), key=str):
-        for index, sample in enumerate(samples_of(op, dtype)):
+        for index, sample in enumerate(choose(op, dtype)):
             for way, call in calls_of(op, sample):
                 first, *others = (seen_in_memory_filled_with(fill, call) for fill in FILLS)
                 for fill, seen in zip(FILLS[1:], others, strict=True):
