@@ -240,6 +240,7 @@ def test_arguments_that_make_no_sense(arguments, error, message):
         ebb.profile(lambda: None, **arguments)
 
 
+@pytest.mark.not_sanitized  # AddressSanitizer keeps what is freed
 def test_nothing_is_left_of_profiles_and_plans():
     net = model()
     step = step_of(net, ebb.policies.recompute_all)
