@@ -245,7 +245,7 @@ def test_smaller_steps_are_measured_anew(install, told):
     found = Quiet(rows=lambda step: ROWS if step < PLANNED else ROWS // 3).train(PLANNED)
     assert regions(found.model)
 
-    found.train(2 * watch._STEPS_BELOW + PLANNED)  # one of the first may allocate more
+    found.train(2 * watch._STEPS_BELOW + PLANNED)  # they count anew after one that allocates more
 
     lines = told()
     assert regions(found.model) == {}, lines

@@ -12,7 +12,7 @@ import zlib
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-# Tests that run many other tests or random programs in another process.
+# Tests that run many other tests, random programs or long scripts in another process.
 STARTS_A_LONG_PROCESS = re.compile(
     r"::test_(the_rules_hold|random_programs|more_random_programs|on_a_device_out_of_tree"
     r"|unchanged_script|a_quick_run)"
