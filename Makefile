@@ -1,4 +1,4 @@
-# make demo | make test | make wheel | make test-wheel | make sweep | make test-and-sweep | make test-full | make test-asan | make bench | make lint | make clean
+# make demo | make test | make wheel | make test-wheel | make sweep | make test-and-sweep | make test-full | make test-dry-cuda | make test-asan | make bench | make lint | make clean
 # make gpu | make test-gpu | make bench-gpu | make mutants
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
@@ -17,7 +17,7 @@ BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
 SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test-wheel test sweep frameworks test-and-sweep test-full test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench docs lint format clean FORCE
+.PHONY: demo setup wheel test-wheel test sweep frameworks test-and-sweep test-full test-dry-cuda run-dry-cuda test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench docs lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -75,7 +75,20 @@ test-wheel: | $(BIN)/python
 
 test-full: $(VENV)/.ebb-test
 	$(PYTEST) $(TESTS)
+	$(MAKE) test-dry-cuda
 	$(MAKE) test-asan
+
+# Tests on torch's own CUDA allocator, streams and captures, without a GPU: see tests/support/dry_cuda.
+# With a CUDA build of torch, in an environment of its own, 5 GB.
+DRY_TORCH ?= 2.14.1
+test-dry-cuda:
+	$(MAKE) run-dry-cuda TORCH=torch==$(DRY_TORCH)
+
+DRY := PYTHONPATH=tests/support $(BIN)/python -m dry_cuda
+run-dry-cuda: $(VENV)/.ebb-test
+	$(PIP) install --no-deps "nvidia-cuda-crt==13.*" "nvidia-cuda-cccl==13.*"
+	$(DRY) -m pytest -q $(or $(TESTS),tests/dry_cuda)
+	$(DRY) VALUES=1 -m pytest -q $(or $(TESTS),tests/gpu)
 
 # Tests on a build with sanitizers, which stays apart from the installed one. Reports go to files,
 # since pytest captures what a process says before it is ended, and are shown at the end: a report

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 
+import dry_cuda
 import exactness
 import fork_server
 import pytest
@@ -27,6 +28,10 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False
     return work_units.Scheduling(config, log)
+
+
+if dry_cuda.gives_values():
+    dry_cuda.give_values()
 
 
 def pytest_configure(config):
@@ -93,6 +98,8 @@ NOT_ON_A_DEVICE = re.compile(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
+    if dry_cuda.is_loaded() and (marker := item.get_closest_marker("not_dry")):
+        pytest.skip(marker.args[0])
     if exactness.AHEAD and item.get_closest_marker("replays"):
         pytest.skip("the last region needs no replay, and this test is about one")
     if exactness.DEVICE == "cpu":

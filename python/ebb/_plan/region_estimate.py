@@ -168,7 +168,7 @@ class RegionEstimate:
         replays = self.replays
         read = self._read_by_replays(value, (op, time))
         if (op, time) not in replays.passing:
-            return max([*read, self._needed_until(value)])
+            return max([*read, self._step.replayed_until.get(value, self._step.values[value].made)])
         end = replays.ends[op, time]
         return max((until for until in read if time <= until <= end), default=time)
 
@@ -356,7 +356,7 @@ class RegionEstimate:
             )
             if time >= 0 and could_run:
                 is_replayed = step.maker.get(value) in self.replays.runs
-                end = max(step.needed_until[value], last if is_replayed else 0.0)
+                end = max(step.replayed_until[value], last if is_replayed else 0.0)
                 yield from during(time, end, step.values[value].memory)
 
     def _slice_end(self, value: int, time: float) -> float:
@@ -380,7 +380,9 @@ class RegionEstimate:
         if op in self._paged and all(has_rows(step.values[value]) for value in outputs):
             return False  # a value in a pool needs no recipe
         is_saved = any(step.needed_until.get(value, -1.0) > time for value in outputs)
-        return is_saved and any(step.released(value) > call.ends for value in outputs)
+        # The profile does not show when the program released a result that ebb kept.
+        computed = (value for value in outputs if step.values[value].fate != "kept")
+        return is_saved and any(step.released(value) > call.next_allocation for value in computed)
 
 
 def kept_in_the_end(step: Step, kept: set[int], always_kept: set[int]) -> set[int]:

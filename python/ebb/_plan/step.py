@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 from ebb._plan.changes import Span, during
-from ebb._plan.profile import Profile
+from ebb._plan.profile import Operator, Profile
 
 EPSILON = 1e-9  # the shortest time, in milliseconds
 
@@ -144,8 +144,7 @@ class Step:
         self.always_kept = {  # operators whose results no policy frees
             op
             for op, operator in enumerate(self.operators)
-            if not operator.replayable
-            or any(self.values[value].fate == "kept" for value in operator.outputs)
+            if not operator.replayable or self._keeps_results(operator)
         }
         allocations = Allocations(profile)
         begins = sorted(time for time, _, size in profile.allocations if size > 0)
@@ -157,8 +156,9 @@ class Step:
         self.copied: dict[int, list[Copied]] = defaultdict(list)  # by call
         # (time, change in bytes) of memory that is not in `memories`.
         self.rest = self._find_memories(allocations)
-        # When autograd no longer needs a saved value.
-        self.needed_until = self._find_needs(allocations)
+        # When autograd frees a saved value: resident bytes, and recomputed bytes. See Note [Given up
+        # when unpacked].
+        self.needed_until, self.replayed_until = self._find_needs(allocations)
         # Bytes that an operator needs while it runs, beside its results.
         self.workspace = self._find_workspaces(allocations)
         # The operator of the same region that overwrites a value.
@@ -399,8 +399,14 @@ class Step:
                 freed = min(self.memories[index].freed, last - EPSILON)
                 self.memories[index].freed = freed
 
-    def _find_needs(self, allocations: Allocations) -> dict[int, float]:
-        needed_until = {}
+    def _keeps_results(self, operator: Operator) -> bool:
+        """True if no policy frees the operator's results. The seeds beside the result of an
+        attention are always kept, and the result is not."""
+        fates = {self.values[value].fate for value in operator.outputs}
+        return "kept" in fates and "recomputed" not in fates
+
+    def _find_needs(self, allocations: Allocations) -> tuple[dict[int, float], dict[int, float]]:
+        needed_until, replayed_until = {}, {}
         for value, record in enumerate(self.values):
             if not record.saved:
                 continue
@@ -408,12 +414,14 @@ class Step:
             if record.again >= 0:
                 again = allocations.find(record.again_address, record.again)
             if again is not None:
-                needed_until[value] = again[1]
+                until = again[1]
             elif record.asked >= 0:
-                needed_until[value] = self.released(value)
+                until = self.released(value)
             else:  # autograd released the value before anything unpacked it
-                needed_until[value] = record.ended if record.ended >= 0 else self.duration
-        return needed_until
+                until = record.ended if record.ended >= 0 else self.duration
+            replayed_until[value] = until
+            needed_until[value] = until if again is None else max(until, record.ended)
+        return needed_until, replayed_until
 
     def _find_workspaces(self, allocations: Allocations) -> list[int]:
         known = {(memory.allocated, memory.freed) for memory in self.memories}
