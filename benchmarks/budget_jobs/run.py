@@ -96,10 +96,10 @@ class Meter:
         self._outside = outside
         read = _C.tensor_bytes
 
-        def reading() -> tuple[int, int]:  # ebb reads, then resets the peak
-            now, most = read()
+        def reading() -> tuple[int, int, bool]:  # ebb reads, then resets the peak
+            now, most, is_exact = read()
             self._most = max(self._most, most)
-            return now, most
+            return now, most, is_exact
 
         before = register_optimizer_step_post_hook(self._clock._on_step)
         self._budget = install()
@@ -114,7 +114,7 @@ class Meter:
             after.remove()
 
     def _bytes(self) -> tuple[int, int]:
-        now, _ = _C.tensor_bytes()
+        now, _, _ = _C.tensor_bytes()
         most, self._most = self._most, 0
         _C.reset_most_tensor_bytes()
         return now - self._outside, most - self._outside
@@ -141,7 +141,7 @@ class Meter:
             self._now.beside = 0 if outcome is None else outcome.beside - self._outside
 
     def _at_boundary(self, is_step: bool) -> None:
-        now, _ = _C.tensor_bytes()
+        now, _, _ = _C.tensor_bytes()
         self._now.most = self._most - self._outside
         self._most = now
         self._run.steps.append(self._now)

@@ -60,7 +60,8 @@ struct ProfileOperator {
              random, inplace, replayable, readsRows)
 };
 
-// An allocation, or a free (`bytes` < 0), on any device.
+// An allocation, or a free (`bytes` < 0), on the type of accelerator in use; if none is in use, in
+// host memory.
 struct ProfileAllocation {
   double time = 0;
   uint64_t address = 0;
@@ -96,5 +97,12 @@ EBB_API void beginProfile();
 // Ends the profile. Throws if no profile has begun, or if another thread began the profile; then
 // the profile continues.
 EBB_API Profile endProfile();
+
+// Counts the peak of tensorBytes() exactly, on an accelerator, until endCounting(). Returns false,
+// and does nothing, if a profile has begun or torch's profiler runs on this thread.
+EBB_API bool beginCounting();
+
+// Does nothing if counting has not begun.
+EBB_API void endCounting();
 
 }  // namespace ebb

@@ -26,7 +26,7 @@ void bindAhead(py::module_& module) {
   module.def("count_host_tensors", torch::wrap_pybind_function(&countHostTensors));
   module.def("tensor_bytes", [] {
     const TensorBytes bytes = tensorBytes(deviceInUse());
-    return std::pair(bytes.now, bytes.most);
+    return std::tuple(bytes.now, bytes.most, bytes.isExact);
   });
   module.def("reset_most_tensor_bytes", [] { resetMostTensorBytes(deviceInUse()); });
   module.def("room_stats", torch::wrap_pybind_function(&roomStats));

@@ -90,6 +90,8 @@ void bindReport(py::module_& module) {
   module.def("is_reporting", &isReporting);
   module.def("reports", &reports);
   module.def("report_on_signals", torch::wrap_pybind_function(&callOnSignals));
+  module.def("begin_counting", torch::wrap_pybind_function(&beginCounting));
+  module.def("end_counting", torch::wrap_pybind_function(&endCounting));
   module.def("begin_profile", torch::wrap_pybind_function(&beginProfile));
   module.def("end_profile", torch::wrap_pybind_function(&endProfile));
 }

@@ -38,6 +38,13 @@ c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
   return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
 }
 
+void raise(std::atomic<size_t>& most, size_t value) {
+  size_t before = most.load(std::memory_order_relaxed);
+  while (value > before &&
+         !most.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
+  }
+}
+
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
 // Note [Tensors in host memory are counted]
@@ -67,10 +74,7 @@ class CountingAllocator final : public c10::Allocator {
       } else {
         nbytes = ::malloc_usable_size(data.get());
       }
-      const size_t now = now_.fetch_add(nbytes, std::memory_order_relaxed) + nbytes;
-      size_t most = most_.load(std::memory_order_relaxed);
-      while (now > most && !most_.compare_exchange_weak(most, now, std::memory_order_relaxed)) {
-      }
+      raise(most_, now_.fetch_add(nbytes, std::memory_order_relaxed) + nbytes);
     }
     return data;
   }
@@ -82,7 +86,7 @@ class CountingAllocator final : public c10::Allocator {
   }
 
   TensorBytes bytes() const {
-    return {now_.load(), most_.load()};
+    return {now_.load(), most_.load(), true};
   }
   void reset() {
     most_.store(now_.load());
@@ -117,6 +121,13 @@ class CountingAllocator final : public c10::Allocator {
   std::mutex mutex_;  // guards all members below
   std::unordered_map<void*, size_t> large_;
 };
+
+// See Note [Peaks on an accelerator].
+struct Counting {
+  std::atomic<size_t> peakBefore{0};  // the allocator's, when counting began
+  std::atomic<size_t> noted{0};       // the most that logs have seen since then
+  std::atomic<int> logs{0};
+} counting;
 
 }  // namespace
 
@@ -155,19 +166,37 @@ TensorBytes tensorBytes(c10::Device device) {
   }
   auto* allocator = allocatorOf(device.type());
   if (allocator == nullptr) {
-    return {0, 0};
+    return {0, 0, true};
   }
-  const auto stats = allocator->getDeviceStats(device.index());
-  const auto& bytes = stats.allocated_bytes[kAll];
-  return {static_cast<size_t>(bytes.current), static_cast<size_t>(bytes.peak)};
+  const auto bytes = allocator->getDeviceStats(device.index()).allocated_bytes[kAll];
+  const auto now = static_cast<size_t>(bytes.current);
+  const auto peak = static_cast<size_t>(bytes.peak);
+  if (peak == counting.peakBefore && counting.logs > 0) {
+    return {now, std::max(now, counting.noted.load()), true};
+  }
+  return {now, peak, peak != counting.peakBefore};
 }
 
 void resetMostTensorBytes(c10::Device device) {
   if (device.is_cpu()) {
     CountingAllocator::get().reset();
   } else if (auto* allocator = allocatorOf(device.type())) {
-    allocator->resetPeakStats(device.index());
+    const auto bytes = allocator->getDeviceStats(device.index()).allocated_bytes[kAll];
+    counting.peakBefore = static_cast<size_t>(bytes.peak);
+    counting.noted = static_cast<size_t>(bytes.current);
   }
+}
+
+void beginNotingAllocations() {
+  ++counting.logs;
+}
+
+void endNotingAllocations() {
+  --counting.logs;
+}
+
+void noteAllocated(size_t total) {
+  raise(counting.noted, total);
 }
 
 }  // namespace ebb

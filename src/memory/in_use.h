@@ -20,10 +20,17 @@ EBB_API size_t bytesInUse(c10::Device device);
 // For tests: if not 0, bytesInUse() returns this number.
 EBB_API extern std::atomic<size_t> insteadOfBytesInUse;
 
+// Note [Peaks on an accelerator]
+// The program reads and resets the allocator's peak, so ebb only reads it. If the allocator's peak
+// has changed since ebb began to count, the new peak is that of the time since then. Otherwise the
+// peak since then is unknown, and at most the allocator's; unless a memory log of ebb's, as in
+// steps that ebb profiles and times, has seen each allocation.
+
 // Bytes of all tensors on a device.
 struct TensorBytes {
   size_t now;
-  size_t most;  // since the last reset
+  size_t most;   // since counting began
+  bool isExact;  // false: `most` may be too high
 };
 
 // From now on, new tensors in host memory are counted. Earlier tensors are not counted.
@@ -32,8 +39,14 @@ EBB_API void countHostTensors();
 // The bytes of tensors on a device; on the CPU, of counted tensors only.
 EBB_API TensorBytes tensorBytes(c10::Device device);
 
-// Resets `most`. On an accelerator, `most` is the allocator's own statistic, which the program can
-// read too.
+// Begins to count `most`.
 EBB_API void resetMostTensorBytes(c10::Device device);
+
+// A memory log begins, or ends, to call noteAllocated() for each allocation.
+void beginNotingAllocations();
+void endNotingAllocations();
+
+// Bytes of all tensors on an accelerator, after an allocation.
+void noteAllocated(size_t total);
 
 }  // namespace ebb

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "memory/in_use.h"
 #include "report/journal.h"
 #include "report/shelf.h"
 
@@ -23,7 +24,8 @@ const auto kKind = c10::DebugInfoKind::PROFILER_STATE;
 // A log of the allocations and frees of a thread, as torch's allocators report them. An installed
 // log records the allocations on its thread, and on the threads that run the thread's backward. The
 // log takes the place of torch's profiler, which then records nothing and must not be started: the
-// profiler's callbacks would take the log for their own state.
+// profiler's callbacks would take the log for their own state. Without a journal, a log only counts
+// the peak: see Note [Peaks on an accelerator].
 class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
   explicit MemoryLog(JournalPtr journal)
@@ -31,6 +33,7 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
             torch::profiler::impl::ProfilerConfig(
                 torch::profiler::impl::ProfilerState::Disabled, false, true)),
         journal(std::move(journal)) {
+    beginNotingAllocations();
   }
 
   // True if torch's profiler or another log is installed on this thread.
@@ -49,6 +52,7 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
   // Stops recording. False if the log is installed on another thread, where it stays installed.
   bool close() {
     if (!closed_.exchange(true)) {
+      endNotingAllocations();
       FLAGS_caffe2_log_level = logLevelBefore_;
     }
     const bool isHere = c10::ThreadLocalDebugInfo::get(kKind) == this;
@@ -63,8 +67,15 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
     return std::exchange(events_, {});
   }
 
-  void reportMemoryUsage(void* address, int64_t bytes, size_t, size_t, c10::Device) override {
-    if (closed_.load(std::memory_order_relaxed)) {
+  void reportMemoryUsage(
+      void* address, int64_t bytes, size_t allocated, size_t, c10::Device device) override {
+    if (closed_.load(std::memory_order_relaxed) || device.type() != device_.type()) {
+      return;
+    }
+    if (device == device_ && !device.is_cpu()) {
+      noteAllocated(allocated);
+    }
+    if (!journal) {
       return;
     }
     const double time = static_cast<double>(journal->now()) * 1e-6;
@@ -76,9 +87,10 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
     return torch::profiler::impl::ActiveProfilerType::NONE;
   }
 
-  const JournalPtr journal;  // of the same profile; the log uses its clock
+  const JournalPtr journal;  // of the same profile; the log uses its clock. Null: no profile
 
  private:
+  const c10::Device device_ = deviceInUse();
   std::atomic<bool> closed_{false};
   int logLevelBefore_ = 0;  // torch's level, which is higher while a log is installed
   std::mutex mutex_;        // guards all members below
@@ -96,6 +108,24 @@ Going& going() {
 }
 
 }  // namespace
+
+bool beginCounting() {
+  std::lock_guard<std::mutex> lock(going().mutex);
+  if (going().log || MemoryLog::isTaken()) {
+    return false;
+  }
+  going().log = std::make_shared<MemoryLog>(nullptr);
+  going().log->install(going().log);
+  return true;
+}
+
+void endCounting() {
+  std::lock_guard<std::mutex> lock(going().mutex);
+  if (going().log && !going().log->journal) {
+    going().log->close();
+    going().log = nullptr;
+  }
+}
 
 void beginProfile() {
   const auto log = std::make_shared<MemoryLog>(std::make_shared<Journal>(0, Journal::For::Profile));

@@ -7,6 +7,7 @@ import torch
 from gpus import (
     MIB,
     NEEDS_GPU,
+    REPLAYS_GRAPHS,
     Paged,
     assert_ended_well,
     chain,
@@ -93,6 +94,7 @@ def whole_step(model, optimizer, region):
     optimizer.step()
 
 
+@REPLAYS_GRAPHS
 @kinds
 @own_stream
 @pytest.mark.usefixtures("static")
@@ -116,6 +118,7 @@ def test_a_capture_after_whole_steps_replays_with_other_data(make, region, own):
     assert region is offload_region or ebb.paging.step_ok()
 
 
+@REPLAYS_GRAPHS
 @kinds
 @own_stream
 @pytest.mark.usefixtures("static")
@@ -132,6 +135,7 @@ def test_a_forward_without_a_backward_before_the_capture(make, region, own):
     assert_replays_are_right(graph, found, model)
 
 
+@REPLAYS_GRAPHS
 @pytest.mark.usefixtures("static")
 def test_a_backward_to_some_inputs_only_before_the_capture():
     """It leaves stashes behind that nothing has fetched."""
@@ -150,6 +154,7 @@ def test_a_backward_to_some_inputs_only_before_the_capture():
     assert_replays_are_right(graph, found, model)
 
 
+@REPLAYS_GRAPHS
 @pytest.mark.usefixtures("static")
 def test_an_eager_forward_before_a_replay_and_its_backward_after_it():
     """The graph's host memory is its own: what the eager forward sent away stays as it was."""
@@ -168,6 +173,7 @@ def test_an_eager_forward_before_a_replay_and_its_backward_after_it():
         assert same(found, model.gradients(eager_region))
 
 
+@REPLAYS_GRAPHS
 @pytest.mark.usefixtures("static")
 def test_two_graphs_replay_at_once():
     models = [Offloaded() for _ in range(2)]
@@ -189,6 +195,7 @@ def test_two_graphs_replay_at_once():
             assert same(found, model.gradients(eager_region))
 
 
+@REPLAYS_GRAPHS
 def test_host_memory_that_a_graph_writes_to_stays_when_static_mode_ends():
     with offloading(static=True, in_flight_bytes=8 * MIB):
         model = Offloaded()
@@ -209,6 +216,7 @@ def test_host_memory_that_a_graph_writes_to_stays_when_static_mode_ends():
             assert same(found, model.gradients(eager_region))
 
 
+@REPLAYS_GRAPHS
 @pytest.mark.parametrize("load", [MOST, ROWS], ids=["fits", "overflows"])
 def test_a_whole_step_is_captured_with_its_optimizer(load):
     """`found_inf` keeps a capturable optimizer from using gradients of a step without room."""
@@ -301,5 +309,6 @@ for _ in range(3):
 """
 
 
+@REPLAYS_GRAPHS
 def test_eager_steps_are_right_after_a_capture_that_failed():
     assert_ended_well(run_in_a_process(AFTER_A_FAILURE))

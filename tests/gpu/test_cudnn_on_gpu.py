@@ -7,14 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from gpus import MIB, NEEDS_GPU, OFFLOAD_ALL, bits_of_eager, memory_nearly_full, offloading, same
+from gpus import (
+    MIB,
+    NEEDS_GPU,
+    OFFLOAD_ALL,
+    USES_CUDNN,
+    bits_of_eager,
+    memory_nearly_full,
+    offloading,
+    same,
+)
 from torch import nn
 from torch.nn import functional as F
 
 import ebb
 from ebb import _testing
 
-pytestmark = NEEDS_GPU
+pytestmark = [*NEEDS_GPU, USES_CUDNN]
 
 RUNS = 20
 POLICIES = {"recompute_all": ebb.policies.recompute_all, "offload_all": OFFLOAD_ALL}

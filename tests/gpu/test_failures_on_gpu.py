@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from gpus import NEEDS_GPU, assert_ended_well, run_in_a_process
+from gpus import (
+    ASSERTS_ON_DEVICE,
+    NEEDS_GPU,
+    RUNS_PAGE_KERNELS,
+    assert_ended_well,
+    run_in_a_process,
+)
 
 pytestmark = NEEDS_GPU
 
@@ -52,6 +58,7 @@ assert ebb.paging.step_ok()
 """
 
 
+@RUNS_PAGE_KERNELS
 @pytest.mark.parametrize("static", [False, True])
 def test_steps_are_right_where_launches_block(static):
     code = PROGRAM.replace("STATIC", str(static)) + WITHOUT_A_FAILURE
@@ -89,6 +96,7 @@ os._exit(0)
 """
 
 
+@ASSERTS_ON_DEVICE
 @pytest.mark.parametrize("blocking", ["0", "1"])
 @pytest.mark.parametrize("place", ["in the region", "before backward"])
 @pytest.mark.parametrize("kind", ["recompute", "offload", "page"])
@@ -124,6 +132,7 @@ os._exit(0)
 """
 
 
+@ASSERTS_ON_DEVICE
 def test_an_overflow_that_asserts_is_an_exception():
     done = run_in_a_process(PROGRAM.replace("STATIC", "False") + OVERFLOW)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 import torch
@@ -47,13 +48,21 @@ def test_gradients_have_the_bits_of_eager(in_flight, prefetch, keep):
         assert torch.equal(torch.autograd.grad(forward(x), x)[0], expected)
 
 
+def falls_to(nbytes: int, seconds: float = 10) -> bool:
+    """Autograd's thread for the device frees the last gradient a little after backward returns."""
+    gc.collect()
+    until = time.monotonic() + seconds
+    while torch.cuda.memory_allocated() != nbytes and time.monotonic() < until:
+        notice_finished_copies()
+    return torch.cuda.memory_allocated() == nbytes
+
+
 def test_memory_is_freed_and_given_back():
     """At least 95 % of what eager holds leaves the device, and all comes back."""
     x = leaf(16)
-    torch.autograd.grad(forward(x), x)  # warm
-    gc.collect()
-    notice_finished_copies()
     start = torch.cuda.memory_allocated()
+    torch.autograd.grad(forward(x), x)  # warm
+    assert falls_to(start)
     kept = chain(x).sum()
     saved = torch.cuda.memory_allocated() - start
     del kept
@@ -66,8 +75,7 @@ def test_memory_is_freed_and_given_back():
     assert held <= 0.05 * saved
     torch.autograd.grad(loss, x)
     del loss
-    notice_finished_copies()
-    assert torch.cuda.memory_allocated() == start
+    assert falls_to(start)
 
 
 def test_the_source_lives_until_its_copy_is_done():

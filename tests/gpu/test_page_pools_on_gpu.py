@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpus import MIB, NEEDS_GPU
+from gpus import MIB, NEEDS_GPU, RUNS_PAGE_KERNELS
 
 import ebb
 from ebb._testing import PagePool
 
-pytestmark = NEEDS_GPU
+pytestmark = [*NEEDS_GPU, RUNS_PAGE_KERNELS]
 
 
 def bytes_on(device, *shape):

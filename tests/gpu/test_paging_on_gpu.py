@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpus import CYCLES, NEEDS_GPU, Paged, eager_region, page_region, same
+from gpus import CYCLES, NEEDS_GPU, RUNS_PAGE_KERNELS, Paged, eager_region, page_region, same
 
 import ebb
 
-pytestmark = NEEDS_GPU
+pytestmark = [*NEEDS_GPU, RUNS_PAGE_KERNELS]
 
 
 @pytest.fixture(autouse=True)

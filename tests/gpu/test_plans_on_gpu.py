@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpus import (
+    IS_LARGE,
     MIB,
     NEEDS_GPU,
     assert_ended_well,
@@ -21,7 +22,7 @@ from torch import nn
 import ebb
 from ebb import _testing
 
-pytestmark = NEEDS_GPU
+pytestmark = [*NEEDS_GPU, IS_LARGE]
 
 WIDTH, ROWS, LAYERS = 1024, 8192, 8
 CLOSE = 1.02  # of a predicted peak: sizes are rounded

@@ -135,9 +135,9 @@ def step_bytes(job, steps):
 
     def reading():  # what counts begins anew in the midst of a step's end
         nonlocal most
-        now, since = read()
+        now, since, is_exact = read()
         most = max(most, since)
-        return now, since
+        return now, since, is_exact
 
     _C.tensor_bytes = reading
     try:

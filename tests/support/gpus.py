@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import dry_cuda
 import pytest
 import torch
 from torch import Tensor
@@ -29,6 +30,15 @@ NEEDS_TWO_GPUS = [
     pytest.mark.needs_cuda,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices"),
 ]
+
+# Why a test cannot run on the dry CUDA runtime (tests/support/dry_cuda).
+REPLAYS_GRAPHS = pytest.mark.not_dry("kernels do not run when a captured graph is replayed")
+USES_CUDNN = pytest.mark.not_dry("cuDNN needs a GPU")
+RUNS_PAGE_KERNELS = pytest.mark.not_dry("page pools run kernels of ebb")
+ASSERTS_ON_DEVICE = pytest.mark.not_dry("a kernel must fail")
+SLEEPS = pytest.mark.not_dry("a sleep kernel must run")
+DRAWS_NUMBERS = pytest.mark.not_dry("random numbers of CUDA's kernels")
+IS_LARGE = pytest.mark.not_dry("too large for a CPU; tests/dry_cuda has smaller ones")
 
 # Cycles of a sleep kernel: more than half a second on today's GPUs. The host launches the kernels
 # of a test in far less time.
@@ -164,6 +174,8 @@ def run_in_a_process(
     code: str, seconds: float = 100, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs code in another process, as it may make CUDA or torch's allocator unusable."""
+    if dry_cuda.gives_values():
+        code = f"import dry_cuda; dry_cuda.give_values()\n{code}"
     folders = [str(Path(ebb.__file__).parents[1]), str(Path(__file__).parent)]
     path = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.run(

@@ -213,7 +213,7 @@ class Budget(Meets):
                 self._ranks.join()
         if self._has_ended:
             return
-        self._watch.step_ended(self._measuring is not None or self._checking is not None)
+        self._watch.step_ended()
         if self._outcome is not None and self._watch.has_plan:
             self._look(is_step)
         elif not self._waits or self._watch.has_replayed():

@@ -29,6 +29,7 @@ from ebb._plan.pages import StepsThatRunAgain
 from ebb._plan.profile import Profile, median_of, without_evaluation
 from ebb._plan.recording import Purpose, Recording
 from ebb._plan.simulate import Measured
+from ebb._support import devices
 from ebb.policies import recompute_all
 
 _MOST_AGAIN = 20  # maximum number of steps that do not count; more end the measurement
@@ -94,6 +95,7 @@ class Measuring:
         ahead.configure(regions=0)  # replays ahead would hide part of the replay time
         self._device = device_of(self._blocks.roots())
         self._link = measure_link(self._device)
+        devices.free_cache()  # steps with other policies would keep other blocks in the cache
         self._again = StepsThatRunAgain()
         self._blocks.watch_callers()
         self._blocks.put(recompute_all)
@@ -135,6 +137,7 @@ class Measuring:
                 if self._window is not None:
                     self._todo = list(AWAY)
                     self._blocks.put(offload_all)
+                    devices.free_cache()
         else:
             self._uncounted += 1
             if self._uncounted > _MOST_AGAIN:
@@ -166,6 +169,7 @@ class Measuring:
         self._settings.close()
         if self._window is not None:
             _C.offload_stats()  # copies have ended: this call makes the engine free their memory
+        devices.free_cache()
         if ahead.configure()["regions"] == 0:  # the job has not changed the setting meanwhile
             ahead.configure(regions=self._ahead)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ebb import _C
 from ebb._report.text import size
-from ebb._support import devices
 
 _OVER = 1.02  # times the budget; a step with more bytes counts as over the budget
 _MUCH_MORE = 1.25  # times the last step's peak: the limit from the second `accept` on
@@ -20,8 +19,8 @@ class Watch:
     def __init__(self) -> None:
         _C.count_host_tensors()
         # Peak bytes that the last step allocated, above the base of Note [Where a step begins];
-        # without a plan, above the bytes in use when the step before ended. If an accelerator's
-        # peak is not reset after each step: the peak since the last reset.
+        # without a plan, above the bytes in use when the step before ended. On an accelerator the
+        # number may be too high: see Note [Peaks on an accelerator].
         self.peak = 0
         self.has_plan = False  # True if a plan is in place
         self.planned = 0  # the plan's prediction of `peak`
@@ -68,26 +67,20 @@ class Watch:
         """Stop comparing: no plan is in place."""
         self.has_plan, self._freed = False, 0
 
-    def step_ended(self, is_counted: bool) -> None:
-        """Count the step that has ended, and begin the next one.
-
-        Args:
-            is_counted: True resets the peak on an accelerator, so that the next step has its own;
-                this also resets torch.accelerator.max_memory_allocated().
-        """
+    def step_ended(self) -> None:
+        """Count the step that has ended, and begin the next one."""
         self.was_over = self.is_over
         self._began = self._next - self._freed
-        self._next, most = _C.tensor_bytes()
+        self._next, most, is_exact = _C.tensor_bytes()
         self.peak = max(0, most - self._began)
         slack = _SLACK + (_OVER - 1) * self._budget
         is_over = self.peak > max(self._allowed + slack, self._accepted)
-        self.is_over = self.has_plan and is_over
-        if is_counted or devices.in_use() is None or self.is_over:
-            _C.reset_most_tensor_bytes()
+        self.is_over = self.has_plan and is_over and is_exact
+        _C.reset_most_tensor_bytes()
 
     def leave_out(self) -> None:
         """Exclude allocations since the last step ended from the next step."""
-        self._next, _ = _C.tensor_bytes()
+        self._next, _, _ = _C.tensor_bytes()
         _C.reset_most_tensor_bytes()
 
     @property

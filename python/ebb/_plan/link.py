@@ -17,10 +17,11 @@ from ebb._region.region import region
 from ebb._support import devices
 from ebb._support.log import log
 
-# Bytes of a probe, the storage that is copied to measure the speed; a measurement needs five times
-# as much memory. On an accelerator, the host's work for a copy takes as long as copying a few MiB.
-# So ebb first tries the large probe, and uses the small one if the large one does not fit.
-_PROBE, _ACCELERATOR_PROBE = 8 * 2**20, 64 * 2**20
+# Bytes of a probe, the storage that is copied to measure the speed. On an accelerator ebb measures
+# before it knows how much memory is free, so the probe is small, and several copies in a row hide the
+# host's work for each. On a CPU ebb measures with a region, which needs five times as much memory.
+_PROBE = 8 * 2**20
+_COPIES = 8
 _ROUNDS = 3
 _MOST_SECONDS = 60.0  # timeout for one copy
 
@@ -39,24 +40,40 @@ def measure_link(device: torch.device) -> Link | None:
     if not may_send(device):
         return None
     room = settings["pinned_limit"] + (settings["disk_limit"] if settings["disk"] else 0)
-    probes = [_PROBE] if device.type == "cpu" else [_ACCELERATOR_PROBE, _PROBE]
-    for size in (max(probe, settings["min_bytes"]) for probe in probes):
-        rounds = _rounds(device, size) if size <= room else []
-        if rounds:
-            out, back = (min(times) for times in zip(*rounds, strict=True))
-            return Link(size / out, size / back, max(1, settings["min_bytes"]), room)
-    return None
+    size = _PROBE if device.type != "cpu" else max(_PROBE, settings["min_bytes"])
+    rounds = _rounds(device, size) if size <= room else []
+    if not rounds:
+        return None
+    out, back = (min(times) for times in zip(*rounds, strict=True))
+    return Link(size / out, size / back, max(1, settings["min_bytes"]), room)
 
 
 def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:
-    """Times of the rounds in which all bytes were offloaded."""
+    """Milliseconds to offload and to fetch, for each round in which all bytes were offloaded."""
     try:
+        if device.type != "cpu":
+            return _rounds_of_copies(device, size)
         with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
             rounds = [_round(device, size) for _ in range(_ROUNDS)]
     except RuntimeError as error:  # such as no memory for the probe
         log.info("plan: could not time OFFLOAD copies of %d bytes: %s", size, error)
         return []
     return [times for times in rounds if times is not None]
+
+
+def _rounds_of_copies(device: torch.device, size: int) -> list[tuple[float, float]]:
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def time_of(target: torch.Tensor, source: torch.Tensor) -> float:
+        devices.wait()
+        begin = time.perf_counter()
+        for _ in range(_COPIES):
+            target.copy_(source, non_blocking=True)
+        devices.wait()
+        return (time.perf_counter() - begin) * 1e3 / _COPIES
+
+    return [(time_of(here, there), time_of(there, here)) for _ in range(_ROUNDS)]
 
 
 def may_send(device: torch.device) -> bool:

@@ -63,6 +63,9 @@ class Recording:
                 self._undo.callback(self._end_profile)
                 if self._gives_way:
                     _call_before_torchs_profiler(self._give_up, self._undo)
+        elif self._gives_way and devices.in_use() is not None and _C.begin_counting():
+            self._undo.callback(_C.end_counting)
+            _call_before_torchs_profiler(self._give_up, self._undo)
         self._began = time.perf_counter()
 
     def end(self) -> tuple[float, Profile | None] | None:

@@ -156,8 +156,8 @@ class Step:
         self.copied: dict[int, list[Copied]] = defaultdict(list)  # by call
         # (time, change in bytes) of memory that is not in `memories`.
         self.rest = self._find_memories(allocations)
-        # When autograd frees a saved value: resident bytes, and recomputed bytes. See Note [Given up
-        # when unpacked].
+        # When autograd frees a saved value: resident bytes, and recomputed bytes. See Note [Given
+        # up when unpacked].
         self.needed_until, self.replayed_until = self._find_needs(allocations)
         # Bytes that an operator needs while it runs, beside its results.
         self.workspace = self._find_workspaces(allocations)

@@ -6,6 +6,8 @@ use the accelerator. An unused accelerator has no allocations and no work to wai
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 
@@ -23,6 +25,16 @@ def wait() -> None:
     """Waits for all work on the accelerator."""
     if in_use() is not None:
         torch.accelerator.synchronize()
+
+
+def free_cache() -> None:
+    """Returns memory that the allocator holds and no tensor uses to the device, except in a capture
+    of a CUDA graph, which forbids that."""
+    device = in_use()
+    if device is None or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # not in every backend
+        torch.accelerator.empty_cache()
 
 
 def allocated() -> int:

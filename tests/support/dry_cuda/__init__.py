@@ -11,7 +11,9 @@ import ctypes
 import importlib.util
 import os
 import subprocess
+import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,11 +23,27 @@ BUILD = HERE.parents[2] / "build" / "dry_cuda" / torch.__version__
 RUNTIME, DRIVER, VALUES = "libdry_cuda.so", "libcuda.so.1", "dry_cuda_values.so"
 
 # Operators that keep torch's CUDA kernel: they allocate, copy between devices, or only look.
-KEPT = """
-_copy_from _copy_from_and_resize _to_copy _local_scalar_dense empty empty_strided resize_ set_ view
-as_strided _reshape_alias record_stream is_pinned _pin_memory pin_memory _resize_output_
-_fused_dropout native_dropout _efficientzerotensor
-""".split()
+KEPT = [
+    "_copy_from",
+    "_copy_from_and_resize",
+    "_to_copy",
+    "_local_scalar_dense",
+    "empty",
+    "empty_strided",
+    "resize_",
+    "set_",
+    "view",
+    "as_strided",
+    "_reshape_alias",
+    "record_stream",
+    "is_pinned",
+    "_pin_memory",
+    "pin_memory",
+    "_resize_output_",
+    "_fused_dropout",
+    "native_dropout",
+    "_efficientzerotensor",
+]
 
 
 def _compile(target: Path, sources: list[str], flags: list[str]) -> None:
@@ -71,6 +89,24 @@ def environment(**settings: object) -> dict[str, str]:
     """
     made = {"LD_PRELOAD": str(BUILD / RUNTIME), "LD_LIBRARY_PATH": str(BUILD)}
     return made | {f"DRY_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+def run(
+    program: str,
+    *arguments: object,
+    variables: Mapping[str, str] | None = None,
+    seconds: float = 300,
+    **settings: object,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program of this folder on the runtime.
+
+    Args:
+        variables: environment variables of the process, such as EBB_BUDGET.
+        settings: as for `environment`.
+    """
+    command = [sys.executable, str(HERE / program), *map(str, arguments)]
+    variables = os.environ | environment(**settings) | dict(variables or {})
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds)
 
 
 def is_loaded() -> bool:
