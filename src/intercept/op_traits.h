@@ -38,6 +38,7 @@ enum class OpKind : uint8_t {
 enum class PrecisionRead : uint8_t {
   None,
   Products,  // settings for matrix products
+  Solvers,   // the preferred library for linear algebra
   All,       // also settings for convolutions and recurrent kernels
 };
 

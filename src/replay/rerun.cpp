@@ -320,8 +320,9 @@ class Rerun {
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": a matmul precision setting (set_float32_matmul_precision, fp32_precision, allow_tf32, "
-        "allow_fp16_accumulation, allow_.._reduced_precision_reduction, preferred_blas_library) "
-        "was changed after the forward. Change it between steps, or give ",
+        "allow_fp16_accumulation, allow_.._reduced_precision_reduction, preferred_blas_library, "
+        "preferred_linalg_library, _set_sm_carveout_experimental) was changed after the forward. "
+        "Change it between steps, or give ",
         recipe_.op.name,
         " the decision SAVE.");
   }

@@ -81,6 +81,11 @@ PRECISIONS = {  # how to get and to set it, and another value than the usual one
         lambda: MATMUL.fp32_precision,
         lambda v: setattr(MATMUL, "fp32_precision", v),
         ["ieee", "tf32"],
+    "sm_carveout": (
+        torch._C._get_sm_carveout_experimental,
+        torch._C._set_sm_carveout_experimental,
+        [None, 8],
+    ),
     ),
 }
 
