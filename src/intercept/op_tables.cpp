@@ -390,6 +390,7 @@ void applyTables(OpTraits& traits) {
   traits.kernel.isConvolution =
       name.starts_with("aten::") && name.find("convolution") != std::string::npos;
   traits.kernel.readsRequiresGrad = contains(kReadsRequiresGrad, name);
+  traits.kernel.notRepeatable = notRepeatable(name);
   applyLyingSchemas(traits);
   applyRowRule(traits);
 }
