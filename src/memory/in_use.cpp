@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdio>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 namespace ebb {
@@ -36,6 +37,20 @@ size_t residentBytes() {
 c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
   auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(type));
   return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
+}
+
+// The allocator's statistics. Empty if the program has not used the device, or if its allocator
+// (CUDAPluggableAllocator) has no statistics and raises.
+std::optional<c10::CachingDeviceAllocator::DeviceStats> statisticsOf(c10::Device device) {
+  auto* allocator = allocatorOf(device.type());
+  if (allocator == nullptr) {
+    return std::nullopt;
+  }
+  try {
+    return allocator->getDeviceStats(device.index());
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
 }
 
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
@@ -136,13 +151,10 @@ size_t bytesInUse(c10::Device device) {
   if (device.is_cpu()) {
     return residentBytes();
   }
-  auto* allocator = allocatorOf(device.type());
-  if (allocator == nullptr) {
-    return 0;
-  }
-  const auto stats = allocator->getDeviceStats(device.index());
-  return static_cast<size_t>(
-      std::max(stats.allocated_bytes[kAll].current, stats.active_bytes[kAll].current));
+  const auto stats = statisticsOf(device);
+  return stats ? static_cast<size_t>(std::max(
+                     stats->allocated_bytes[kAll].current, stats->active_bytes[kAll].current))
+               : 0;
 }
 
 void countHostTensors() {
@@ -153,20 +165,19 @@ TensorBytes tensorBytes(c10::Device device) {
   if (device.is_cpu()) {
     return CountingAllocator::get().bytes();
   }
-  auto* allocator = allocatorOf(device.type());
-  if (allocator == nullptr) {
+  const auto stats = statisticsOf(device);
+  if (!stats) {
     return {0, 0};
   }
-  const auto stats = allocator->getDeviceStats(device.index());
-  const auto& bytes = stats.allocated_bytes[kAll];
+  const auto& bytes = stats->allocated_bytes[kAll];
   return {static_cast<size_t>(bytes.current), static_cast<size_t>(bytes.peak)};
 }
 
 void resetMostTensorBytes(c10::Device device) {
   if (device.is_cpu()) {
     CountingAllocator::get().reset();
-  } else if (auto* allocator = allocatorOf(device.type())) {
-    allocator->resetPeakStats(device.index());
+  } else if (statisticsOf(device)) {
+    allocatorOf(device.type())->resetPeakStats(device.index());
   }
 }
 
