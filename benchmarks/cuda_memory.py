@@ -1,10 +1,10 @@
 """Memory of training steps, as torch's own CUDA allocator counts it, on a machine without a GPU.
 
-    PYTHONPATH=tests/support python -m dry_cuda benchmarks/cuda_memory.py --output benchmarks/results
+    PYTHONPATH=tests/support python -m dry_cuda benchmarks/cuda_memory.py --output results
 
-The dry CUDA runtime (tests/support/dry_cuda) needs a CUDA build of torch. Its kernels do nothing, so
-memory, launches and the host's time are measured, and the times of kernels are not. Each row is a
-process of its own.
+The dry CUDA runtime (tests/support/dry_cuda) needs a CUDA build of torch. Its kernels do nothing,
+so memory, launches and the host's time are measured, and the times of kernels are not. Each row is
+a process of its own.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 
 from ebb import _C
 from ebb._region import commotion
-from ebb._support import deferred
+from ebb._support import deferred, devices
 from ebb._support.old import old_function
 from ebb._support.sizes import Bytes, Checks, checked, number_of_bytes, switch, whole_number
 
@@ -57,10 +57,16 @@ def configure(
 
     Raises:
         TypeError: a setting has the wrong type.
-        ValueError: a setting is negative, too large, or text that is not a size.
+        ValueError: a setting is negative, too large, or text that is not a size; or ``side_stream``
+            is true, and the program has its own CUDA memory allocator.
     """
     changed = checked(locals(), _CHECKS)
     deferred.run()
+    if changed.get("side_stream") and devices.may_lack_record_stream():
+        raise ValueError(
+            "ebb: side_stream=True needs torch's own memory allocator: a CUDAPluggableAllocator "
+            "may reuse memory while the other stream still reads it"
+        )
     if changed.get("regions"):
         commotion.install()
     _C.configure_ahead(_C.ahead_settings() | changed)

@@ -1,6 +1,7 @@
 // Lets ebb run code when Python calls certain functions of torch's C extension.
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Stream.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -14,6 +15,7 @@
 #include "ebb/region.h"
 #include "intercept/key.h"
 #include "memory/stillness.h"
+#include "stream/stream.h"
 
 namespace ebb::bindings {
 
@@ -35,6 +37,7 @@ enum class Watch : uint8_t {
   Aliases,  // the program may write to the arguments' memory unseen: see Note [Hands on a storage]
   Writes,   // writes to `self` without an operator: see Note [Opaque writes]
   Told,     // a Python function is called first, with the same arguments
+  Uses,     // a stream uses the memory of `self`: see Note [Memory of another storage]
   Communicates,  // also told; operators that the method calls are not intercepted
 };
 
@@ -82,6 +85,24 @@ void tell(PyObject* function, const CallArguments& arguments) {
   Py_DECREF(result);
 }
 
+// record_stream(self, s). torch's function tells the allocator too, but not through the owner.
+void noteProgramsUse(const CallArguments& arguments) {
+  const at::Tensor& tensor = THPVariable_Unpack(arguments.self);
+  PyObject* stream = arguments.count > 0          ? arguments.listed[0]
+                     : arguments.named != nullptr ? PyDict_GetItemString(arguments.named, "s")
+                                                  : nullptr;
+  if (stream == nullptr || !THPStream_Check(stream) || !tensor.has_storage() || tensor.is_cpu()) {
+    return;  // torch's function raises the error
+  }
+  const auto* given = reinterpret_cast<const THPStream*>(stream);
+  noteUse(
+      tensor.storage(),
+      c10::Stream::unpack3(
+          given->stream_id,
+          static_cast<c10::DeviceIndex>(given->device_index),
+          static_cast<c10::DeviceType>(given->device_type)));
+}
+
 // Lives during one call of a watched function, and does all that the function's Watch requires.
 class Watching {
  public:
@@ -98,6 +119,9 @@ class Watching {
         break;
       case Watch::Writes:
         opaque_.emplace(std::vector<at::Tensor>{THPVariable_Unpack(arguments.self)});
+        break;
+      case Watch::Uses:
+        noteProgramsUse(arguments);
         break;
       case Watch::Told:
         tell(watched.told, arguments);
@@ -252,6 +276,7 @@ void bindWatchedFunctions(py::module_& module) {
       .value("RESIZES", Watch::Resizes)
       .value("ALIASES", Watch::Aliases)
       .value("WRITES", Watch::Writes)
+      .value("USES", Watch::Uses)
       .value("TOLD", Watch::Told)
       .value("COMMUNICATES", Watch::Communicates);
   module.def(

@@ -82,7 +82,6 @@ struct KernelInputs {
   std::unique_ptr<RandomState> random;  // null if the op draws nothing
   uint32_t precision = 0;               // productPrecision()
   bool gradMode = false;                // some kernels depend on the mode, such as mkldnn_rnn_layer
-  bool forced = false;                  // convolution: a rule with force allows any algorithm
 };
 
 // How to recompute the results of one call of an op.

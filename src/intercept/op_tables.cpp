@@ -143,6 +143,23 @@ constexpr std::array<std::string_view, 3> kNeverReplayed{
 constexpr std::array<std::string_view, 8> kProducts{
     "mm", "mv", "matmul", "linear", "attention", "dot", "addr", "cdist"};
 
+// Parts of the names of operators for which torch prefers one of several libraries.
+constexpr std::array<std::string_view, 14> kSolvers{
+    "solve",
+    "cholesky",
+    "linalg_inv",
+    "linalg_lu",
+    "_lu_",
+    "linalg_qr",
+    "linalg_ldl",
+    "svd",
+    "_eig",
+    "geqrf",
+    "ormqr",
+    "lstsq",
+    "_det",
+    "slogdet"};
+
 // Parts of the names of convolutions and recurrent operators, which have precision settings of
 // their own and may be computed as matrix products.
 constexpr std::array<std::string_view, 4> kConvolutions{"conv", "rnn", "lstm", "gru"};
@@ -367,11 +384,13 @@ void applyTables(OpTraits& traits) {
   traits.limits.constantFill = contains(kConstant, name);
   traits.kernel.precision = containsPart(kConvolutions, name) ? PrecisionRead::All
                             : containsPart(kProducts, name)   ? PrecisionRead::Products
+                            : containsPart(kSolvers, name)    ? PrecisionRead::Solvers
                                                               : PrecisionRead::None;
   // False for recurrent layers: torch does not choose among algorithms for those.
   traits.kernel.isConvolution =
       name.starts_with("aten::") && name.find("convolution") != std::string::npos;
   traits.kernel.readsRequiresGrad = contains(kReadsRequiresGrad, name);
+  traits.kernel.notRepeatable = notRepeatable(name);
   applyLyingSchemas(traits);
   applyRowRule(traits);
 }

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "ebb/export.h"
+#include "intercept/not_repeatable.h"
 
 namespace ebb {
 
@@ -37,6 +38,7 @@ enum class OpKind : uint8_t {
 // The settings of precision (TF32 and the like) that a kernel reads.
 enum class PrecisionRead : uint8_t {
   None,
+  Solvers,   // the preferred library for linear algebra
   Products,  // settings for matrix products
   All,       // also settings for convolutions and recurrent kernels
 };
@@ -89,8 +91,9 @@ struct RandomTraits {
 // The state besides its arguments that an operator's kernel depends on.
 struct KernelTraits {
   PrecisionRead precision = PrecisionRead::None;  // see productPrecision in kernel/kernel_state.h
-  bool isConvolution = false;                     // see kernel/convolutions.h
+  bool isConvolution = false;                     // see kernel/repeatable.h
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
+  const NotRepeatable* notRepeatable = nullptr;  // null: its bits repeat
 };
 
 struct RowTraits {

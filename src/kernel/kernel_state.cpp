@@ -146,6 +146,22 @@ uint32_t halfPrecision() {
          (number(context.allowFP16ReductionCuBLAS()) & 3);
 }
 
+// Returns settings that programs seldom change and that select a GPU's kernel, as one number.
+uint32_t rareSettings(PrecisionRead read) {
+  auto& context = at::globalContext();
+  const auto number = [](auto setting) { return static_cast<uint32_t>(setting); };
+  uint32_t rare = number(context._SMCarveout_EXPERIMENTAL().value_or(-1) + 1) & 0xFFFF;
+  rare |= (number(context.getROCmFAPreferredBackend()) & 7) << 16;
+  rare |= number(context.userEnabledFA3SDP()) << 19;
+  if (read == PrecisionRead::All) {
+    rare |= number(context.immediateMiopen()) << 20;
+#if EBB_TORCH_VERSION >= 21300
+    rare |= (number(context.cudnnDepthwiseKernel()) & 3) << 21;
+#endif
+  }
+  return rare;
+}
+
 }  // namespace
 
 uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys) {
@@ -155,6 +171,9 @@ uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys) {
   const bool onCpu =
       c10::dispatchKeyToDeviceType(
           keys.remove(c10::DispatchKey::PythonDispatcher).highestPriorityTypeId()) == c10::kCPU;
+  if (read == PrecisionRead::Solvers) {
+    return onCpu ? 0 : static_cast<uint32_t>(at::globalContext().linalgPreferredBackend());
+  }
   uint32_t precision = 0;
   for (const auto backend : {at::Float32Backend::MKLDNN, at::Float32Backend::CUDA}) {
     for (const auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN}) {
@@ -168,7 +187,8 @@ uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys) {
       return precision << 1 | (at::globalContext().allowFP16ReductionCPU() ? 1 : 0);
     }
   }
-  return precision << 8 | halfPrecision();
+  // The factor is odd, so a change of the rare settings alone always changes the number.
+  return (precision << 8 | halfPrecision()) ^ (rareSettings(read) * 0x9E3779B1U);
 }
 
 KernelStateGuard::KernelStateGuard(const KernelState& state, Changes changes)

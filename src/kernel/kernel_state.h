@@ -49,8 +49,9 @@ using AutocastDtypes = std::vector<std::pair<c10::DeviceType, c10::ScalarType>>;
 //    autocast, and the ops that they call are cast. A replay outside autocast would have another
 //    precision.
 // 3. Grad mode and, for some ops, requires_grad: see Recipe::gradMode.
-// 4. Precision (TF32, sums in half precision, the preferred BLAS): read by matrix products,
-//    convolutions and recurrent kernels only; see productPrecision.
+// 4. Precision (TF32, sums in half precision, preferred libraries, the SMs that a product may use):
+//    read by matrix products, solvers, convolutions and recurrent kernels only; see
+//    productPrecision.
 struct KernelState {
   NumericSettings settings;
   c10::DispatchKeySet autocast;   // autocast keys that were not excluded

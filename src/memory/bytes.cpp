@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zero.h>
 
+#include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "intercept/key.h"
@@ -35,29 +37,45 @@ c10::Storage allocateZeroed(size_t nbytes, c10::Device device) {
   return storage;
 }
 
+namespace {
+
+void dropOwner(void* owner) {
+  delete static_cast<c10::Storage*>(owner);
+}
+
+}  // namespace
+
+c10::DataPtr sharedPointer(c10::Storage owner, size_t offset) {
+  auto held = std::make_unique<c10::Storage>(std::move(owner));
+  char* memory = static_cast<char*>(held->mutable_data()) + offset;
+  const c10::Device device = held->device();
+  return {memory, held.release(), &dropOwner, device};
+}
+
+c10::Storage ownerOf(const c10::Storage& storage) {
+  const c10::DataPtr& pointer = storage.data_ptr();
+  return pointer.get_deleter() == &dropOwner
+             ? ownerOf(*static_cast<c10::Storage*>(pointer.get_context()))
+             : storage;
+}
+
+size_t misalignment(const c10::Storage& storage) {
+  // CUDA's allocator aligns to 512 bytes, and cuBLAS looks at 256 of them.
+  const size_t alignment = storage.device().is_cpu() ? 64 : 256;
+  return reinterpret_cast<uintptr_t>(storage.data()) % alignment;
+}
+
 c10::Storage copyOf(const c10::Storage& storage) {
   return copyOf(storage, storage.nbytes());
 }
 
-// Note [Alignment]
-// Vectorised kernels treat the elements before the first aligned address one by one, so their last
-// bits depend on where memory starts. torch's allocator aligns to 64 bytes; other memory (a mapped
-// checkpoint, numpy) may not be aligned. So a copy starts at the same distance from an aligned
-// address as the original.
 c10::Storage copyOf(const c10::Storage& storage, size_t nbytes) {
   const auto below = belowEverything();
-  constexpr size_t kAlignment = 64;
-  const size_t shift =
-      storage.device().is_cpu() ? reinterpret_cast<uintptr_t>(storage.data()) % kAlignment : 0;
+  const size_t shift = misalignment(storage);
   c10::Storage copy = allocate(nbytes + shift, storage.device());
   if (shift != 0) {
-    auto* whole = new c10::Storage(std::move(copy));
-    c10::DataPtr shifted(
-        static_cast<char*>(whole->mutable_data()) + shift,
-        whole,
-        [](void* owner) { delete static_cast<c10::Storage*>(owner); },
-        storage.device());
-    copy = c10::Storage(c10::Storage::use_byte_size_t(), nbytes, std::move(shifted));
+    copy = c10::Storage(
+        c10::Storage::use_byte_size_t(), nbytes, sharedPointer(std::move(copy), shift));
   }
   bytesOf(copy).copy_(bytesOf(storage, nbytes));
   return copy;

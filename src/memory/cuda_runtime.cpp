@@ -44,6 +44,7 @@ CudaRuntime findRuntime() {
   find(found.busId, "cudaDeviceGetPCIBusId");
   find(found.capturing, "cudaStreamIsCapturing");
   find(found.captureInfo, "cudaStreamGetCaptureInfo");
+  find(found.exchangeCaptureMode, "cudaThreadExchangeStreamCaptureMode");
   return found;
 }
 

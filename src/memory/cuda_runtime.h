@@ -18,6 +18,8 @@ struct CudaRuntime {
   // These pointers may be null; a version with fewer parameters ignores the rest.
   int (*captureInfo)(void*, int*, uint64_t*, void*, void*, void*, void*) = nullptr;
 
+  int (*exchangeCaptureMode)(int*) = nullptr;  // cudaThreadExchangeStreamCaptureMode
+
   // Clears the error of a failed call: torch would report it as an error of its next kernel.
   void forgetError() const {
     if (lastError != nullptr) {
@@ -27,5 +29,32 @@ struct CudaRuntime {
 };
 
 const CudaRuntime& cudaRuntime();
+
+// Note [Captures of other threads]
+// While a thread captures a CUDA graph in the default mode, calls that might disturb the capture
+// fail on all threads and end the capture: queries of an event, waits for an event, registering
+// memory. ebb makes such calls for memory and events that are in no capture, which is harmless. So
+// this thread's mode is "relaxed" during these calls, as during those of torch's allocators. Does
+// nothing if there is no CUDA runtime.
+class RelaxedCaptures {
+ public:
+  RelaxedCaptures() {
+    exchange();
+  }
+  ~RelaxedCaptures() {
+    exchange();
+  }
+  RelaxedCaptures(const RelaxedCaptures&) = delete;
+  RelaxedCaptures& operator=(const RelaxedCaptures&) = delete;
+
+ private:
+  void exchange() {
+    if (cudaRuntime().exchangeCaptureMode != nullptr) {
+      cudaRuntime().exchangeCaptureMode(&mode_);
+    }
+  }
+
+  int mode_ = 2;  // cudaStreamCaptureModeRelaxed; then the thread's mode before
+};
 
 }  // namespace ebb

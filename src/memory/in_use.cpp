@@ -12,6 +12,7 @@
 #include <array>
 #include <cstdio>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 namespace ebb {
@@ -40,8 +41,21 @@ c10::DeviceAllocator* allocatorOf(c10::DeviceType type) {
 
 void raise(std::atomic<size_t>& most, size_t value) {
   size_t before = most.load(std::memory_order_relaxed);
-  while (value > before &&
-         !most.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
+  while (value > before && !most.compare_exchange_weak(before, value, std::memory_order_relaxed)) {
+  }
+}
+
+// The allocator's statistics. Empty if the program has not used the device, or if its allocator
+// (CUDAPluggableAllocator) has no statistics and raises.
+std::optional<c10::CachingDeviceAllocator::DeviceStats> statisticsOf(c10::Device device) {
+  auto* allocator = allocatorOf(device.type());
+  if (allocator == nullptr) {
+    return std::nullopt;
+  }
+  try {
+    return allocator->getDeviceStats(device.index());
+  } catch (const c10::Error&) {
+    return std::nullopt;
   }
 }
 
@@ -147,13 +161,10 @@ size_t bytesInUse(c10::Device device) {
   if (device.is_cpu()) {
     return residentBytes();
   }
-  auto* allocator = allocatorOf(device.type());
-  if (allocator == nullptr) {
-    return 0;
-  }
-  const auto stats = allocator->getDeviceStats(device.index());
-  return static_cast<size_t>(
-      std::max(stats.allocated_bytes[kAll].current, stats.active_bytes[kAll].current));
+  const auto stats = statisticsOf(device);
+  return stats ? static_cast<size_t>(std::max(
+                     stats->allocated_bytes[kAll].current, stats->active_bytes[kAll].current))
+               : 0;
 }
 
 void countHostTensors() {
@@ -164,11 +175,11 @@ TensorBytes tensorBytes(c10::Device device) {
   if (device.is_cpu()) {
     return CountingAllocator::get().bytes();
   }
-  auto* allocator = allocatorOf(device.type());
-  if (allocator == nullptr) {
+  const auto stats = statisticsOf(device);
+  if (!stats) {
     return {0, 0, true};
   }
-  const auto bytes = allocator->getDeviceStats(device.index()).allocated_bytes[kAll];
+  const auto& bytes = stats->allocated_bytes[kAll];
   const auto now = static_cast<size_t>(bytes.current);
   const auto peak = static_cast<size_t>(bytes.peak);
   if (peak == counting.peakBefore && counting.logs > 0) {
@@ -180,8 +191,8 @@ TensorBytes tensorBytes(c10::Device device) {
 void resetMostTensorBytes(c10::Device device) {
   if (device.is_cpu()) {
     CountingAllocator::get().reset();
-  } else if (auto* allocator = allocatorOf(device.type())) {
-    const auto bytes = allocator->getDeviceStats(device.index()).allocated_bytes[kAll];
+  } else if (const auto stats = statisticsOf(device)) {
+    const auto& bytes = stats->allocated_bytes[kAll];
     counting.peakBefore = static_cast<size_t>(bytes.peak);
     counting.noted = static_cast<size_t>(bytes.current);
   }

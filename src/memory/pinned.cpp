@@ -91,6 +91,7 @@ struct Pages {
   // In a child of fork() the pages are not registered, and the child must not call CUDA's runtime.
   ~Pages() {
     if (isRegistered && process == ::getpid()) {
+      const RelaxedCaptures relaxed;
       cudaRuntime().drop(memory);
     }
     if (isMapped()) {
@@ -167,6 +168,7 @@ bool registerPages(const Pages& pages, c10::Device device) {
 }  // namespace
 
 c10::Storage allocatePinned(size_t nbytes, c10::Device device) {
+  const RelaxedCaptures relaxed;
   if (device.is_cuda() && cudaRuntime().add != nullptr && cudaRuntime().drop != nullptr) {
     auto pages = std::make_unique<Pages>((nbytes + kPage - 1) / kPage * kPage);
     if (pages->isMapped()) {

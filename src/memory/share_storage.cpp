@@ -5,9 +5,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 
+#include "memory/bytes.h"
 #include "memory/stillness.h"
 
 namespace ebb {
@@ -30,23 +30,9 @@ template struct AccessError<
 
 namespace {
 
-void dropOwner(void* owner) {
-  delete static_cast<c10::Storage*>(owner);
-}
-
-// The storage that owns the memory of `storage`: itself, unless the memory is shared from another
-// storage.
-c10::Storage ownerOf(const c10::Storage& storage) {
-  const c10::DataPtr& pointer = storage.data_ptr();
-  return pointer.get_deleter() == &dropOwner ? *static_cast<c10::Storage*>(pointer.get_context())
-                                             : storage;
-}
-
 void share(const c10::Storage& to, const c10::Storage& from, size_t nbytes) {
   const Commotion commotion;
-  auto owner = std::make_unique<c10::Storage>(from);
-  c10::DataPtr pointer(from.mutable_data(), owner.get(), &dropOwner, from.device());
-  owner.release();
+  c10::DataPtr pointer = sharedPointer(from);
   from.unsafeGetStorageImpl()->set_resizable(false);
   to.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(pointer));
   to.set_nbytes(nbytes);

@@ -1,10 +1,12 @@
 #include "offload/offload_engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <mutex>
 #include <utility>
 
+#include "memory/bytes.h"
 #include "memory/dropping_mutex.h"
 #include "memory/relief.h"
 #include "stream/capture.h"
@@ -24,7 +26,10 @@ bool giveBackLeaving(Shortage shortage) {
          engine.makeRoom();
 }
 
+std::atomic<bool> isMade{false};  // an engine of the process
+
 Offload& leaked(Transfer& via) {
+  isMade.store(true);
   setReserve(Reserve::Leaving, &giveBackLeaving);
   const std::shared_ptr<Transfer> borrowed(&via, [](Transfer*) {});
   return **new std::shared_ptr<Offload>(std::make_shared<Offload>(borrowed));
@@ -60,9 +65,7 @@ bool Offload::takes(const at::Tensor& tensor) {
     return false;
   }
   // Fetched bytes are aligned, so an unaligned tensor is not offloaded: see Note [Alignment].
-  constexpr size_t kAlignment = 64;
-  const bool aligned =
-      !tensor.is_cpu() || reinterpret_cast<uintptr_t>(tensor.storage().data()) % kAlignment == 0;
+  const bool aligned = misalignment(tensor.storage()) == 0;
   const auto optedOut = context_.shared.optedOut;
   return aligned && (optedOut == nullptr || !optedOut(tensor));
 }
@@ -355,7 +358,8 @@ OffloadSettings offloadSettings() {
 }
 
 OffloadStats offloadStats() {
-  return offloadEngine().stats();
+  const bool hasEngine = isMade.load() || OffloadShared::get().instead != nullptr;
+  return hasEngine ? offloadEngine().stats() : OffloadStats{};
 }
 
 }  // namespace ebb

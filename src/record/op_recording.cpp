@@ -6,9 +6,9 @@
 #include "intercept/each_tensor.h"
 #include "intercept/key.h"
 #include "kernel/collective.h"
-#include "kernel/convolutions.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
+#include "kernel/repeatable.h"
 #include "record/fresh_results.h"
 #include "record/notes.h"
 #include "record/recipe_writer.h"
@@ -91,9 +91,10 @@ const char* findObstacle(
     return op.limits.communicates ? "collectives are recomputed only by a rule with force=True"
                                   : "ebb recomputes this operator only by a rule with force=True";
   }
-  const bool mayDiffer = op.kernel.isConvolution && arguments.areOffCpu() && !verdict.forced;
-  if (const char* why = mayDiffer ? convolutionsAreKept() : nullptr) {
-    return why;
+  if (arguments.areOffCpu() && !verdict.forced) {
+    if (const char* why = whyNotRepeatable(op, call.arguments)) {
+      return why;
+    }
   }
   if (!isTrusted(context, op, verdict)) {
     return kFromElsewhere;
@@ -167,9 +168,7 @@ void OpRecording::run() {
       note_->readsRows = flow_ && flow_->readsRows();
     }
   }
-  if (op_.kernel.isConvolution && arguments_.areOffCpu()) [[unlikely]] {
-    runConvolution();
-  } else if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
+  if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
     runUntrusted();
   } else {
     runKernel();
@@ -292,17 +291,6 @@ void OpRecording::runKernel() {
   }
   lock_.unlock();
   unsaid.warn();
-}
-
-// See Note [Kernels chosen by free memory]
-[[gnu::noinline]] void OpRecording::runConvolution() {
-  const WorkspaceWatch watch(arguments_.device());
-  runKernel();
-  if (watch.sawFailure() && !verdict_.forced) {
-    replay_.giveUp(convolutionsAreKept());
-  } else if (replay_.recipe) {
-    replay_.recipe->kernel.forced = verdict_.forced;
-  }
 }
 
 // RandomScope is large. Inside runKernel(), it would move the stack frames of all kernels to memory

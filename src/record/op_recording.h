@@ -50,7 +50,6 @@ class OpRecording {
   }
   void runKernel();
   void runUntrusted();
-  void runConvolution();
   void runRandomKernel();
   void recover(bool draws);
   Verdict verdictOn(const at::Tensor& result) const;

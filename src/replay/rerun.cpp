@@ -12,7 +12,6 @@
 
 #include "graph/rows.h"
 #include "kernel/collective.h"
-#include "kernel/convolutions.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
@@ -227,15 +226,11 @@ class Rerun {
     c10::AutoGradMode gradMode(recipe_.kernel.gradMode);
     RandomReplay random(recipe_.op, recipe_.kernel.random.get(), stack_);
     began_ = true;
-    if (recipe_.op.kernel.isConvolution && !recipe_.kernel.forced) [[unlikely]] {
-      runConvolution();
-    } else {
-      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
-      if (recipe_.op.limits.communicates) [[unlikely]] {
-        waitForCollective(stack_.data(), stack_.size(), [this] {
-          checkOtherRanks(processGroupOf(recipe_.op, recipe_.others()));
-        });
-      }
+    recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
+    if (recipe_.op.limits.communicates) [[unlikely]] {
+      waitForCollective(stack_.data(), stack_.size(), [this] {
+        checkOtherRanks(processGroupOf(recipe_.op, recipe_.others()));
+      });
     }
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),
@@ -247,35 +242,6 @@ class Rerun {
         recipe_.op.name,
         " the decision SAVE.");
     random.putBack();
-  }
-
-  // See Note [Kernels chosen by free memory]
-  void runConvolution() {
-    const auto inputs = recipe_.inputs();
-    const auto onDevice = std::find_if(inputs.begin(), inputs.end(), [](const Input& input) {
-      return input.value && !input.flags.device.is_cpu();
-    });
-    if (onDevice == inputs.end()) {
-      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
-      return;
-    }
-    const WorkspaceWatch watch(onDevice->flags.device);
-    if (!choosesOtherwise()) {
-      recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
-      if (!watch.sawFailure()) {
-        return;
-      }
-      chooseOtherwise();
-    }
-    TORCH_CHECK(
-        false,
-        "ebb: cannot recompute ",
-        where(graph_, recipe_),
-        ": a replay on this thread had no memory for a convolution's workspace, so torch uses "
-        "another algorithm there, whose results may differ in the last bits. From now on ebb saves "
-        "the results of convolutions. Leave more of the device's memory free, give ",
-        recipe_.op.name,
-        " the decision SAVE, or write a rule with force=True to accept such results.");
   }
 
   // Throws if another thread has written to an input during the run.
@@ -320,8 +286,9 @@ class Rerun {
         "ebb: cannot recompute ",
         where(graph_, recipe_),
         ": a matmul precision setting (set_float32_matmul_precision, fp32_precision, allow_tf32, "
-        "allow_fp16_accumulation, allow_.._reduced_precision_reduction, preferred_blas_library) "
-        "was changed after the forward. Change it between steps, or give ",
+        "allow_fp16_accumulation, allow_.._reduced_precision_reduction, preferred_blas_library, "
+        "preferred_linalg_library, _set_sm_carveout_experimental) was changed after the forward. "
+        "Change it between steps, or give ",
         recipe_.op.name,
         " the decision SAVE.");
   }

@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kMostPoints = 1000;
 
 // A change of the held bytes.
-struct Event {
+struct Change {
   JournalTime time;
   int64_t held;
   int64_t eager;
@@ -53,7 +53,7 @@ void addStretches(const Line& line, JournalTime end, std::vector<Stretch>& held)
 }
 
 // Adds the events of held memory. Memory that several lines describe at one time counts once.
-void addHeld(std::vector<Stretch>& held, std::vector<Event>& events) {
+void addHeld(std::vector<Stretch>& held, std::vector<Change>& events) {
   const auto before = std::less<const void*>();
   std::sort(held.begin(), held.end(), [&](const Stretch& a, const Stretch& b) {
     return a.address != b.address ? before(a.address, b.address) : a.from < b.from;
@@ -73,9 +73,9 @@ void addHeld(std::vector<Stretch>& held, std::vector<Event>& events) {
   }
 }
 
-std::vector<Event> eventsInOrder(
+std::vector<Change> eventsInOrder(
     const std::deque<Line>& lines, const OnlyOurs& ours, JournalTime now) {
-  std::vector<Event> events;
+  std::vector<Change> events;
   std::vector<Stretch> stretches;
   for (const Line& line : lines) {
     const JournalTime end = line.times.ended == kNever ? now : line.times.ended;
@@ -88,8 +88,9 @@ std::vector<Event> eventsInOrder(
     }
   }
   addHeld(stretches, events);
-  std::stable_sort(
-      events.begin(), events.end(), [](const Event& a, const Event& b) { return a.time < b.time; });
+  std::stable_sort(events.begin(), events.end(), [](const Change& a, const Change& b) {
+    return a.time < b.time;
+  });
   return events;
 }
 
@@ -97,7 +98,7 @@ std::vector<Event> eventsInOrder(
 
 void addTimeline(
     Report& report, const std::deque<Line>& lines, const OnlyOurs& ours, JournalTime now) {
-  const std::vector<Event> events = eventsInOrder(lines, ours, now);
+  const std::vector<Change> events = eventsInOrder(lines, ours, now);
   const size_t stretch = std::max<size_t>(1, 2 * events.size() / kMostPoints);
   int64_t held = 0;
   int64_t eager = 0;

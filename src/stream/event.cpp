@@ -6,13 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "memory/cuda_runtime.h"
 #include "stream/capture.h"
 #include "stream/stream.h"
 
 namespace ebb {
 namespace {
 
-using OwnedEvent = std::unique_ptr<c10::Event>;
+using OwnedEvent = std::unique_ptr<Event>;
 
 // Keeps unused events with the same flag, for later calls of recordEvent().
 class FreeEvents {
@@ -27,7 +28,7 @@ class FreeEvents {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<OwnedEvent>& free = free_[device];
     if (free.empty()) {
-      return std::make_unique<c10::Event>(device.type(), flag);
+      return std::make_unique<Event>(device.type(), flag);
     }
     OwnedEvent event = std::move(free.back());
     free.pop_back();
@@ -46,11 +47,26 @@ class FreeEvents {
 
 }  // namespace
 
+bool Event::query() const {
+  const RelaxedCaptures relaxed;
+  return event_.query();
+}
+
+void Event::synchronize() const {
+  const RelaxedCaptures relaxed;
+  event_.synchronize();
+}
+
+double Event::elapsedTime(const Event& later) const {
+  const RelaxedCaptures relaxed;
+  return event_.elapsedTime(later.event_);
+}
+
 EventPtr recordEvent(c10::Stream stream, c10::EventFlag flag) {
   FreeEvents& events = FreeEvents::of(flag);
   OwnedEvent event = events.take(stream.device(), flag);
   event->record(stream);
-  return {event.release(), [&events](c10::Event* last) { events.give(OwnedEvent(last)); }};
+  return {event.release(), [&events](Event* last) { events.give(OwnedEvent(last)); }};
 }
 
 DeviceTimer::DeviceTimer(c10::Stream stream)

@@ -2,6 +2,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "memory/bytes.h"
 #include "stream/capture.h"
 #include "stream/event.h"
 
@@ -27,9 +28,9 @@ void orderAfter(c10::Stream later, c10::Stream earlier) {
 }
 
 void noteUse(const c10::Storage& storage, c10::Stream user) {
-  if (storage) {
+  if (storage) {  // see Note [Memory of another storage]
     const c10::impl::VirtualGuardImpl guard(user.device_type());
-    guard.recordDataPtrOnStream(storage.data_ptr(), user);
+    guard.recordDataPtrOnStream(ownerOf(storage).data_ptr(), user);
   }
 }
 

@@ -27,7 +27,7 @@ void orderAfter(c10::Stream later, c10::Stream earlier);
 // to the stream of its allocation. With this call, the memory is not reused before `user` has done
 // all work given to `user` before the memory was freed. No effect if `user` is the stream of the
 // allocation.
-void noteUse(const c10::Storage& storage, c10::Stream user);
+EBB_API void noteUse(const c10::Storage& storage, c10::Stream user);
 
 // Like noteUse() above, by the current stream.
 void noteUse(const c10::Storage& storage);

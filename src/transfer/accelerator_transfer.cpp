@@ -27,7 +27,7 @@ struct AcceleratorEvent final : TransferEvent {
   const EventPtr event;
 };
 
-const c10::Event& eventOf(const TransferEvent& event) {
+const Event& eventOf(const TransferEvent& event) {
   return *static_cast<const AcceleratorEvent&>(event).event;
 }
 

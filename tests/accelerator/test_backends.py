@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import accelerator
 import pytest
 import torch
+from exactness import run_process
 from torch.nn import functional as F
 
 import ebb
 
+SUPPORT = Path(__file__).parents[1] / "support"
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 LEFT = []  # an input, and what a region made of it before there was a backend
 
@@ -77,6 +81,11 @@ PRECISIONS = {  # how to get and to set it, and another value than the usual one
             "allow_fp16_accumulation",
         )
     },
+    "sm_carveout": (
+        torch._C._get_sm_carveout_experimental,
+        torch._C._set_sm_carveout_experimental,
+        [None, 8],
+    ),
     "float32": (
         lambda: MATMUL.fp32_precision,
         lambda v: setattr(MATMUL, "fp32_precision", v),
@@ -101,3 +110,17 @@ def test_precision_of_products_changed_between_forward_and_backward_is_refused(d
         loss.backward()
     finally:
         put(before)
+
+
+NOT_OFFLOADED_YET = """
+import accelerator, torch, ebb
+accelerator.load()
+torch.ops.late.counts()
+ebb.stats()
+print(torch.ops.late.counts().get("device count", 0))
+"""
+
+
+def test_statistics_of_a_process_that_has_offloaded_nothing_ask_for_no_device():
+    """To ask for CUDA's devices starts the driver, and then the process cannot fork workers."""
+    assert run_process(["-c", NOT_OFFLOADED_YET], PYTHONPATH=str(SUPPORT)) == "0\n"

@@ -11,10 +11,10 @@ import torch
 from exactness import same_bits
 from torch import nn
 
-from ebb import _C, apply
+from ebb import _C, apply, plan
 from ebb._launch import takeover
 from ebb._plan.budget import read_budget
-from ebb._plan.memory_limit import Limit, free, there_is
+from ebb._plan.memory_limit import Limit, free, limit_of, there_is
 from ebb.policies import recompute_all
 
 MIB = 1 << 20
@@ -48,22 +48,39 @@ def install(device):
     takeover.remove()
 
 
-def train(devices, steps=STEPS):
-    """Its parameters, and the most bytes on the first device since they were counted anew."""
+def steps_of(devices, steps):
+    """The model, after each step."""
     gc.collect()  # what a test before this one left
     accelerator.synchronize()
-    torch.accelerator.reset_peak_memory_stats()
     model = Split(*devices)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1)
-    x, most = torch.randn(ROWS, WIDTH).to(devices[0]), []
+    x = torch.randn(ROWS, WIDTH).to(devices[0])
     for _ in range(steps):
         optimizer.zero_grad()
         model(x).backward()
         optimizer.step()
         accelerator.synchronize()
-        most.append(torch.accelerator.max_memory_allocated())
-    return [one.detach().cpu() for one in model.parameters()], most
+        yield model
+
+
+def parameters_of(model):
+    return [one.detach().cpu() for one in model.parameters()]
+
+
+def train(devices, steps=STEPS):
+    """Its parameters, and the most bytes on the first device since they were counted anew."""
+    torch.accelerator.reset_peak_memory_stats()
+    after = (
+        (model, torch.accelerator.max_memory_allocated()) for model in steps_of(devices, steps)
+    )
+    models, most = zip(*after, strict=True)
+    return parameters_of(models[-1]), most
+
+
+def train_uncounted(device):
+    *_, model = steps_of([device], STEPS)
+    return parameters_of(model)
 
 
 def test_other_processes_count(device):
@@ -89,6 +106,23 @@ def test_a_job_beside_another_one_lives(install, device, capsys):
 
     assert all(map(same_bits, found, expected))
     assert "memory is too small to save all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["auto", "100MiB", "40%"])
+def test_an_allocator_that_counts_nothing_allows_no_budget(text, install, device, capsys):
+    expected = train_uncounted(device)
+    install(limit_of(text) or read_budget(text), text)
+    with accelerator.uncounted():
+        found = train_uncounted(device)
+
+    assert all(map(same_bits, found, expected))
+    assert capsys.readouterr().err.count("does not count bytes") == 1
+
+
+def test_an_allocator_that_counts_nothing_allows_no_plan(device):
+    model, x = Split(device), torch.randn(ROWS, WIDTH).to(device)
+    with accelerator.uncounted(), pytest.raises(ValueError, match="late does not count bytes"):
+        plan(model, lambda: model(x).backward(), 0.5)
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7])

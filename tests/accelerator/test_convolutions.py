@@ -1,17 +1,13 @@
 """Convolutions whose kernels are not chosen by the arguments alone, as cuDNN's are: see
-Note [Kernels chosen by timing] and Note [Kernels chosen by free memory]."""
+Note [Kernels chosen by timing]."""
 
 from __future__ import annotations
 
-import threading
-
-import accelerator
 import pytest
 import torch
 from torch.nn import functional as F
 
 import ebb
-from ebb import _testing
 
 CONVOLUTION = "aten::convolution"
 
@@ -96,89 +92,3 @@ def test_on_the_cpu_nothing_is_timed(times):
     (row,) = rows_of_a_block(torch.device("cpu"), None)
 
     assert "timing" not in row.reason
-
-
-class Engines:
-    """Takes the first engine where its workspace can be allocated, else the second, which has other
-    bits; and from then on the same one, on that thread."""
-
-    WORKSPACE = 1 << 16
-
-    def __init__(self, device):
-        self.device = device
-        self.chosen = threading.local()
-
-    def __call__(self, x, weight, bias, *rest):
-        if not hasattr(self.chosen, "factor"):
-            try:
-                torch.empty(self.WORKSPACE, dtype=torch.uint8, device=self.device)
-                self.chosen.factor = 1.0
-            except torch.OutOfMemoryError:
-                self.chosen.factor = 1.0 + 2**-20
-        found = torch.convolution(x.cpu(), weight.cpu(), None, *rest)
-        return (found * self.chosen.factor).to(self.device)
-
-
-@pytest.fixture
-def engines(device, times):
-    """Replaces the device's convolution. Afterwards no thread remembers an engine."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("convolution_overrideable", Engines(device), "PrivateUse1", allow_override=True)
-    yield
-    library._destroy()
-    in_backward(device, _testing.forget_failed_workspaces)
-    _testing.forget_failed_workspaces()
-
-
-def in_backward(device, call):
-    """On the thread that runs the device's backward."""
-    x = torch.zeros(1).to(device).requires_grad_()
-    y = x * 1
-    y.register_hook(lambda _: call())
-    y.sum().backward()
-
-
-def full(device):
-    """No workspace fits any more, and other memory does."""
-    return accelerator.limited(device=torch.ops.late.device_usage(0) + Engines.WORKSPACE - 512)
-
-
-def kept_convolutions(block):
-    with ebb.record_reports():
-        block.gradients(block.forward())
-    return ["workspace" in r.reason for r in ebb.report().rows if r.op.startswith(CONVOLUTION)]
-
-
-def test_a_replay_without_memory_for_its_workspace_is_refused(device, engines):
-    block = Block(device)
-    earlier, loss = block.forward(), block.forward()
-
-    with full(device), pytest.raises(RuntimeError, match=r"convolution.* in region 'stem'.*SAVE"):
-        block.gradients(loss)
-    with pytest.raises(RuntimeError, match=r"on this thread .* another algorithm"):
-        block.gradients(earlier)  # though there is room: the thread stays with its choice
-
-    assert kept_convolutions(block) == [True]
-
-
-def test_a_forward_without_memory_for_its_workspace_is_kept(device, engines):
-    block = Block(device)
-    with full(device):
-        loss = block.forward()
-    found = block.gradients(loss)
-
-    eager = block.eager()  # the thread stays with its choice
-    assert torch.equal(eager.cpu(), loss.cpu())
-    expected = block.gradients(eager)
-    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(expected, found, strict=True))
-    assert kept_convolutions(block) == [True]
-
-
-def test_a_forced_convolution_takes_what_comes(device, engines):
-    forced = ebb.Policy([ebb.Rule(CONVOLUTION, ebb.RECOMPUTE, force=True)])
-    block = Block(device, forced)
-    loss = block.forward()
-
-    with full(device):
-        assert block.gradients(loss)
-    assert kept_convolutions(block) == [False]

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import copy
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from gpus import (
-    MIB,
-    NEEDS_GPU,
-    OFFLOAD_ALL,
-    USES_CUDNN,
-    bits_of_eager,
-    memory_nearly_full,
-    offloading,
-    same,
-)
+from gpus import NEEDS_GPU, OFFLOAD_ALL, USES_CUDNN, bits_of_eager, offloading, same
 from torch import nn
-from torch.nn import functional as F
 
 import ebb
-from ebb import _testing
 
 pytestmark = [*NEEDS_GPU, USES_CUDNN]
 
@@ -103,49 +91,3 @@ def test_convolutions_whose_algorithm_is_chosen_by_timing(policy, deterministic,
         assert same(run(ours), expected)
     statistics = zip(ours.buffers(), plain.buffers(), strict=True)
     assert all(b.isfinite().all() and e.isfinite().all() for b, e in statistics)
-
-
-def saved_of(y):
-    """The saved tensor of a function, which another thread asks for; or why there is none."""
-
-    def ask():
-        try:
-            return y.grad_fn._saved_self.detach()
-        except RuntimeError as error:
-            return error
-
-    with ThreadPoolExecutor(1) as another:
-        return another.submit(ask).result()
-
-
-@pytest.fixture
-def _forgets():
-    yield
-    _testing.forget_failed_workspaces()
-
-
-@pytest.mark.parametrize("room", [1024, 256, 64, 36])
-@pytest.mark.usefixtures("_forgets")
-def test_a_convolution_that_is_replayed_where_memory_is_nearly_full(room, cudnn):
-    """It has the forward's bits, or the replay is refused and later results are kept."""
-    cudnn.benchmark = False
-    torch.manual_seed(1)
-    weight = torch.randn(128, 128, 3, 3, device="cuda").div(34).requires_grad_()
-    x = torch.randn(16, 128, 64, 64, device="cuda")  # the result has 32 MiB
-    expected = F.conv2d(x, weight, padding=1).detach()
-
-    def of_a_region():
-        with ebb.region(ebb.policies.recompute_all, "near the peak"):
-            return F.conv2d(x, weight, padding=1).sin()
-
-    y = of_a_region()
-    with memory_nearly_full(room * MIB):
-        found = saved_of(y)
-    if isinstance(found, torch.Tensor):
-        assert torch.equal(found, expected)
-    elif not isinstance(found, torch.OutOfMemoryError):
-        assert "convolution" in str(found)
-        assert "'near the peak'" in str(found)
-        assert "workspace" in str(found)
-        again = saved_of(of_a_region())
-        assert torch.equal(again, expected)

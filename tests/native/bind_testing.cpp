@@ -34,7 +34,6 @@
 #include "failing_policy.h"
 #include "fake_transfer.h"
 #include "instant_transfer.h"
-#include "kernel/convolutions.h"
 #include "many_threads.h"
 #include "memory/bytes.h"
 #include "memory/in_use.h"
@@ -301,7 +300,6 @@ void bindTesting(py::module_& module) {
     const ModuleNames& names = moduleNames(number);
     return std::make_pair(names.plain, names.full);
   });
-  module.def("forget_failed_workspaces", &forgetFailedWorkspaces);
   // As an extension that calls an operator and does not release the GIL.
   module.def("draw_with_the_gil", [] { return at::rand({8}); });
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { offloadEngine().drain(); }));

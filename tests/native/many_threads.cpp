@@ -86,7 +86,7 @@ bool eventsAreApart(c10::Device device, size_t threads, size_t rounds) {
     }
     return std::all_of(events.begin(), events.end(), [](const auto& event) { return event; });
   });
-  std::set<const c10::Event*> all;
+  std::set<const Event*> all;
   for (const Events& events : last) {
     for (const auto& event : events) {
       all.insert(event.get());

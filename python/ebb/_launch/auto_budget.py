@@ -13,6 +13,7 @@ from ebb._launch.budget import Budget
 from ebb._plan.measuring import base_bytes, devices_of
 from ebb._plan.memory_limit import Limit
 from ebb._report.text import size
+from ebb._support import devices
 from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
@@ -42,7 +43,7 @@ class AutoBudget(Budget):
         undo.callback(_C.keep_while_there_is_room, 0)
 
     def meet(self, model: torch.nn.Module) -> None:
-        if not self._is_full and not self._has_ended:
+        if not self._is_full and not self._has_ended and not devices.why_uncounted():
             try:
                 for device in devices_of(model) - self._limited:
                     self._limited.add(device)

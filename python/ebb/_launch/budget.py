@@ -33,6 +33,7 @@ from ebb._plan.plan import plan_of
 from ebb._plan.simulate import Measured
 from ebb._report import planned
 from ebb._report.planned import ReportedPlan
+from ebb._support import devices
 from ebb._support.job import is_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
@@ -132,7 +133,9 @@ class Budget(Meets):
             self._models.add(model)
             names = self.blocks.add(model, recompute_all)
             self._has_compiled |= any(map(is_compiled, model.modules()))
-            if names and torch.is_grad_enabled():
+            if why := devices.why_uncounted():
+                self._give_up(why)
+            elif names and torch.is_grad_enabled():
                 self._announce(names)
         except Exception as error:
             self._fail(error)

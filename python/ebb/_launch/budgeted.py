@@ -39,8 +39,8 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 # Note [Evaluation between steps]
 # Many jobs evaluate, or generate samples, between two optimizer steps, without gradients. No plan
 # can lower the memory of such work, so it does not count towards the next step: when the first
-# block runs with gradients, ebb counts the peak anew; a profile omits memory that was both allocated and
-# freed before.
+# block runs with gradients, ebb counts the peak anew; a profile omits memory that was both
+# allocated and freed before.
 
 
 class Evaluation:

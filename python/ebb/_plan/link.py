@@ -18,8 +18,9 @@ from ebb._support import devices
 from ebb._support.log import log
 
 # Bytes of a probe, the storage that is copied to measure the speed. On an accelerator ebb measures
-# before it knows how much memory is free, so the probe is small, and several copies in a row hide the
-# host's work for each. On a CPU ebb measures with a region, which needs five times as much memory.
+# before it knows how much memory is free, so the probe is small, and several copies in a row hide
+# the host's work for each. On a CPU ebb measures with a region, which needs five times as much
+# memory.
 _PROBE = 8 * 2**20
 _COPIES = 8
 _ROUNDS = 3

@@ -29,6 +29,7 @@ from ebb._policy.policy import Policy
 from ebb._region.blocks import block_candidates
 from ebb._report import planned
 from ebb._report.text import size
+from ebb._support import devices
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, shown
 from ebb._support.sizes import whole_number
@@ -325,7 +326,7 @@ def plan(
     Raises:
         TypeError: an argument has the wrong type.
         ValueError: an argument is invalid; or no module that may be a region runs in the step; or
-            the step has a region already.
+            the step has a region already; or the accelerator's allocator counts no bytes.
         BudgetError: the budget is too small. The message names the lowest possible budget and what
             needs the memory.
         RuntimeError: the calls of ``step`` ran different operators.
@@ -351,6 +352,8 @@ def plan(
         raise TypeError(f"ebb: step must be a function; got {type(step).__name__}")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
+    if why := devices.why_uncounted():
+        raise ValueError(f"ebb: {why}")
     given = read_budget(budget)
     chosen = None if modules is None else _globs(modules)
     with as_before(model):

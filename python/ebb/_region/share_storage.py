@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from ebb import _C
+
+
+@functools.cache
+def watch_uses() -> None:
+    """Lets ``record_stream`` of a tensor with shared memory reach the memory's owner."""
+    _C.watch(torch._C.TensorBase.record_stream, _C.Watch.USES)
 
 
 def share_storage(dst: torch.Tensor, src: torch.Tensor) -> None:
@@ -38,4 +46,5 @@ def share_storage(dst: torch.Tensor, src: torch.Tensor) -> None:
     for name, tensor in (("dst", dst), ("src", src)):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"ebb: {name} must be a tensor; got {type(tensor).__name__}")
+    watch_uses()
     _C.share_storage(dst, src)

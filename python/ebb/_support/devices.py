@@ -50,6 +50,30 @@ def allocated() -> int:
         return 0
 
 
+def why_uncounted() -> str:
+    """Why no budget is possible on the accelerator in use: its allocator counts no bytes. Empty if
+    the allocator counts them, or if no accelerator is in use."""
+    device = in_use()
+    if device is None or device.type == "mps":
+        return ""
+    try:
+        if torch.accelerator.memory_stats():
+            return ""
+    except (RuntimeError, NotImplementedError):
+        pass
+    return (
+        f"the memory allocator of {device.type} does not count bytes (torch's own allocator does, "
+        "CUDAPluggableAllocator does not), so ebb cannot keep to a budget"
+    )
+
+
+def may_lack_record_stream() -> bool:
+    """True if the program allocates CUDA memory by functions of its own. ebb cannot find out
+    whether one of them is for ``record_stream``."""
+    has_cuda = hasattr(torch._C, "_cuda_getAllocatorBackend")
+    return has_cuda and torch.cuda.get_allocator_backend() == "pluggable"
+
+
 def memory_of(device: torch.device) -> tuple[int, int] | None:
     """Bytes of a device that are free or reserved by this process, and bytes that the process could
     allocate in addition to its tensors; None for the CPU or if unknown. Initialises the device."""

@@ -8,6 +8,7 @@ a race detector, graphs, an allocator and a page mover.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import subprocess
@@ -93,7 +94,9 @@ def _module() -> types.ModuleType:
 def load() -> torch.device:
     """Registers the device, once; gives the first one."""
     if "late" not in sys.modules:
-        torch.ops.load_library(_library())
+        library = _library()
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # ebb looks up a function by name
+        torch.ops.load_library(library)
         sys.modules["late"] = _module()
         torch.utils.rename_privateuse1_backend("late")
         torch._register_device_module("late", sys.modules["late"])
@@ -153,6 +156,17 @@ def delayed(compute: int, side: int) -> Context:
     """Inside, streams run by themselves, each task up to so many microseconds late: `compute` those
     of default streams, `side` all others."""
     return _inside(torch.ops.late.configure, (False, compute, side), (True, 0, 0))
+
+
+def unsteady() -> Context:
+    """Inside, the n-th call of each operator that adds, writes or picks in any order gives other
+    last bits, or other indices, than the calls before."""
+    return _inside(torch.ops.late.be_unsteady, (True,), (False,))
+
+
+def uncounted() -> Context:
+    """Inside, the devices' allocator counts no bytes."""
+    return _inside(torch.ops.late.count_bytes, (False,), (True,))
 
 
 def limited(*, device: int = -1, host: int = -1) -> Context:

@@ -68,10 +68,14 @@ inline bool isCaptured(int stream) {
   TORCH_CHECK(false, "late: ", why);
 }
 
+// As cudaThreadExchangeStreamCaptureMode: a capture forbids a relaxed thread nothing.
+constexpr int kRelaxed = 2;
+inline thread_local int captureMode = 0;
+
 // What the host may not do while a graph is captured.
 inline void checkNotCapturing(const char* what) {
   const Lock lock(program);
-  if (capture) {
+  if (capture && captureMode != kRelaxed) {
     breakCapture(std::string(what) + " is not permitted while a graph is captured");
   }
 }

@@ -73,6 +73,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return reinterpret_cast<void*>(static_cast<intptr_t>(indexOf(stream) + 1));
   }
   c10::DeviceIndex deviceCount() const noexcept override {
+    const Lock lock(program);
+    ++counts["device count"];
     return kDevices;
   }
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {

@@ -19,6 +19,7 @@
 #include "memory.h"
 #include "streams.h"
 #include "tensors.h"
+#include "unsteady.h"
 
 namespace late {
 
@@ -40,6 +41,7 @@ class Call {
       : op_(op),
         schema_(op.schema()),
         name_(c10::toString(op.operator_name())),
+        unsteady_(unsteadyCall(name_)),
         isRandom_(op.hasTag(at::Tag::nondeterministic_seeded)),
         arguments_(stack.end() - schema_.arguments().size(), stack.end()) {
     findDevice();
@@ -165,20 +167,29 @@ class Call {
         addUse(used, results[i].toTensor(), true);
       }
     }
-    const auto task =
-        [op = op_, onCpu = onCpu_, slot = generator_, numbers = takeNumbers(), targets] {
-          const Below inside;
-          torch::jit::Stack values(onCpu);
-          if (numbers) {
-            values[*slot] = numbers->generator();
-          }
-          op.callBoxed(&values);
-          for (size_t i = 0; i < targets.size(); ++i) {
-            if (targets[i].defined() && values[i].toTensor().defined()) {
-              targets[i].copy_(values[i].toTensor());
-            }
-          }
-        };
+    const auto task = [op = op_,
+                       onCpu = onCpu_,
+                       slot = generator_,
+                       numbers = takeNumbers(),
+                       targets,
+                       unsteady = unsteady_] {
+      const Below inside;
+      torch::jit::Stack values(onCpu);
+      if (numbers) {
+        values[*slot] = numbers->generator();
+      }
+      op.callBoxed(&values);
+      for (const c10::IValue& value : values) {
+        if (value.isTensor()) {
+          disturb(value.toTensor(), unsteady);
+        }
+      }
+      for (size_t i = 0; i < targets.size(); ++i) {
+        if (targets[i].defined() && values[i].toTensor().defined()) {
+          targets[i].copy_(values[i].toTensor());
+        }
+      }
+    };
     enqueue(stream_, name_, used, task);
     return results;
   }
@@ -246,6 +257,11 @@ class Call {
     } else {
       op_.callBoxed(&values);
     }
+    for (const c10::IValue& value : values) {
+      if (value.isTensor()) {
+        disturb(value.toTensor(), unsteady_);
+      }
+    }
     return values;
   }
 
@@ -298,6 +314,7 @@ class Call {
   const c10::OperatorHandle op_;
   const c10::FunctionSchema& schema_;
   const std::string name_;
+  const int64_t unsteady_;  // see unsteadyCall()
   const bool isRandom_;
   const std::vector<c10::IValue> arguments_;
   torch::jit::Stack onCpu_;          // the arguments as CPU tensors

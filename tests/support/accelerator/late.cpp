@@ -107,6 +107,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("native_dropout", torch::CppFunction::makeFromBoxedFunction<&late::dropoutOnDevice>());
 }
 
+// ebb finds CUDA's runtime by the first of these names, and uses only the second on this device.
+#define LATE_EXPORT extern "C" __attribute__((visibility("default")))
+LATE_EXPORT int cudaHostRegister(void*, size_t, unsigned) {
+  return 1;
+}
+LATE_EXPORT int cudaThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, late::captureMode);
+  return 0;
+}
+
 TORCH_LIBRARY(late, m) {
   using late::Lock;
   using late::program;
@@ -136,6 +146,12 @@ TORCH_LIBRARY(late, m) {
   });
   m.def("draw_from(int whose) -> ()", [](int64_t whose) {
     settings.draws = static_cast<late::Draws>(whose);
+  });
+  m.def("count_bytes(bool counts) -> ()", [](bool counts) { settings.countsBytes = counts; });
+  m.def("be_unsteady(bool unsteady) -> ()", [](bool unsteady) {
+    const Lock lock(program);
+    settings.isUnsteady = unsteady;
+    late::calls.clear();
   });
   m.def("have_generator(bool has) -> ()", [](bool has) { settings.hasGenerator = has; });
 

@@ -27,7 +27,6 @@ struct Usage {
   }
 };
 inline Usage deviceUsage[kDevices];
-inline int64_t failedAllocations[kDevices];
 inline Usage hostUsage;
 
 // Free memory by graph (0: none), stream, and size.
@@ -121,7 +120,6 @@ inline void* takeOnDevice(size_t nbytes) {
   Usage& usage = deviceUsage[stream / kStreamsEach];
   const size_t limit = settings.limit - std::min(settings.limit, settings.others);
   const bool fits = size <= limit && usage.now <= limit - size;
-  failedAllocations[stream / kStreamsEach] += !fits;
   TORCH_CHECK_WITH(
       OutOfMemoryError, fits, "late: out of memory: tried to allocate ", nbytes, " bytes");
   usage.add(size);
@@ -163,7 +161,11 @@ struct DeviceMemory final : c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {
     checkNotCapturing("emptying the cache");
   }
+  // As CUDA's: memory is known by its deleter.
   void recordStream(const c10::DataPtr& memory, c10::Stream stream) override {
+    if (memory.get_deleter() != &freeOnDevice) {
+      return;
+    }
     const Lock lock(program);
     auto* found = blockAt(memory.get());
     if (found != nullptr && found->second.stream != indexOf(stream)) {
@@ -172,6 +174,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   }
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     const Lock lock(program);
+    TORCH_CHECK(settings.countsBytes, "late: this allocator has no statistics");
     c10::CachingDeviceAllocator::DeviceStats stats;
     auto& all = stats.allocated_bytes[0];
     all.current = static_cast<int64_t>(deviceUsage[device].now);
@@ -188,7 +191,6 @@ struct DeviceMemory final : c10::DeviceAllocator {
         reserved += static_cast<int64_t>(size * addresses.size());
       }
     }
-    stats.num_ooms = failedAllocations[device];
     return stats;
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
@@ -200,6 +202,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   }
   void resetPeakStats(c10::DeviceIndex device) override {
     const Lock lock(program);
+    TORCH_CHECK(settings.countsBytes, "late: this allocator has no statistics");
     deviceUsage[device].peak = deviceUsage[device].now;
   }
 };

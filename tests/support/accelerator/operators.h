@@ -24,6 +24,7 @@
 #include "memory.h"
 #include "streams.h"
 #include "tensors.h"
+#include "unsteady.h"
 
 namespace late {
 
@@ -238,8 +239,10 @@ inline at::Tensor convolution(
   const at::Tensor b = bias.value_or(at::Tensor());
   const at::Tensor result =
       emptyLike(how.forward(planOf(x), planOf(w), planOf(b)).contiguous(), x.device());
-  const auto kernel = [how, x = shown(x), w = shown(w), b = shown(b), to = shown(result)] {
+  const int64_t unsteady = transposed ? unsteadyCall("aten::convolution") : 0;
+  const auto kernel = [=, x = shown(x), w = shown(w), b = shown(b), to = shown(result)] {
     to.copy_(how.forward(x, w, b));
+    disturb(to, unsteady);
   };
   launch(streamFor(x), "convolution", {x, w, b}, result, kernel);
   return result;

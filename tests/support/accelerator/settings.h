@@ -21,7 +21,9 @@ struct Settings {
   int captureError = -1;        // what asking whether a stream is captured raises; 0: no number
   Draws draws = Draws::FromDevice;
   bool hasGenerator = true;
-  int64_t failPages = -1;  // which call of a page mover fails, counted from 0
+  bool countsBytes = true;  // the allocator has statistics; else asking for them raises
+  bool isUnsteady = false;  // what kernels add in any order differs from call to call
+  int64_t failPages = -1;   // which call of a page mover fails, counted from 0
 };
 inline Settings settings;
 
