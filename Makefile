@@ -1,9 +1,9 @@
 # make demo | make test | make wheel | make test-wheel | make sweep | make test-and-sweep | make test-full | make test-dry-cuda | make test-asan | make bench | make lint | make clean
-# make gpu | make test-gpu | make bench-gpu | make mutants
+# make gpu | make gpu-archive | make mutants
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 # `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
-# some test files. `make gpu` is for a machine with an NVIDIA GPU: all of test-gpu and bench-gpu.
+# some test files. `make gpu` is for a machine with an NVIDIA GPU.
 ifneq ($(filter command environment,$(firstword $(origin TORCH))),)
 VENV ?= $(CURDIR)/.venv-$(subst torch==,,$(TORCH))
 endif
@@ -17,7 +17,7 @@ BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
 SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test-wheel test sweep frameworks test-and-sweep test-full test-dry-cuda run-dry-cuda test-asan test-tsan mutants gpu test-gpu bench-gpu compile-clang bench docs lint format clean FORCE
+.PHONY: demo setup wheel test-wheel test sweep frameworks test-and-sweep test-full test-dry-cuda run-dry-cuda test-asan test-tsan mutants gpu gpu-archive compile-clang bench docs lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -150,22 +150,19 @@ docs: | $(BIN)/python
 	git ls-files -co --exclude-standard $(PAGES) | grep -E "\.(md|svg|png|cpp)$$" | xargs cp --parents -t build/pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# On a machine with an NVIDIA GPU: builds ebb for it in place, with the torch that is there, and
-# writes benchmarks/results. Nothing is installed. By the environment's Python if there is one, else
-# by PYTHON. SECONDS=570 ends in that time, and the same again goes on with the items that are left.
-# AGAIN=1 runs what has passed, too. LIST=1 shows the items and runs none. RESULTS is another folder
-# to write to.
+# On a machine with an NVIDIA GPU: unpacks the archive or builds ebb in place, and writes
+# benchmarks/results. Nothing is installed. By the environment's Python if there is one, else by
+# PYTHON. RESULTS is another folder to write to. The archive is made on any machine, by a PYTHON with
+# the torch of the machine with the GPU; ARCH is the compute capability.
 GPU_PYTHON = $(if $(filter command environment,$(firstword $(origin PYTHON))),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
-ON_GPU = @$(GPU_PYTHON) benchmarks/on_gpu.py $(1) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(AGAIN),--again) $(if $(LIST),--list) $(if $(RESULTS),--output $(RESULTS))
+SECONDS ?= 540
+ARCH ?= 90
 
 gpu:
-	$(call ON_GPU,all)
+	@$(GPU_PYTHON) benchmarks/on_gpu.py --seconds $(SECONDS) $(if $(RESULTS),--output $(RESULTS))
 
-test-gpu:
-	$(call ON_GPU,tests)
-
-bench-gpu:
-	$(call ON_GPU,bench)
+gpu-archive:
+	@$(GPU_PYTHON) benchmarks/on_gpu.py --archive $(ARCH)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment, publish
+from environment import environment, keep, publish
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
@@ -174,8 +174,11 @@ def main() -> int:
     if not torch.cuda.is_available():
         sys.exit("captures.py: no CUDA device")
     ebb.offload.configure(min_bytes=0, static=True)
-    models = {name: measure(*size, options.rounds) for name, size in SIZES.items()}
+    models: Row = {}
     found: Row = {"environment": environment(), "models": models}
+    for name, size in SIZES.items():
+        models[name] = measure(*size, options.rounds)
+        keep(found, options.output, "captures")
     publish(found, page(found), options.output, "captures")
     rows = [row for rows in models.values() for row in rows]
     return 0 if all(row.get("identical") for row in rows) else 1

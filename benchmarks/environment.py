@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 from pathlib import Path
@@ -47,6 +48,14 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
     }
+
+
+def keep(found: dict[str, Any], folder: Path | None, name: str) -> None:
+    """Writes the results so far: a benchmark that is ended has those."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{slug(found['environment'])}-{name}.json"
+        file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def publish(found: dict[str, Any], page: str, folder: Path | None, name: str) -> None:

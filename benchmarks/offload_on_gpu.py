@@ -10,12 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment, publish
+from environment import environment, keep, publish
 
 import ebb
 from report import environment_line, table
@@ -158,12 +158,10 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
     return found | {"recorded": recorded, "freed": freed, "host_waits": waits}
 
 
-def measure(mebibytes: tuple[int, ...] = (4, 64)) -> dict[str, Any]:
-    return {
-        "raw": {str(size): raw_bandwidths(size * MIB) for size in mebibytes},
-        "engine": {str(size): engine_bandwidths(size * MIB) for size in mebibytes},
-        "inputs": offloaded_inputs(),
-    }
+def measure(mebibytes: tuple[int, ...] = (4, 64)) -> Iterator[dict[str, Any]]:
+    yield {"raw": {str(size): raw_bandwidths(size * MIB) for size in mebibytes}}
+    yield {"engine": {str(size): engine_bandwidths(size * MIB) for size in mebibytes}}
+    yield {"inputs": offloaded_inputs()}
 
 
 def page(found: dict[str, Any]) -> str:
@@ -202,7 +200,10 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("offload_on_gpu.py: no CUDA device")
-    found = {"environment": environment()} | measure()
+    found = {"environment": environment()}
+    for part in measure():
+        found |= part
+        keep(found, options.output, "offload-on-gpu")
     publish(found, page(found), options.output, "offload-on-gpu")
 
 

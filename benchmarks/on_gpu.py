@@ -1,246 +1,416 @@
-"""Tests and benchmarks that need a GPU, for `make gpu`, `make test-gpu` and `make bench-gpu`.
+"""Tests and benchmarks that need a GPU, for `make gpu`; and `make gpu-archive`, which needs none.
 
-    python benchmarks/on_gpu.py all --seconds 570
-    python benchmarks/on_gpu.py tests
-    python benchmarks/on_gpu.py bench --list
+    python benchmarks/on_gpu.py --archive 90       # on any machine, with the GPU machine's torch
+    python benchmarks/on_gpu.py --seconds 540      # on a machine with a GPU
 
-Builds ebb in the checkout for this machine's GPU, with the Python and the torch that run this file.
-Continues after a failure, and ends with a table. With --seconds it ends in that time; the same
-command then continues with the remaining items. Results go to benchmarks/results, together with
-those of earlier commands on such a machine: one JSON and one Markdown file for tests, and for
-benchmarks. Logs are in build/on_gpu. The exit status is 1 if anything failed, 2 if the machine
-lacks a requirement.
+The archive has ebb built for a GPU of that compute capability, and the packages that the tests
+need. On the machine with the GPU, the command unpacks an archive that fits, or builds ebb. What
+measures no time runs 8 at a time, the rest alone. The same command again continues with what is
+left, and then repeats what failed. The exit status is 1 if anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import importlib.metadata
+import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
-from dataclasses import replace
+import tarfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from gpu_machine import (
-    ALL_OF_EBB,
-    ROOT,
-    ask_torch,
-    described,
-    digest,
-    missing,
-    package,
-    slug,
-    variables,
-)
-from items import (
-    FOLDER,
-    Item,
-    Results,
-    Row,
-    exit_status,
-    pending,
-    run_items,
-    show_list,
-    table,
-)
+from report import write_results
 
-TURN_SECONDS = 570.0  # enough for the build and the items of turn 1
-RESULTS = "benchmarks/results"
+Row = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[1]
+ARCHIVE = "build/gpu_archive/ebb.tgz"
+PACKAGES = "build/gpu_packages"
 WORK = "build/on_gpu"
 PYTHON = sys.executable
-SANITIZER = "compute-sanitizer"
-POOLS = "tests/gpu/page_pool_program.py"
-# The GPU tests in files that also have other tests. These are files, not folders, since other files
-# there import packages that may be missing.
-NEEDS_CUDA = ("-m", "needs_cuda")
-SCHEDULES = ("tests/paging/test_page_pool.py",)
-DEVICES = (
-    "tests/region/test_devices.py",
-    "tests/rules/test_rule07_randomness.py",
-    "tests/rules/test_rule12_threads_and_streams.py",
-)
-TITLES = {"tests": "Tests on a GPU", "bench": "Benchmarks on a GPU"}
+FOLDER = "{folder}"  # in a command: the folder of the item's files
+CPP = ("src", "include", "tests/native", "cmake", "CMakeLists.txt", "setup.py", "pyproject.toml")
+TOGETHER = 8  # items that run at the same time
+LINES = 60  # of the list of failures
 
 
-def build(capability: str) -> Item:
-    return Item("build", 0, [PYTHON, "benchmarks/gpu_machine.py", capability], 150)
+@dataclass(frozen=True)
+class Item:
+    """Something to run.
+
+    Attributes:
+        command: the program and its arguments. Its files {folder}/*.json go into the results.
+        expected: seconds; with less time left, the item does not start.
+        limit: seconds after which it is ended.
+        alone: True if it measures time or fills the device's memory.
+    """
+
+    name: str
+    command: Sequence[str]
+    expected: float
+    limit: float
+    alone: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def file_name(self) -> str:
+        return "-".join(re.findall(r"[a-z0-9]+", self.name.lower()))
 
 
-def tests_in(name: str, turn: int, seconds: float, *arguments: str) -> Item:
-    """Tests in their own process, since a CUDA error makes the process unusable."""
+def pytest_item(name: str, expected: float, *arguments: str, alone: bool = False) -> Item:
     options = ["-v", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60"]
-    report = f"--junitxml={FOLDER}/junit.xml"
-    return Item(name, turn, [PYTHON, "-m", "pytest", *options, report, *arguments], seconds)
+    command = [PYTHON, "-m", "pytest", *options, f"--junitxml={FOLDER}/junit.xml", *arguments]
+    return Item(name, command, expected, 3 * expected, alone)
 
 
-def sanitizer(tool: str, turn: int, seconds: float, *options: str) -> Item:
-    return Item(
-        f"{SANITIZER}, {tool}",
-        turn,
-        [SANITIZER, "--tool", tool, "--error-exitcode", "9", *options, PYTHON, POOLS],
-        seconds,
-        program=SANITIZER,
-        refusal="Device not supported",
-        variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+def gpu_tests(name: str, expected: float, *arguments: str, alone: bool = False) -> Item:
+    return pytest_item(
+        name, expected, f"tests/gpu/test_{arguments[0]}.py", *arguments[1:], alone=alone
     )
 
 
-# Items of turn 1 test the basic functions on a GPU. Items of later turns test more details.
-def tests() -> list[Item]:
-    gpu = "tests/gpu/test_"
-    return [
-        Item("import", 1, [PYTHON, "-m", "ebb", "--version", "--verbose"], 30),
-        tests_in("offload", 1, 50, f"{gpu}offload_on_gpu.py"),
-        tests_in("replays ahead", 1, 60, f"{gpu}replays_ahead_on_gpu.py"),
-        tests_in("captures", 1, 90, f"{gpu}captures_on_gpu.py"),
-        tests_in("plans", 2, 180, f"{gpu}plans_on_gpu.py"),
-        tests_in("page pools", 2, 45, f"{gpu}page_pools_on_gpu.py"),
-        tests_in("waits", 2, 45, f"{gpu}waits_on_gpu.py"),
-        tests_in("paging", 2, 40, f"{gpu}paging_on_gpu.py"),
-        sanitizer("memcheck", 2, 55, "--report-api-errors", "no"),
-        tests_in("random numbers", 2, 60, f"{gpu}random_numbers_on_gpu.py"),
-        tests_in("memory nearly full", 2, 50, f"{gpu}memory_nearly_full.py"),
-        tests_in("devices and streams", 2, 60, *NEEDS_CUDA, *DEVICES),
-        tests_in("cuDNN", 2, 50, f"{gpu}cudnn_on_gpu.py"),
-        tests_in("host memory", 3, 45, f"{gpu}host_memory_on_gpu.py"),
-        tests_in("verify mode", 3, 40, f"{gpu}verify_on_gpu.py"),
-        tests_in("failures", 3, 160, f"{gpu}failures_on_gpu.py"),
-        tests_in("page pools, random schedules", 3, 80, *NEEDS_CUDA, *SCHEDULES),
-        sanitizer("racecheck", 3, 55),
-        tests_in("two GPUs", 3, 30, f"{gpu}two_gpus.py"),
-    ]
+def sanitizer(tool: str, *options: str) -> Item:
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *options]
+    command += [PYTHON, "tests/gpu/page_pool_program.py"]
+    variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    return Item(f"compute-sanitizer, {tool}", command, 40, 90, variables=variables)
 
 
-def program(name: str, turn: int, seconds: float, *arguments: str) -> Item:
-    return Item(name, turn, [PYTHON, *arguments, "--output", FOLDER], seconds)
+def bench(name: str, expected: float, *arguments: str) -> Item:
+    command = [PYTHON, *arguments, "--output", FOLDER]
+    return Item(name, command, expected, 2 * expected, alone=True)
 
 
-def bench() -> list[Item]:
+def items() -> list[Item]:
+    """What a run starts, in this order: first the items that run together."""
     run = "benchmarks/run.py"
-    billion = ("--only", "1.2 B", "--sections", "steps")
-    small = ("--only", "block", "--sections", "steps", "--seconds", "8")
+    nearly_full, speed = "nearly_full", "as_fast_as_torchs"
+    devices = ["region/test_devices", "rules/test_rule07_randomness"]
+    devices += ["rules/test_rule12_threads_and_streams"]
     return [
-        program("a model of 1.2 B parameters", 1, 180, run, *billion),
-        program("plans and replays ahead", 2, 240, "benchmarks/plans_on_gpu.py"),
-        program("offloading", 2, 150, "benchmarks/offload_on_gpu.py"),
-        program("cost per op", 2, 150, run, "--sections", "slopes"),
-        program("captures", 3, 90, "benchmarks/captures.py"),
-        program("paging", 3, 120, "benchmarks/paging.py", "--rounds", "20"),
-        program("pinned memory", 3, 60, "benchmarks/pinned_memory.py"),
-        program("small models", 3, 240, run, *small),
+        gpu_tests("replays ahead", 25, "replays_ahead_on_gpu"),
+        gpu_tests("captures", 40, "captures_on_gpu"),
+        gpu_tests("offload", 25, "offload_on_gpu"),
+        gpu_tests("random numbers", 25, "random_numbers_on_gpu"),
+        gpu_tests("failures", 60, "failures_on_gpu"),
+        gpu_tests("plans", 60, "plans_on_gpu", "-k", "not does_not_fit"),
+        gpu_tests("verify mode", 20, "verify_on_gpu"),
+        gpu_tests("page pools", 20, "page_pools_on_gpu", "-k", "not bandwidth"),
+        gpu_tests("paging", 20, "paging_on_gpu"),
+        gpu_tests("cuDNN", 25, "cudnn_on_gpu", "-k", f"not {nearly_full}"),
+        gpu_tests("host memory", 20, "host_memory_on_gpu", "-k", f"not {speed}"),
+        pytest_item(
+            "devices and streams", 25, "-m", "needs_cuda", *(f"tests/{d}.py" for d in devices)
+        ),
+        sanitizer("memcheck", "--report-api-errors", "no"),
+        sanitizer("racecheck"),
+        pytest_item("random schedules", 30, "-m", "needs_cuda", "tests/paging/test_page_pool.py"),
+        gpu_tests("two GPUs", 15, "two_gpus"),
+        gpu_tests("waits", 30, "waits_on_gpu", alone=True),
+        gpu_tests("memory nearly full", 15, "memory_nearly_full", alone=True),
+        gpu_tests("cuDNN, memory full", 15, "cudnn_on_gpu", "-k", nearly_full, alone=True),
+        gpu_tests("plan that must fit", 15, "plans_on_gpu", "-k", "does_not_fit", alone=True),
+        gpu_tests("bandwidth", 12, "page_pools_on_gpu", "-k", "bandwidth", alone=True),
+        gpu_tests("host memory, speed", 12, "host_memory_on_gpu", "-k", speed, alone=True),
+        bench("plans and replays", 95, "benchmarks/plans_on_gpu.py", "--seconds", "1.5"),
+        bench("1.2 B parameters", 70, run, "--only", "1.2 B", "--sections", "steps"),
+        bench("offloading", 40, "benchmarks/offload_on_gpu.py"),
+        bench("paging of rows", 35, "benchmarks/paging.py", "--rounds", "10"),
+        bench("cost per op", 45, run, "--sections", "slopes"),
+        bench("captured steps", 35, "benchmarks/captures.py"),
+        bench("pinned memory", 40, "benchmarks/pinned_memory.py"),
     ]
 
 
-LISTS = {"tests": tests, "bench": bench}
-TARGETS = {"tests": "test-gpu", "bench": "bench-gpu", "all": "gpu"}
+class Running:
+    """An item's process and its log."""
+
+    def __init__(self, item: Item, folder: Path, limit: float, environment: Row) -> None:
+        self.item, self.own, self.began = item, folder / item.file_name, time.monotonic()
+        self.until, self.process = self.began + limit, None
+        shutil.rmtree(self.own, ignore_errors=True)
+        self.own.mkdir(parents=True)
+        with (self.own / "log").open("wb") as log:
+            try:
+                self.process = subprocess.Popen(
+                    [part.replace(FOLDER, str(self.own)) for part in item.command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment | dict(item.variables),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                log.write(f"{item.command[0]}: {error.strerror}\n".encode())
+
+    def row(self) -> Row | None:
+        """The result; None while it runs."""
+        if self.process is None:
+            return self._judged("not installed")
+        status = self.process.poll()
+        if status is None and time.monotonic() < self.until:
+            return None
+        self.end()
+        text = (self.own / "log").read_text(errors="replace")
+        if status is None:
+            return self._judged("TIMED OUT")
+        refused = "Device not supported" in text and "compute-sanitizer" in self.item.command[0]
+        # pytest's 5: all tests are deselected.
+        passed = status == 0 or (status == 5 and "pytest" in self.item.command)
+        return self._judged("not installed" if refused else "passed" if passed else "FAILED")
+
+    def end(self) -> None:
+        """Ends the process and all that it started."""
+        if self.process is None:
+            return
+        for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 5.0)):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(patience)
+            except ProcessLookupError:
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+    def _judged(self, result: str) -> Row:
+        seconds = round(time.monotonic() - self.began, 1)
+        row: Row = {"name": self.item.name, "result": result, "seconds": seconds}
+        row |= tests_of(self.own / "junit.xml")
+        lines = (self.own / "log").read_text(errors="replace").strip().splitlines()
+        if result in ("FAILED", "TIMED OUT") and not row.get("failed"):
+            started = [line for line in lines if "::" in line]
+            last = (started if result == "TIMED OUT" and started else lines)[-1:]
+            row["failed"] = {self.item.name: without_places(" ".join(last))}
+        figures = {}
+        for file in sorted(self.own.glob("*.json")):
+            try:
+                figures[file.stem] = json.loads(file.read_text())
+            except json.JSONDecodeError:  # ended while it wrote
+                continue
+        return row | ({"figures": figures} if figures else {})
 
 
-def items_of(what: str) -> list[Item]:
-    """The items of one kind ("tests", "bench"), or of all kinds ("all")."""
-    kinds = LISTS if what == "all" else {what: LISTS[what]}
-    return [replace(item, kind=kind) for kind, listed in kinds.items() for item in listed()]
+def tests_of(file: Path) -> Row:
+    """Counts of tests by result, and the failed ones with the last line of their error."""
+    try:
+        cases = list(ET.parse(file).getroot().iter("testcase"))
+    except (OSError, ET.ParseError):
+        return {}
+    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
+    failed = {}
+    for case in cases:
+        found = [child for child in case if child.tag in ("failure", "error", "skipped")]
+        kind = "passed" if not found else "skipped" if found[0].tag == "skipped" else "failed"
+        counts[kind] += 1
+        if kind == "failed":
+            lines = (found[0].get("message") or found[0].text or "").strip().splitlines()
+            name = f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
+            failed[name] = without_places(" ".join(lines[-1:]))
+    return {"tests": counts} | ({"failed": failed} if failed else {})
 
 
-def without_environment(row: Row, gpu: str) -> Row:
-    """Removes the machine's description from a row: the results name the machine once."""
-    for figures in row.get("figures", {}).values():
-        if isinstance(figures, dict):
-            figures.pop("environment", None)
-    if "pages" in row:
-        row["pages"] = [
-            "\n".join(line for line in page.splitlines() if not line.startswith(gpu))
-            for page in row["pages"]
-        ]
-    return row
+def without_places(line: str) -> str:
+    return re.sub(r"(?<![\w.])/(?:[\w.+@-]+/)+", "", line)[:200]
 
 
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=TARGETS)
-    parser.add_argument(
-        "--seconds", type=float, default=float("inf"), help="end in so many; default: run all"
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="also run items that have passed with this ebb"
-    )
-    parser.add_argument("--list", action="store_true", help="show the items, and run none")
-    parser.add_argument("--output", type=Path, default=ROOT / RESULTS)
-    return parser.parse_args()
+def run_items(
+    chosen: Iterable[Item], seconds: float, folder: Path, tell: Callable[[Row], None]
+) -> list[Item]:
+    """Runs the items whose expected time fits. Returns the others."""
+    until = time.monotonic() + seconds
+    environment = os.environ | variables()
+    waiting, left = list(chosen), []
+    running: list[Running] = []
+    try:
+        while waiting or running:
+            while waiting and may_start(waiting[0], running):
+                item, rest = waiting.pop(0), until - time.monotonic()
+                if item.expected > rest:
+                    left.append(item)
+                else:
+                    running.append(Running(item, folder, min(item.limit, rest), environment))
+            time.sleep(0.05)
+            for one in list(running):
+                if (row := one.row()) is not None:
+                    running.remove(one)
+                    tell(row)
+    finally:  # also when the command is ended
+        for one in running:
+            one.end()
+    return left
 
 
-def main() -> int:
-    options = parse_options()
-    items = items_of(options.what)
-    if options.list:
-        show_list([build("90"), *items])
-        return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends the running command
-    found = ask_torch()
-    lacking = [found["error"]] if "error" in found else missing(tests=options.what != "bench")
-    for line in lacking:
-        print(f"make {TARGETS[options.what]}: {line}", file=sys.stderr)
-    if lacking:
-        print(f"The Python is {PYTHON}; PYTHON=... names another.", file=sys.stderr)
-        return 2
-    capability = found["capability"]
-    status = run(
-        [build(capability), *items],
-        described(found),
-        options.output,
-        options.seconds,
-        options.again,
-    )
-    built = package(capability)
-    if built.exists() and options.output.resolve() != ROOT / RESULTS:
-        shutil.copy(built, options.output)  # another machine can unpack this build
-    return status
+def may_start(item: Item, running: Sequence[Running]) -> bool:
+    if not running:
+        return True
+    return not item.alone and not running[0].item.alone and len(running) < TOGETHER
 
 
-def results_of(items: list[Item], machine: dict[str, str], output: Path) -> dict[str, Results]:
-    """Results by kind. A second copy is in build/on_gpu, which git ignores."""
-    always = [item.name for item in items if not item.kind]
-    found = {}
-    for kind in dict.fromkeys(item.kind for item in items if item.kind):
-        order = always + [item.name for item in items if item.kind == kind]
-        name = f"{slug(machine['GPU'])}-{kind}"
-        write_to = [output.resolve() / name, ROOT / WORK / name]
-        read_from = [ROOT / RESULTS / name, *write_to]
-        found[kind] = Results(TITLES[kind], machine, order, read_from, write_to)
+def variables() -> dict[str, str]:
+    folders = [str(Path(PYTHON).parent), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    path = [str(ROOT / "python"), str(ROOT / PACKAGES), os.environ.get("PYTHONPATH")]
+    return {
+        "PATH": os.pathsep.join(filter(None, folders)),
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        "PYTHONUNBUFFERED": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS gives the same bits each time
+    }
+
+
+def digest(places: Iterable[str]) -> str:
+    """A hash of sources."""
+    found = hashlib.sha256()
+    for place in places:
+        path = ROOT / place
+        for file in [path] if path.is_file() else sorted(path.rglob("*")):
+            if file.is_file() and not {"_native", "__pycache__"} & set(file.parts):
+                found.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def native() -> Path:
+    release = importlib.metadata.version("torch").partition("+")[0]
+    return Path("python/ebb/_native") / f"torch-{release}"
+
+
+def stamp(capability: str) -> str:
+    """What a build must have been made of and for."""
+    made = {"sources": digest(CPP), "torch": native().name, "capability": capability}
+    return json.dumps(made | {"python": sys.implementation.cache_tag})
+
+
+def build(capability: str) -> None:
+    """Builds in place, with the module of the tests."""
+    more = f"{os.environ.get('EBB_CMAKE_ARGS', '')} -DCMAKE_CUDA_ARCHITECTURES={capability}"
+    setting = {"EBB_CUDA": "1", "EBB_TESTING": "1", "EBB_CMAKE_ARGS": more.strip()}
+    command = [PYTHON, "setup.py", "-q", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=ROOT, env=os.environ | variables() | setting, check=True)
+    (ROOT / native() / "stamp.json").write_text(stamp(capability))
+
+
+def make_archive(capability: str) -> None:
+    build(capability)
+    shutil.rmtree(ROOT / PACKAGES, ignore_errors=True)
+    install = [PYTHON, "-m", "pip", "-q", "install", "--target", str(ROOT / PACKAGES)]
+    subprocess.run([*install, "pytest", "hypothesis"], check=True)
+    subprocess.run([*install, "--no-deps", "torch-remat"], check=True)
+    archive = ROOT / ARCHIVE
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:gz") as packed:
+        for folder in (str(native()), PACKAGES):
+            packed.add(ROOT / folder, folder)
+    print(f"{ARCHIVE}: {archive.stat().st_size / 2**20:.1f} MiB, for {stamp(capability)}")
+
+
+def prepare(capability: str) -> None:
+    """Unpacks the archive, or builds, unless an earlier command has done that."""
+    made, archive, wanted = ROOT / native() / "stamp.json", ROOT / ARCHIVE, stamp(capability)
+    if made.exists() and made.read_text() == wanted:
+        return
+    if archive.exists():
+        shutil.unpack_archive(archive, ROOT)
+        if made.exists() and made.read_text() == wanted:
+            return
+        print(f"{ARCHIVE} does not fit {wanted}; make it again with `make gpu-archive`. Building.")
+    build(capability)
+
+
+ASK = """
+import json, torch
+print(json.dumps({"GPU": torch.cuda.get_device_name(0), "torch": torch.__version__,
+                  "CUDA": torch.version.cuda,
+                  "capability": "".join(map(str, torch.cuda.get_device_capability(0)))}))
+"""
+
+
+def ask_torch() -> dict[str, str]:
+    """The machine. Exits with 2 where torch finds no GPU."""
+    done = subprocess.run([PYTHON, "-c", ASK], capture_output=True, text=True)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        print(f"make gpu: {PYTHON} finds no GPU with torch: {last}", file=sys.stderr)
+        sys.exit(2)
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def run(
-    items: list[Item],
-    machine: dict[str, str],
-    output: Path,
-    seconds: float = float("inf"),
-    again: bool = False,
-) -> int:
-    os.chdir(ROOT)
-    results = results_of(items, machine, output)
-    ebb = digest(ALL_OF_EBB)
-    if again:
-        for row in (row for found in results.values() for row in found.rows):
-            row.pop("ebb", None)  # without this key, the row counts as one that is still to run
-    print(", ".join(f"{k} {v}" for k, v in machine.items()), flush=True)
+def run(chosen: Sequence[Item], machine: dict[str, str], output: Path, seconds: float) -> int:
+    """Runs what has no result with this ebb, then what failed; writes results after each item."""
+    folder, ebb = ROOT / WORK, digest((*CPP, "python", "tests", "benchmarks"))
+    base = folder / "results"
+    old = json.loads(Path(f"{base}.json").read_text()) if Path(f"{base}.json").exists() else {}
+    same = old.get("machine") == machine and old.get("ebb") == ebb
+    rows: dict[str, Row] = {row["name"]: row for row in old["items"]} if same else {}
+    new = [item for item in chosen if item.name not in rows]
+    again = [i for i in chosen if i.name in rows and rows[i.name].get("failed")]
+    ran: list[Row] = []
 
-    def tell(item: Item, row: Row) -> None:
-        row = without_environment(row | {"ebb": ebb}, machine["GPU"])
-        for kind in [item.kind] if item.kind else results:
-            results[kind].add(row)
+    def tell(row: Row) -> None:
+        rows[row["name"]] = row
+        ran.append(row)
+        print(line_of(row), flush=True)
+        ordered = [rows[item.name] for item in chosen if item.name in rows]
+        found = {"machine": machine, "ebb": ebb, "items": ordered}
+        for place in (
+            base,
+            output / f"{'-'.join(re.findall('[a-z0-9]+', machine['GPU'].lower()))}-gpu",
+        ):
+            write_results(place, found, page(found))
 
-    chosen = pending(items, results, ebb)
-    rows, left = run_items(chosen, seconds, ROOT / WORK, tell, variables())
-    print(f"\n{table(rows)}\n")
+    output.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        left = run_items([*new, *again], seconds, folder, tell)
+    finally:
+        with tarfile.open(output / "logs.tgz", "w:gz") as packed:
+            packed.add(folder, "logs")
+        print("\n".join(["", *failures(ran)[:LINES]]), flush=True)
     if left:
-        names = ", ".join(item.name for item in left)
-        print(f"{len(left)} items are left for the next such command: {names}")
-    for found in results.values():
-        print(f"written to {os.path.relpath(found.write_to[0], ROOT)}.json and .md")
-    return exit_status(rows)
+        print(f"left for the next such command: {', '.join(item.name for item in left)}")
+    return int(any(row.get("failed") for row in ran))
+
+
+def failures(rows: Iterable[Row]) -> list[str]:
+    return [f"{test}: {why}" for row in rows for test, why in row.get("failed", {}).items()]
+
+
+def line_of(row: Row) -> str:
+    counts = ", ".join(f"{n} {kind}" for kind, n in row.get("tests", {}).items() if n)
+    return f"{row['name']:26} {row['result']:13} {row['seconds']:6.1f} s  {counts}"
+
+
+def page(found: Row) -> str:
+    machine, rows = found["machine"], found["items"]
+    lines = ["# On a GPU", "", ", ".join(f"{k} {v}" for k, v in machine.items()) + ".", ""]
+    lines += ["```", *map(line_of, rows), "```", "", *(f"* {one}" for one in failures(rows))]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--archive", metavar="CAPABILITY", help="make the archive, such as 90")
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    if options.archive:
+        make_archive(options.archive)
+        return 0
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends what runs
+    machine = ask_torch()
+    prepare(machine["capability"])
+    rest = options.seconds - (time.monotonic() - began) - 8  # to end processes and pack logs
+    return run(items(), machine, options.output.resolve(), rest)
 
 
 if __name__ == "__main__":

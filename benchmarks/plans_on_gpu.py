@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import device, environment, publish, quick
+from environment import device, environment, keep, publish, quick
 from language_model import GPT2, TINY, Llama, Shape, rotary_angles
 from steps import equal
 from systems import in_checkpoint, in_region, saved_on_cpu
@@ -206,10 +206,9 @@ def measure(training: Training, way: Way, expected: list[Tensor | None], seconds
     return row | {"exact": exact}
 
 
-def measure_all(shape: Shape, seconds: float) -> list[Row]:
+def measure_all(shape: Shape, seconds: float) -> Iterator[Row]:
     training = Training(shape)
     training.step()
-    rows: list[Row] = []
     expected: list[Tensor | None] = []
     for name, make in WAYS.items():
         try:
@@ -217,9 +216,7 @@ def measure_all(shape: Shape, seconds: float) -> list[Row]:
         except Exception as error:  # unsupported, or out of memory: go on with the others
             row = {"failed": f"{type(error).__name__}: {error}"[:200]}
         training.optimizer.zero_grad(set_to_none=True)
-        rows.append({"way": name} | row)
-        print(rows[-1], flush=True)
-    return rows
+        yield {"way": name} | row
 
 
 def page(found: dict[str, Any]) -> str:
@@ -263,8 +260,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=4, help="for the steps of each way")
     options = parser.parse_args()
     shape = TINY if quick() else GPT2
-    rows = measure_all(shape, 0 if quick() else options.seconds)
+    rows: list[Row] = []
     found = {"environment": environment(), "model": shape.name, "rows": rows}
+    for row in measure_all(shape, 0 if quick() else options.seconds):
+        rows.append(row)
+        print(row, flush=True)
+        keep(found, options.output, "plans-on-gpu")
     publish(found, page(found), options.output, "plans-on-gpu")
     return int(any(row.get("exact") is False for row in rows))
 
