@@ -76,7 +76,8 @@ HostStashPtr Offload::send(
   // If only another stream is being captured, ebb's streams take part in that capture, and cannot
   // copy this value.
   const bool ours = copies_.capture() == 0 || isCapturing(via_.computeStream(device));
-  c10::Storage host = ours ? spill_.hostMemory(nbytes, device) : c10::Storage();
+  c10::Storage host =
+      ours ? spill_.hostMemory(nbytes, device, HostUser::OutStream) : c10::Storage();
   if (!host) {
     context_.stats.bytesRefused += nbytes;
     account->refused += nbytes;
@@ -87,13 +88,19 @@ HostStashPtr Offload::send(
   via_.packed(storage);
   stash->onHost = std::move(host);
   stash->sent.sequence = ++lastSequence_;
+  stash->sent.stretch = stretch_.number;
+  stretch_.nbytes += nbytes;
   copies_.send(*stash);
+  constexpr size_t kMostValues = 16;
+  if (++stretch_.values == kMostValues) {
+    endStretch();
+  }
   return stash;
 }
 
 bool Offload::makeRoom() {
   const Lock lock(context_.shared.mutex);
-  return copies_.freeLeaving();
+  return copies_.joinAll();
 }
 
 c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
@@ -107,6 +114,9 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   if (stash.sent.capture != 0) {
     checkPlace(stash);
   }
+  if (std::exchange(lastFetched_, stash.sent.stretch) != stash.sent.stretch) {
+    copies_.backwardMovesOn();
+  }
   if (living) {
     takeLiving(stash, living);
   } else {
@@ -115,10 +125,33 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   takeBack(stash, compute);
   c10::Storage bytes = stash.onDevice;
   fetchAhead(stash);
-  if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
-    copies_.reapUnused();  // one wait for all copies, instead of one in each call of forget()
-  }
+  stepMayBeOver();
   return bytes;
+}
+
+void Offload::regionEnds() {
+  const Lock lock(context_.shared.mutex);
+  copies_.noticeCapture();
+  if (stretch_.values > 0) {
+    endStretch();
+  }
+}
+
+void Offload::endStretch() {
+  longest_ = std::max(longest_, stretch_.nbytes);
+  stretch_ = {stretch_.number + 1};
+  copies_.stretchEnds();
+}
+
+// Once no value is away, nothing is left to overlap with the copies, and a capture that ends now
+// demands that all streams have joined the compute stream.
+void Offload::stepMayBeOver() {
+  if (copies_.unfetchedHere() == 0) {
+    longest_ = 0;
+    if (!via_.isDisk()) {
+      copies_.joinAll();
+    }
+  }
 }
 
 // Raises unless the stash was sent in the current capture or, without a capture, outside of all
@@ -139,7 +172,7 @@ void Offload::checkPlace(const HostStash& stash) const {
 void Offload::takeLiving(HostStash& stash, const c10::Storage& living) {
   spill_.settle(stash);
   if (stash.state() == State::Returning) {
-    copies_.giveDeviceMemory(stash);
+    copies_.dropReturning(stash);
   }
   context_.drop(stash.onDevice);
   stash.onDevice = living;
@@ -194,7 +227,7 @@ void Offload::fetchAhead(const HostStash& stash) {
   HostStash* next = nullptr;
   while (triesAhead_ && (next = lastBefore(sequence)) != nullptr) {
     sequence = next->sent.sequence;
-    if (aheadBytes_ + next->sent.nbytes > context_.settings.prefetchBytes) {
+    if (aheadBytes_ + next->sent.nbytes > mostAhead()) {
       return;
     }
     const HostStashPtr alive = ifAlive(next);
@@ -216,6 +249,11 @@ void Offload::fetchAhead(const HostStash& stash) {
       aheadBytes_ += next->sent.nbytes;
     }
   }
+}
+
+// The limit of prefetched bytes: two stretches' worth, and not more than the user has set.
+size_t Offload::mostAhead() const {
+  return std::min(context_.settings.prefetchBytes, 2 * std::max(longest_, stretch_.nbytes));
 }
 
 // The latest stash sent before `sequence` that is on the host or on disk; null if there is none.
@@ -248,17 +286,9 @@ void Offload::forget(HostStash& stash) {
   context_.drop(stash.disk.room);
   copies_.noticeCapture(stash.device());
   copies_.forget(stash);
-  if (copies_.unfetchedHere() > 0 && !context_.settings.isStatic) {
-    return;
-  }
   try {
-    // In static mode, the compute stream waits for the copies of dead stashes. Otherwise the step
-    // is over, since no sent stash remains to be fetched.
-    if (context_.settings.isStatic) {
-      copies_.reapUnused();
-    } else if (copies_.capture() == 0) {
-      copies_.reap();
-    }
+    copies_.reap();
+    stepMayBeOver();
   } catch (const c10::Error&) {
   }
 }
@@ -275,27 +305,18 @@ void Offload::enter(c10::Device device) {
   reap();
 }
 
-// Handles copies that are done.
+// Handles copies from and to disk that are done, and copies of stashes that died in a capture.
 void Offload::reap() {
-  const bool isStatic = context_.settings.isStatic;
-  const bool captures = copies_.capture() != 0;
-  if (!captures && std::exchange(wasStatic_, isStatic) != isStatic) {
-    copies_.finishAll();
-    copies_.reap();
-  }
-  if (isStatic) {
-    copies_.reapUnused();  // see Note [Transfers in a CUDA graph]
-  } else if (!captures) {
-    copies_.reap();
-    spill_.reap();
-  }
+  copies_.reap();
+  spill_.reap();
+  stepMayBeOver();
 }
 
 void Offload::drain() {
   const Lock lock(context_.shared.mutex);
   copies_.finishAll();
   spill_.finishAll();
-  copies_.reap();
+  copies_.joinAll();
   spill_.reap();
   context_.host.trim();
 }

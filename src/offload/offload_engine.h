@@ -50,11 +50,13 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   // The sent storage is about to be written on the current stream.
   void beforeWrite(HostStash& stash);
 
+  // An outermost region of this thread ends, and has sent values.
+  void regionEnds();
+
   // Called by the stash's destructor.
   void forget(HostStash& stash);
 
-  // Releases device memory of leaving values after a failed allocation; the host waits. False if
-  // there is none.
+  // Releases device memory of leaving values after a failed allocation. False if there is none.
   bool makeRoom();
 
   OffloadStats stats();
@@ -63,13 +65,23 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   void drain();
 
  private:
+  // The current stretch of forward: see Note [Release in stream order].
+  struct Stretch {
+    uint64_t number = 0;
+    size_t values = 0;  // sent so far
+    size_t nbytes = 0;  // sent so far
+  };
+
   void enter(c10::Device device);
   void reap();
+  void endStretch();
+  void stepMayBeOver();
   void checkPlace(const HostStash& stash) const;
   void takeLiving(HostStash& stash, const c10::Storage& living);
   void bringBack(HostStash& stash, c10::Stream compute);
   void takeBack(HostStash& stash, c10::Stream compute);
   void fetchAhead(const HostStash& stash);
+  size_t mostAhead() const;
   HostStash* lastBefore(uint64_t sequence) const;
   void notAheadAnyMore(HostStash& stash);
 
@@ -82,7 +94,9 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   size_t aheadBytes_ = 0;      // prefetched and not needed yet
   bool triesAhead_ = true;     // no prefetch has failed for lack of device memory since the last
                                // send
-  bool wasStatic_ = false;     // static mode was on in the last reap() outside of captures
+  Stretch stretch_;
+  uint64_t lastFetched_ = 0;  // stretch of the last stash fetched
+  size_t longest_ = 0;        // most bytes sent by one stretch since no value was away
 };
 
 // The engine for new stashes: for torch's accelerator, or between memory and disk without an

@@ -437,6 +437,7 @@ void Recorder::close(bool onlyPart) {
     values_.clear();
     sender_.sendKept(std::move(toSend));
   }
+  sender_.hasSent();
   if (!closing.empty()) {
     values_.clear();
     noteClosed(closing);

@@ -65,6 +65,7 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
     return false;
   }
   value.send(std::move(stash));
+  sendsToHost_ = true;
   context_.counters->bytesOffloaded += nbytes;
   noteSent(value, Fate::Offloaded, "offload", account->of, nbytes);
   return true;
@@ -188,6 +189,12 @@ void Sender::watchEscaped(Value& value) {
   const bool compared = context_.graph->verify != VerifyMode::Off;  // verify mode compares all bits
   if (storage && !value.home.isPrivate() && !compared && value.versions.hold()) {
     value.home.setFingerprint(fingerprint(storage));
+  }
+}
+
+void Sender::hasSent() {
+  if (std::exchange(sendsToHost_, false)) {
+    offloadEngine().regionEnds();
   }
 }
 

@@ -65,6 +65,9 @@ class Sender {
     keptBytes_ = 0;
   }
 
+  // The outermost region has sent all that it sends.
+  void hasSent();
+
   // The outermost region ends.
   void clear();
 
@@ -75,6 +78,7 @@ class Sender {
   const Context& context_;
   c10::SmallVector<c10::Stream, 2> streams_;  // see Note [What is done later]
   size_t keptBytes_ = 0;
+  bool sendsToHost_ = false;  // since the last hasSent()
 };
 
 }  // namespace ebb
