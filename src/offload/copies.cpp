@@ -124,8 +124,8 @@ bool Copies::mayWait(c10::Stream compute) {
          isCapturing(compute) == (capture() != 0);
 }
 
-// The compute stream waits for the copy. If the copy is one back, so does the outgoing stream, which
-// may use the host memory next.
+// The compute stream waits for the copy. If the copy is one back, so does the outgoing stream,
+// which may use the host memory next.
 void Copies::join(const Leaving& leaving) {
   via_.wait(leaving.packedOn, leaving.left);
   if (leaving.isBack) {
@@ -137,7 +137,9 @@ void Copies::join(const Leaving& leaving) {
 // Copies to the host end in the order of the list, so each stream waits only for the last one.
 void Copies::release(const std::function<bool(Leaving&)>& isOver) {
   auto& all = now_.leaving;
-  const auto stays = [&](Leaving& leaving) { return !mayWait(leaving.packedOn) || !isOver(leaving); };
+  const auto stays = [&](Leaving& leaving) {
+    return !mayWait(leaving.packedOn) || !isOver(leaving);
+  };
   const auto over = std::stable_partition(all.begin(), all.end(), stays);
   std::vector<c10::Stream> waiting;
   for (auto leaving = all.end(); leaving != over;) {

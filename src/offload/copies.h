@@ -44,14 +44,14 @@ namespace ebb {
 // stream that packed the value waits for the copy, and the host releases the memory at once. The
 // allocator hands out memory in the order of that stream, so the next user of the memory runs after
 // the copy. The copy gets time first: the wait comes at the second end of a stretch after the value
-// was sent. A stretch is an outermost region that sends values, or 16 values of a larger region. The
-// wait comes earlier if `inFlightBytes` are exceeded, if an allocation fails, or if no value is away
-// any more. In backward, a stretch ends when backward comes to another stretch. Then only values
-// that backward has taken from the device are released, since backward is about to need the others.
-// In forward, the end of a stretch counts only for values packed on the current stream, so a thread
-// does not wait sooner because of another thread.
-// Where the "host" is the disk, a wait of the compute stream would block the host, and the host is
-// not ahead of the compute stream. So the host asks there, and waits only at the limit.
+// was sent. A stretch is an outermost region that sends values, or 16 values of a larger region.
+// The wait comes earlier if `inFlightBytes` are exceeded, if an allocation fails, or if no value is
+// away any more. In backward, a stretch ends when backward comes to another stretch. Then only
+// values that backward has taken from the device are released, since backward is about to need the
+// others. In forward, the end of a stretch counts only for values packed on the current stream, so
+// a thread does not wait sooner because of another thread. Where the "host" is the disk, a wait of
+// the compute stream would block the host, and the host is not ahead of the compute stream. So the
+// host asks there, and waits only at the limit.
 //
 // Note [Transfers in a CUDA graph]
 // During a CUDA graph capture the host may not query or wait for an event. The engine does neither
@@ -161,7 +161,7 @@ class Copies {
     c10::Stream packedOn;  // waits for `left`
     TransferAccountPtr account;
     size_t nbytes;
-    Memory memory;         // of a dead stash
+    Memory memory;  // of a dead stash
     bool isBack = false;
     size_t stretches = 0;  // that have ended: see Note [Release in stream order]
   };

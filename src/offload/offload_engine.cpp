@@ -88,12 +88,11 @@ HostStashPtr Offload::send(
   via_.packed(storage);
   stash->onHost = std::move(host);
   stash->sent.sequence = ++lastSequence_;
-  stash->sent.stretch = stretch_.number;
-  stretch_.nbytes += nbytes;
+  stash->sent.stretch = stretches_.current();
   copies_.send(*stash);
-  constexpr size_t kMostValues = 16;
-  if (++stretch_.values == kMostValues) {
-    endStretch();
+  if (stretches_.add(nbytes)) {
+    stretches_.end();
+    copies_.stretchEnds();
   }
   return stash;
 }
@@ -114,7 +113,7 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   if (stash.sent.capture != 0) {
     checkPlace(stash);
   }
-  if (std::exchange(lastFetched_, stash.sent.stretch) != stash.sent.stretch) {
+  if (stretches_.moveTo(stash.sent.stretch)) {
     copies_.backwardMovesOn();
   }
   if (living) {
@@ -125,32 +124,19 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   takeBack(stash, compute);
   c10::Storage bytes = stash.onDevice;
   fetchAhead(stash);
-  stepMayBeOver();
+  reap();
   return bytes;
 }
 
+// Perhaps called during error handling, as forget().
 void Offload::regionEnds() {
   const Lock lock(context_.shared.mutex);
-  copies_.noticeCapture();
-  if (stretch_.values > 0) {
-    endStretch();
-  }
-}
-
-void Offload::endStretch() {
-  longest_ = std::max(longest_, stretch_.nbytes);
-  stretch_ = {stretch_.number + 1};
-  copies_.stretchEnds();
-}
-
-// Once no value is away, nothing is left to overlap with the copies, and a capture that ends now
-// demands that all streams have joined the compute stream.
-void Offload::stepMayBeOver() {
-  if (copies_.unfetchedHere() == 0) {
-    longest_ = 0;
-    if (!via_.isDisk()) {
-      copies_.joinAll();
+  try {
+    copies_.noticeCapture();
+    if (stretches_.end()) {
+      copies_.stretchEnds();
     }
+  } catch (const c10::Error&) {
   }
 }
 
@@ -223,11 +209,12 @@ void Offload::beforeWrite(HostStash& stash) {
 // are fetched when needed, and prefetching stops until the next forward, since each failed
 // allocation empties the allocator's cache.
 void Offload::fetchAhead(const HostStash& stash) {
+  const size_t most = std::min(context_.settings.prefetchBytes, stretches_.bytesOfTwo());
   uint64_t sequence = stash.sent.sequence;
   HostStash* next = nullptr;
   while (triesAhead_ && (next = lastBefore(sequence)) != nullptr) {
     sequence = next->sent.sequence;
-    if (aheadBytes_ + next->sent.nbytes > mostAhead()) {
+    if (aheadBytes_ + next->sent.nbytes > most) {
       return;
     }
     const HostStashPtr alive = ifAlive(next);
@@ -249,11 +236,6 @@ void Offload::fetchAhead(const HostStash& stash) {
       aheadBytes_ += next->sent.nbytes;
     }
   }
-}
-
-// The limit of prefetched bytes: two stretches' worth, and not more than the user has set.
-size_t Offload::mostAhead() const {
-  return std::min(context_.settings.prefetchBytes, 2 * std::max(longest_, stretch_.nbytes));
 }
 
 // The latest stash sent before `sequence` that is on the host or on disk; null if there is none.
@@ -287,8 +269,7 @@ void Offload::forget(HostStash& stash) {
   copies_.noticeCapture(stash.device());
   copies_.forget(stash);
   try {
-    copies_.reap();
-    stepMayBeOver();
+    reap();
   } catch (const c10::Error&) {
   }
 }
@@ -305,11 +286,18 @@ void Offload::enter(c10::Device device) {
   reap();
 }
 
-// Handles copies from and to disk that are done, and copies of stashes that died in a capture.
+// Handles copies from and to disk that are done. Once no value is away, the compute streams wait
+// for all copies: nothing is left to overlap with them, and a capture that ends now demands that
+// all streams have joined the compute stream.
 void Offload::reap() {
   copies_.reap();
   spill_.reap();
-  stepMayBeOver();
+  if (copies_.unfetchedHere() == 0) {
+    stretches_.stepIsOver();
+    if (!via_.isDisk()) {
+      copies_.joinAll();
+    }
+  }
 }
 
 void Offload::drain() {

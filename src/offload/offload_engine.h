@@ -16,6 +16,7 @@
 #include "offload/host_stash.h"
 #include "offload/offload_context.h"
 #include "offload/spill.h"
+#include "offload/stretches.h"
 #include "report/statistics.h"
 #include "transfer/transfer.h"
 
@@ -50,7 +51,7 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   // The sent storage is about to be written on the current stream.
   void beforeWrite(HostStash& stash);
 
-  // An outermost region of this thread ends, and has sent values.
+  // An outermost region of this thread ends, and has sent values. Does not throw.
   void regionEnds();
 
   // Called by the stash's destructor.
@@ -65,23 +66,13 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   void drain();
 
  private:
-  // The current stretch of forward: see Note [Release in stream order].
-  struct Stretch {
-    uint64_t number = 0;
-    size_t values = 0;  // sent so far
-    size_t nbytes = 0;  // sent so far
-  };
-
   void enter(c10::Device device);
   void reap();
-  void endStretch();
-  void stepMayBeOver();
   void checkPlace(const HostStash& stash) const;
   void takeLiving(HostStash& stash, const c10::Storage& living);
   void bringBack(HostStash& stash, c10::Stream compute);
   void takeBack(HostStash& stash, c10::Stream compute);
   void fetchAhead(const HostStash& stash);
-  size_t mostAhead() const;
   HostStash* lastBefore(uint64_t sequence) const;
   void notAheadAnyMore(HostStash& stash);
 
@@ -94,9 +85,7 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   size_t aheadBytes_ = 0;      // prefetched and not needed yet
   bool triesAhead_ = true;     // no prefetch has failed for lack of device memory since the last
                                // send
-  Stretch stretch_;
-  uint64_t lastFetched_ = 0;  // stretch of the last stash fetched
-  size_t longest_ = 0;        // most bytes sent by one stretch since no value was away
+  Stretches stretches_;
 };
 
 // The engine for new stashes: for torch's accelerator, or between memory and disk without an

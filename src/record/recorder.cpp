@@ -437,7 +437,6 @@ void Recorder::close(bool onlyPart) {
     values_.clear();
     sender_.sendKept(std::move(toSend));
   }
-  sender_.hasSent();
   if (!closing.empty()) {
     values_.clear();
     noteClosed(closing);

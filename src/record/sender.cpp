@@ -192,15 +192,12 @@ void Sender::watchEscaped(Value& value) {
   }
 }
 
-void Sender::hasSent() {
-  if (std::exchange(sendsToHost_, false)) {
-    offloadEngine().regionEnds();
-  }
-}
-
 void Sender::clear() {
   streams_.clear();
   keptBytes_ = 0;
+  if (std::exchange(sendsToHost_, false)) {
+    offloadEngine().regionEnds();
+  }
 }
 
 }  // namespace ebb

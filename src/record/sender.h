@@ -65,9 +65,6 @@ class Sender {
     keptBytes_ = 0;
   }
 
-  // The outermost region has sent all that it sends.
-  void hasSent();
-
   // The outermost region ends.
   void clear();
 
@@ -78,7 +75,7 @@ class Sender {
   const Context& context_;
   c10::SmallVector<c10::Stream, 2> streams_;  // see Note [What is done later]
   size_t keptBytes_ = 0;
-  bool sendsToHost_ = false;  // since the last hasSent()
+  bool sendsToHost_ = false;  // in this region
 };
 
 }  // namespace ebb

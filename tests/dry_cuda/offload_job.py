@@ -1,6 +1,6 @@
 """A job that trains a GPT-like model in its process and prints a line of JSON.
 
-    python offload_job.py '{"policy": "offload_inputs", "steps": 12, "blocks": 24}'
+python offload_job.py '{"policy": "offload_inputs", "steps": 12, "blocks": 24}'
 """
 
 from __future__ import annotations
@@ -81,7 +81,12 @@ def main(policy, steps, blocks, width=256, batch=16, tokens=512, synchronize=Fal
     model, data = model_and_data(blocks, width, batch, tokens)
     apply(model, policy)
     peaks, milliseconds = train(model, data, steps, synchronize)
-    found = {"peaks": peaks, "input": data.nbytes, "milliseconds": milliseconds, "gradients": digest(model)}
+    found = {
+        "peaks": peaks,
+        "input": data.nbytes,
+        "milliseconds": milliseconds,
+        "gradients": digest(model),
+    }
     print(json.dumps(found | ebb.stats()["offload"]))
 
 

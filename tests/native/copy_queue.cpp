@@ -8,19 +8,13 @@
 
 namespace ebb {
 
-uint64_t CopyQueue::push(
-    Side to,
-    Side from,
-    size_t nbytes,
-    StreamId stream,
-    const Clock& after) {
+uint64_t CopyQueue::push(Side to, Side from, size_t nbytes, StreamId stream, const Clock& after) {
   const auto weak = [](Side side) {
     auto* storage = side.storage.unsafeGetStorageImpl();
     return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
   };
   const auto place = [](Side side) { return Place{side.storage.data(), side.owner}; };
-  queue_.push_back(
-      {++last_, stream, after, weak(to), weak(from), place(to), place(from), nbytes});
+  queue_.push_back({++last_, stream, after, weak(to), weak(from), place(to), place(from), nbytes});
   checkOrder(queue_.back());
   return last_;
 }

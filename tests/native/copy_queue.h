@@ -28,12 +28,7 @@ class CopyQueue {
   static constexpr StreamId kHost = -1;
 
   // Queues a copy on `stream` that runs after `after`. Returns the number of the copy.
-  uint64_t push(
-      Side to,
-      Side from,
-      size_t nbytes,
-      StreamId stream,
-      const Clock& after);
+  uint64_t push(Side to, Side from, size_t nbytes, StreamId stream, const Clock& after);
 
   // Reports the latest copy if it need not run after `tick` of the stream `compute`.
   void checkBehind(StreamId compute, uint64_t tick);

@@ -21,7 +21,7 @@ def saved_sine(x):
 
 @pytest.mark.parametrize("advance", [0, 1000])
 def test_device_memory_is_released_when_the_next_region_ends(advance, accelerator, x):
-    """Whether the copy is done or not: the compute stream waits for it, and the host does not ask."""
+    """Done or not: the compute stream waits for the copy, and the host does not ask."""
     with ebb.region(SINES):
         y, watch = saved_sine(x)
     accelerator.advance(advance)
