@@ -73,19 +73,19 @@ def configure(
             free. Default 1 MiB.
         pinned_limit: the most pinned host memory to use. A value that finds no pinned memory is
             recomputed, or kept if it is an input. Default 16 GiB.
-        in_flight_bytes: the most bytes in flight to the host; beyond it the host waits. 0: the host
-            waits for each copy. Default 1 GiB.
-        prefetch_bytes: the most bytes to fetch before backward needs them. Default 512 MiB.
+        in_flight_bytes: the most bytes in flight to the host, whose device memory is not released
+            yet; beyond it the device waits for the first copy. 0: it waits for each copy. Values of
+            the last two regions are in flight, so most programs stay below. Default 1 GiB.
+        prefetch_bytes: the most bytes to fetch before backward needs them; never more than two
+            regions' worth. Default 512 MiB.
         keep_last: how many of the values packed last stay on the device, because backward needs
             them first. Default 0.
         disk: a directory on a fast disk. If pinned memory is full, values move on to a file there.
             Without an accelerator, values move from memory to that file. The file has no name and
             disappears when the process ends. ``""``, the default: no disk.
         disk_limit: the most bytes to use on disk. Default 64 GiB.
-        static: for CUDA graphs: the compute stream waits for copies, the host never queries or
-            waits for one. Device memory is freed when ``in_flight_bytes`` are in flight; host
-            memory is never freed. Run at least one step before the capture, so that host memory is
-            allocated. Default False.
+        static: for CUDA graphs: OFFLOAD works in captures, and host memory is never freed. Run at
+            least one step before the capture, so that host memory is allocated. Default False.
 
     Returns:
         All current settings by name; sizes in bytes.

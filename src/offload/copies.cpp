@@ -13,6 +13,8 @@ namespace {
 
 using State = HostStash::State;
 
+constexpr size_t kStretches = 2;  // see Note [Release in stream order]
+
 }  // namespace
 
 void Copies::noticeCapture(c10::Device device) {
@@ -40,9 +42,9 @@ void Copies::endCapture() {
   context_.host.captureIsOver();
   const uint64_t over = captures_.end();
   for (Leaving& leaving : now_.leaving) {
-    give(leaving.memory, leaving.packedOn.device(), over);
+    context_.drop(leaving.memory.onDevice);
+    give(leaving.memory.onHost, leaving.packedOn.device(), over, nullptr);
   }
-  releaseHeld(over, [](const HeldMemory::Held&) { return true; });
   now_ = std::exchange(outside_, {});
 }
 
@@ -52,22 +54,19 @@ Copies::UnderWay* Copies::placeOf(const HostStash& stash) {
   return stash.sent.capture == capture() ? &now_ : stash.sent.capture == 0 ? &outside_ : nullptr;
 }
 
-void Copies::give(c10::Storage& onHost, c10::Device device, uint64_t capture) {
+// Gives host memory back. The outgoing stream is ordered after `lastCopy`.
+void Copies::give(
+    c10::Storage& onHost, c10::Device device, uint64_t capture, const TransferEventPtr& lastCopy) {
   if (!onHost) {
     return;
   }
   if (capture == 0) {
-    context_.host.give(std::move(onHost), device);
+    context_.host.give(std::move(onHost), device, lastCopy);
   } else if (capture == this->capture()) {
     context_.host.giveToCapture(std::move(onHost), device);
   } else {
     context_.host.giveToGraph(std::move(onHost));
   }
-}
-
-void Copies::give(Memory& memory, c10::Device device, uint64_t capture) {
-  context_.drop(memory.onDevice);
-  give(memory.onHost, device, capture);
 }
 
 void Copies::send(HostStash& stash) {
@@ -101,49 +100,101 @@ void Copies::startLeaving(HostStash& stash) {
   stats.bytesSent += stash.sent.nbytes;
   stats.mostInFlight = std::max<uint64_t>(stats.mostInFlight, now_.leavingBytes);
   stash.account->sent += stash.sent.nbytes;
-  while (now_.leavingBytes > context_.settings.inFlightBytes) {
-    waitForFirst();
+  while (now_.leavingBytes > context_.settings.inFlightBytes && waitForFirst()) {
   }
 }
 
-// Waits for the copy to the host that started first.
-void Copies::waitForFirst() {
-  const Leaving& first = now_.leaving.front();
-  if (context_.settings.isStatic) {
-    via_.wait(first.packedOn, first.left);
-    first.account->waitedByDevice += first.nbytes;
-    firstHasLeft();
-  } else {
-    ++context_.stats.hostWaits;
-    first.account->waitedByHost += first.nbytes;
-    via_.finish(*first.left);
-    reap();
+bool Copies::waitForFirst() {
+  if (now_.leaving.empty() || !mayWait(now_.leaving.front().packedOn)) {
+    return false;
   }
-}
-
-// Handles the end of the first copy to the host. Called when the copy is done or, in static mode,
-// when later work on the compute stream waits for the copy.
-void Copies::firstHasLeft() {
-  Leaving first = std::move(now_.leaving.front());
+  Leaving& first = now_.leaving.front();
+  join(first);
+  context_.stats.hostWaits += via_.isDisk();
+  (via_.isDisk() ? first.account->waitedByHost : first.account->waitedByDevice) += first.nbytes;
+  hasLeft(first);
   now_.leaving.pop_front();
-  now_.leavingBytes -= first.nbytes;
-  if (first.stash == nullptr) {
-    give(first.memory, first.packedOn.device(), capture());
+  return true;
+}
+
+// False if `compute` takes part in a capture of another thread, or this thread in a capture without
+// that stream: the stream could not wait for a copy of now_.
+bool Copies::mayWait(c10::Stream compute) {
+  return compute == via_.computeStream(compute.device()) ||
+         isCapturing(compute) == (capture() != 0);
+}
+
+// The compute stream waits for the copy. If the copy is one back, so does the outgoing stream,
+// which may use the host memory next.
+void Copies::join(const Leaving& leaving) {
+  via_.wait(leaving.packedOn, leaving.left);
+  if (leaving.isBack) {
+    via_.wait(via_.outStream(leaving.packedOn.device()), leaving.left);
+  }
+}
+
+// The compute streams wait for the copies for which `isOver` is true, and their memory is released.
+// Copies to the host end in the order of the list, so each stream waits only for the last one.
+void Copies::release(const std::function<bool(Leaving&)>& isOver) {
+  auto& all = now_.leaving;
+  const auto stays = [&](Leaving& leaving) {
+    return !mayWait(leaving.packedOn) || !isOver(leaving);
+  };
+  const auto over = std::stable_partition(all.begin(), all.end(), stays);
+  std::vector<c10::Stream> waiting;
+  for (auto leaving = all.end(); leaving != over;) {
+    --leaving;
+    const c10::Stream stream = leaving->packedOn;
+    if (leaving->isBack) {
+      join(*leaving);
+    } else if (std::find(waiting.begin(), waiting.end(), stream) == waiting.end()) {
+      join(*leaving);
+      waiting.push_back(stream);
+    }
+  }
+  std::for_each(over, all.end(), [&](Leaving& leaving) { hasLeft(leaving); });
+  all.erase(over, all.end());
+}
+
+// Later work on the compute stream runs after the copy: releases the memory.
+void Copies::hasLeft(Leaving& leaving) {
+  now_.leavingBytes -= leaving.nbytes;
+  if (leaving.stash == nullptr) {
+    context_.drop(leaving.memory.onDevice);
+    give(leaving.memory.onHost, leaving.packedOn.device(), capture(), leaving.left);
     return;
   }
-  HostStash& stash = *first.stash;
-  if (stash.state() != State::Leaving) {
-    give(stash.onHost, stash.device(), capture());  // the stash was fetched meanwhile
+  HostStash& stash = *leaving.stash;
+  if (stash.state() != State::Leaving) {  // the stash was fetched meanwhile
+    give(stash.onHost, stash.device(), capture(), leaving.left);
     return;
   }
-  if (!first.left->error().empty()) {
-    stays(stash, *first.left);
+  if (!leaving.left->error().empty()) {
+    stays(stash, *leaving.left);
     return;
   }
   stash.lost = !stash.hasWhatWasSent();
   stash.become(State::Away);
   context_.drop(stash.onDevice);
   context_.away.emplace(stash.sent.sequence, &stash);
+}
+
+void Copies::stretchEnds() {
+  if (!via_.isDisk()) {
+    release([&](Leaving& leaving) {
+      return leaving.packedOn == via_.computeStream(leaving.packedOn.device()) &&
+             ++leaving.stretches >= kStretches;
+    });
+  }
+}
+
+void Copies::backwardMovesOn() {
+  if (!via_.isDisk()) {
+    release([](Leaving& leaving) {
+      const bool isUnneeded = leaving.stash == nullptr || leaving.stash->state() == State::Back;
+      return isUnneeded && ++leaving.stretches >= kStretches;
+    });
+  }
 }
 
 void Copies::beforeWrite(HostStash& stash) {
@@ -200,31 +251,21 @@ void Copies::startReturning(HostStash& stash) {
   stash.back.end = via_.record(in);
   stash.become(State::Returning);
   context_.away.erase(stash.sent.sequence);
-  now_.returning.push_back(&stash);
   context_.stats.bytesFetched += stash.sent.nbytes;
   stash.account->fetched += stash.sent.nbytes;
 }
 
 void Copies::takeReturning(HostStash& stash, c10::Stream compute) {
-  const bool isStatic = context_.settings.isStatic;
   if (*stash.back.stream != compute) {
     noteUse(stash.onDevice, compute);
   }
-  if (!stash.back.ahead || (!isStatic && !via_.isDone(*stash.back.end))) {
+  if (!stash.back.ahead) {
     stash.account->waitedByDevice += stash.sent.nbytes;
   }
   via_.wait(compute, stash.back.end);
   stash.checkCameBack(*stash.back.end);
-  // If the stash is not in the list, reap() has given back the host memory before.
-  if (!takeOut(now_.returning, stash)) {
-    return;
-  }
-  if (isStatic) {
-    via_.wait(via_.outStream(stash.device()), stash.back.end);
-    give(stash.onHost, stash.device(), capture());
-  } else {
-    now_.held.hold(stash.back.end, compute, {{}, std::move(stash.onHost)});
-  }
+  via_.wait(via_.outStream(stash.device()), stash.back.end);
+  give(stash.onHost, stash.device(), capture(), stash.back.end);
 }
 
 void Copies::handOver(HostStash& stash, c10::Stream compute) {
@@ -234,32 +275,13 @@ void Copies::handOver(HostStash& stash, c10::Stream compute) {
   }
 }
 
-void Copies::giveDeviceMemory(HostStash& stash) {
-  UnderWay* place = placeOf(stash);
-  if (place != nullptr && takeOut(place->returning, stash)) {
-    place->held.hold(
-        stash.back.end, *stash.back.stream, {std::move(stash.onDevice), std::move(stash.onHost)});
+void Copies::dropReturning(HostStash& stash) {
+  if (UnderWay* place = placeOf(stash)) {
+    Memory memory{std::move(stash.onDevice), std::move(stash.onHost)};
+    place->leaving.push_back(
+        {nullptr, stash.back.end, *stash.back.stream, stash.account, 0, std::move(memory), true});
   }
-  context_.drop(stash.onDevice);  // null if the memory is held above; otherwise the copy is done
-}
-
-bool Copies::isKnownDone(const TransferEvent& event) {
-  try {
-    return !context_.settings.isStatic && capture() == 0 && via_.isDone(event);
-  } catch (const c10::Error&) {
-    return false;  // the device has failed: the user's next call raises the error
-  }
-}
-
-// Gives the host memory back once no copy uses it. A copy to the host may still be in progress,
-// because a write to the storage makes the stash Away before its copy is done.
-void Copies::giveHostMemory(HostStash& stash) {
-  UnderWay* place = placeOf(stash);
-  if (place != nullptr && stash.left && !isKnownDone(*stash.left)) {
-    place->held.hold(stash.left, stash.sent.stream, {{}, std::move(stash.onHost)});
-  } else {
-    give(stash.onHost, stash.device(), stash.sent.capture);
-  }
+  context_.drop(stash.onDevice);  // null, except after a capture that failed
 }
 
 void Copies::fetched(HostStash& stash) {
@@ -268,7 +290,7 @@ void Copies::fetched(HostStash& stash) {
     takeOut(place->kept, stash);
   }
   if (stash.state() == State::NotSent || stash.state() == State::Away) {
-    giveHostMemory(stash);  // otherwise the copy is in progress, or was handled
+    give(stash.onHost, stash.device(), stash.sent.capture, stash.left);  // else a copy uses it
   }
   stash.become(State::Back);
 }
@@ -279,109 +301,38 @@ void Copies::forget(HostStash& stash) {
     place->unfetched -= stash.state() != State::Back;
     takeOut(place->kept, stash);
     for (Leaving& leaving : place->leaving) {
-      if (stash.onHost && leaving.stash == &stash) {
+      if (leaving.stash == &stash) {
         leaving.stash = nullptr;
         leaving.memory = {std::move(stash.onDevice), std::move(stash.onHost)};
       }
     }
     if (stash.state() == State::Returning) {
-      giveDeviceMemory(stash);
+      dropReturning(stash);
     }
   }
-  if (stash.onHost) {
-    giveHostMemory(stash);
-  }
+  give(stash.onHost, stash.device(), stash.sent.capture, stash.left);
   context_.drop(stash.onDevice);
 }
 
 void Copies::reap() {
-  while (!now_.leaving.empty() && via_.isDone(*now_.leaving.front().left)) {
-    firstHasLeft();
-  }
-  while (!now_.returning.empty() && via_.isDone(*now_.returning.front()->back.end)) {
-    HostStash& stash = *now_.returning.front();
-    now_.returning.pop_front();
-    give(stash.onHost, stash.device(), capture());
-  }
-  releaseHeld(capture(), [&](const HeldMemory::Held& held) { return via_.isDone(*held.until); });
-}
-
-// Releases memory that was held in `capture`, up to the first memory that is still in use.
-void Copies::releaseHeld(
-    uint64_t capture, const std::function<bool(const HeldMemory::Held&)>& isOver) {
-  now_.held.releaseWhile(
-      isOver, [&](HeldMemory::Held& held) { give(held.memory, held.stream.device(), capture); });
-}
-
-void Copies::reapUnused() {
-  while (!now_.leaving.empty() && now_.leaving.front().stash == nullptr) {
-    waitForFirst();
-  }
-  if (now_.unfetched == 0) {
-    joinAll();
+  while (via_.isDisk() && !now_.leaving.empty() && via_.isDone(*now_.leaving.front().left)) {
+    hasLeft(now_.leaving.front());
+    now_.leaving.pop_front();
   }
 }
 
-// The compute streams wait for all values that are being copied to the host. Copies leave a device
-// in order, so each stream waits only for the last of the values packed on that stream.
-void Copies::joinLeaving() {
-  std::vector<c10::Stream> waiting;
-  for (auto leaving = now_.leaving.rbegin(); leaving != now_.leaving.rend(); ++leaving) {
-    leaving->account->waitedByDevice += leaving->nbytes;
-    if (std::find(waiting.begin(), waiting.end(), leaving->packedOn) == waiting.end()) {
-      via_.wait(leaving->packedOn, leaving->left);
-      waiting.push_back(leaving->packedOn);
-    }
-  }
-  while (!now_.leaving.empty()) {
-    firstHasLeft();
-  }
+bool Copies::joinAll() {
+  const size_t before = now_.leaving.size();
+  release([](Leaving&) { return true; });
+  return now_.leaving.size() < before;
 }
 
-// The compute streams wait for all copies.
-void Copies::joinAll() {
-  joinLeaving();
-  releaseHeld(capture(), [&](const HeldMemory::Held& held) {
-    via_.wait(held.stream, held.until);
-    if (held.memory.onHost) {
-      via_.wait(via_.outStream(held.stream.device()), held.until);
-    }
-    return true;  // later work on these streams may use the memory
-  });
-}
-
-bool Copies::freeLeaving() {
-  if (now_.leaving.empty()) {
-    return false;
-  }
-  if (context_.settings.isStatic) {
-    joinLeaving();
-  } else {
-    ++context_.stats.hostWaits;
-    via_.finish(*now_.leaving.back().left);
-    reap();
-  }
-  return true;
-}
-
-// Waits for the streams, not for the listed copies: in static mode a copy leaves its list before
-// the host knows that the copy is done.
+// Waits for the streams, not for the listed copies: a copy leaves its list before it is done.
 void Copies::finishAll() {
   for (const c10::Device device : devices_) {
     via_.finish(*via_.record(via_.outStream(device)));
     via_.finish(*via_.record(via_.inStream(device)));
   }
-}
-
-bool Copies::finishOne() {
-  const TransferEventPtr next = !now_.returning.empty()    ? now_.returning.front()->back.end
-                                : !now_.held.all().empty() ? now_.held.all().front().until
-                                : !now_.leaving.empty()    ? now_.leaving.front().left
-                                                           : nullptr;
-  if (next) {
-    via_.finish(*next);
-  }
-  return next != nullptr;
 }
 
 }  // namespace ebb

@@ -101,6 +101,7 @@ struct EBB_API HostStash final : Stash, InArena {
     const void* address;
     uint64_t capture = 0;   // capture in which the stash was sent; see Copies::capture()
     uint64_t sequence = 0;  // number in the order of sending
+    uint64_t stretch = 0;   // number of its stretch: see Note [Release in stream order]
   };
 
   // The copies to and from disk.

@@ -79,7 +79,8 @@ HostStashPtr Offload::send(
   // If only another stream is being captured, ebb's streams take part in that capture, and cannot
   // copy this value.
   const bool ours = copies_.capture() == 0 || isCapturing(via_.computeStream(device));
-  c10::Storage host = ours ? spill_.hostMemory(nbytes, device) : c10::Storage();
+  c10::Storage host =
+      ours ? spill_.hostMemory(nbytes, device, HostUser::OutStream) : c10::Storage();
   if (!host) {
     context_.stats.bytesRefused += nbytes;
     account->refused += nbytes;
@@ -90,13 +91,18 @@ HostStashPtr Offload::send(
   via_.packed(storage);
   stash->onHost = std::move(host);
   stash->sent.sequence = ++lastSequence_;
+  stash->sent.stretch = stretches_.current();
   copies_.send(*stash);
+  if (stretches_.add(nbytes)) {
+    stretches_.end();
+    copies_.stretchEnds();
+  }
   return stash;
 }
 
 bool Offload::makeRoom() {
   const Lock lock(context_.shared.mutex);
-  return copies_.freeLeaving();
+  return copies_.joinAll();
 }
 
 c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
@@ -110,6 +116,9 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   if (stash.sent.capture != 0) {
     checkPlace(stash);
   }
+  if (stretches_.moveTo(stash.sent.stretch)) {
+    copies_.backwardMovesOn();
+  }
   if (living) {
     takeLiving(stash, living);
   } else {
@@ -118,10 +127,20 @@ c10::Storage Offload::fetch(HostStash& stash, const c10::Storage& living) {
   takeBack(stash, compute);
   c10::Storage bytes = stash.onDevice;
   fetchAhead(stash);
-  if (context_.settings.isStatic && copies_.unfetchedHere() == 0) {
-    copies_.reapUnused();  // one wait for all copies, instead of one in each call of forget()
-  }
+  reap();
   return bytes;
+}
+
+// Perhaps called during error handling, as forget().
+void Offload::regionEnds() {
+  const Lock lock(context_.shared.mutex);
+  try {
+    copies_.noticeCapture();
+    if (stretches_.end()) {
+      copies_.stretchEnds();
+    }
+  } catch (const c10::Error&) {
+  }
 }
 
 // Raises unless the stash was sent in the current capture or, without a capture, outside of all
@@ -142,7 +161,7 @@ void Offload::checkPlace(const HostStash& stash) const {
 void Offload::takeLiving(HostStash& stash, const c10::Storage& living) {
   spill_.settle(stash);
   if (stash.state() == State::Returning) {
-    copies_.giveDeviceMemory(stash);
+    copies_.dropReturning(stash);
   }
   context_.drop(stash.onDevice);
   stash.onDevice = living;
@@ -193,11 +212,12 @@ void Offload::beforeWrite(HostStash& stash) {
 // are fetched when needed, and prefetching stops until the next forward, since each failed
 // allocation empties the allocator's cache.
 void Offload::fetchAhead(const HostStash& stash) {
+  const size_t most = std::min(context_.settings.prefetchBytes, stretches_.bytesOfTwo());
   uint64_t sequence = stash.sent.sequence;
   HostStash* next = nullptr;
   while (triesAhead_ && (next = lastBefore(sequence)) != nullptr) {
     sequence = next->sent.sequence;
-    if (aheadBytes_ + next->sent.nbytes > context_.settings.prefetchBytes) {
+    if (aheadBytes_ + next->sent.nbytes > most) {
       return;
     }
     const HostStashPtr alive = ifAlive(next);
@@ -251,17 +271,8 @@ void Offload::forget(HostStash& stash) {
   context_.drop(stash.disk.room);
   copies_.noticeCapture(stash.device());
   copies_.forget(stash);
-  if (copies_.unfetchedHere() > 0 && !context_.settings.isStatic) {
-    return;
-  }
   try {
-    // In static mode, the compute stream waits for the copies of dead stashes. Otherwise the step
-    // is over, since no sent stash remains to be fetched.
-    if (context_.settings.isStatic) {
-      copies_.reapUnused();
-    } else if (copies_.capture() == 0) {
-      copies_.reap();
-    }
+    reap();
   } catch (const c10::Error&) {
   }
 }
@@ -278,19 +289,17 @@ void Offload::enter(c10::Device device) {
   reap();
 }
 
-// Handles copies that are done.
+// Handles copies from and to disk that are done. Once no value is away, the compute streams wait
+// for all copies: nothing is left to overlap with them, and a capture that ends now demands that
+// all streams have joined the compute stream.
 void Offload::reap() {
-  const bool isStatic = context_.settings.isStatic;
-  const bool captures = copies_.capture() != 0;
-  if (!captures && std::exchange(wasStatic_, isStatic) != isStatic) {
-    copies_.finishAll();
-    copies_.reap();
-  }
-  if (isStatic) {
-    copies_.reapUnused();  // see Note [Transfers in a CUDA graph]
-  } else if (!captures) {
-    copies_.reap();
-    spill_.reap();
+  copies_.reap();
+  spill_.reap();
+  if (copies_.unfetchedHere() == 0) {
+    stretches_.stepIsOver();
+    if (!via_.isDisk()) {
+      copies_.joinAll();
+    }
   }
 }
 
@@ -298,7 +307,7 @@ void Offload::drain() {
   const Lock lock(context_.shared.mutex);
   copies_.finishAll();
   spill_.finishAll();
-  copies_.reap();
+  copies_.joinAll();
   spill_.reap();
   context_.host.trim();
 }

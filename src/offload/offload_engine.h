@@ -16,6 +16,7 @@
 #include "offload/host_stash.h"
 #include "offload/offload_context.h"
 #include "offload/spill.h"
+#include "offload/stretches.h"
 #include "report/statistics.h"
 #include "transfer/transfer.h"
 
@@ -50,11 +51,13 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   // The sent storage is about to be written on the current stream.
   void beforeWrite(HostStash& stash);
 
+  // An outermost region of this thread ends, and has sent values. Does not throw.
+  void regionEnds();
+
   // Called by the stash's destructor.
   void forget(HostStash& stash);
 
-  // Releases device memory of leaving values after a failed allocation; the host waits. False if
-  // there is none.
+  // Releases device memory of leaving values after a failed allocation. False if there is none.
   bool makeRoom();
 
   OffloadStats stats();
@@ -82,7 +85,7 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   size_t aheadBytes_ = 0;      // prefetched and not needed yet
   bool triesAhead_ = true;     // no prefetch has failed for lack of device memory since the last
                                // send
-  bool wasStatic_ = false;     // static mode was on in the last reap() outside of captures
+  Stretches stretches_;
 };
 
 // The engine for new stashes: for torch's accelerator, or between memory and disk without an

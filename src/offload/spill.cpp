@@ -15,7 +15,7 @@ using State = HostStash::State;
 
 }  // namespace
 
-c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device) {
+c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device, HostUser user) {
   if (copies_.capture() != 0) {
     return hostMemoryOfCapture(nbytes, device);
   }
@@ -23,9 +23,9 @@ c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device) {
   const OffloadSettings& settings = context_.settings;
   const size_t limit = context_.via.isDisk() ? SIZE_MAX : settings.pinnedLimit;
   context_.host.setLimit(limit, settings.isStatic);
-  c10::Storage memory = context_.host.take(nbytes, device);
+  c10::Storage memory = context_.host.take(nbytes, device, user);
   while (!memory && makeRoom(nbytes)) {
-    memory = context_.host.take(nbytes, device);
+    memory = context_.host.take(nbytes, device, user);
   }
   return memory;
 }
@@ -44,7 +44,8 @@ c10::Storage Spill::hostMemoryOfCapture(size_t nbytes, c10::Device device) {
   return memory;
 }
 
-// Waits until some host memory is free. False if there is nothing to wait for.
+// Waits until some host memory is free or one more value can be spilled. False if there is nothing
+// to wait for.
 bool Spill::makeRoom(size_t nbytes) {
   const OffloadSettings& settings = context_.settings;
   const bool possible = Disk::get().isOpen() && !context_.via.isDisk() && !settings.isStatic &&
@@ -58,7 +59,7 @@ bool Spill::makeRoom(size_t nbytes) {
     const HostStash& first = *spilling_.front();
     first.account->waitedByHost += first.sent.nbytes;
     asDiskEvent(*first.disk.written).wait();
-  } else if (!copies_.finishOne()) {
+  } else if (!copies_.waitForFirst()) {
     return false;
   }
   ++context_.stats.hostWaits;
@@ -67,7 +68,8 @@ bool Spill::makeRoom(size_t nbytes) {
   return true;
 }
 
-// Starts writes until `nbytes` are on the way to disk.
+// Starts writes until `nbytes` are on the way to disk. The host waits for the first value's copy to
+// the host if no other value is on the way.
 void Spill::startSpilling(size_t nbytes) {
   size_t freeing = 0;
   for (const HostStashPtr& stash : spilling_) {
@@ -78,11 +80,15 @@ void Spill::startSpilling(size_t nbytes) {
     const HostStashPtr alive = ifAlive(&first);
     if (!alive || first.sent.capture != 0) {
       context_.away.erase(context_.away.begin());
-    } else if (context_.via.isDone(*first.left) && startWriting(first)) {
-      freeing += first.sent.nbytes;
-    } else {
+      continue;
+    }
+    if (freeing == 0) {
+      context_.via.finish(*first.left);
+    }
+    if (!context_.via.isDone(*first.left) || !startWriting(first)) {
       return;
     }
+    freeing += first.sent.nbytes;
   }
 }
 
@@ -109,7 +115,7 @@ void Spill::startReading(HostStash& stash, c10::Storage memory) {
 }
 
 bool Spill::readAhead(HostStash& stash) {
-  c10::Storage memory = context_.host.take(stash.sent.nbytes, stash.device());
+  c10::Storage memory = context_.host.take(stash.sent.nbytes, stash.device(), HostUser::Host);
   const bool found = memory;
   if (found) {
     startReading(stash, std::move(memory));
@@ -122,9 +128,9 @@ void Spill::bringToHost(HostStash& stash) {
   if (stash.state() != State::Spilled) {
     return;
   }
-  c10::Storage memory = hostMemory(stash.sent.nbytes, stash.device());
+  c10::Storage memory = hostMemory(stash.sent.nbytes, stash.device(), HostUser::Host);
   if (!memory) {
-    memory = context_.host.take(stash.sent.nbytes, stash.device(), true);
+    memory = context_.host.take(stash.sent.nbytes, stash.device(), HostUser::Host, true);
   }
   TORCH_CHECK(
       memory,
@@ -161,7 +167,7 @@ void Spill::wasRead(HostStash& stash) {
   } else {
     stash.become(State::Spilled);
     context_.spilled.emplace(stash.sent.sequence, &stash);
-    context_.host.give(std::move(stash.onHost), stash.device());
+    context_.host.give(std::move(stash.onHost), stash.device(), nullptr);
   }
 }
 
@@ -172,7 +178,7 @@ void Spill::wasWritten(HostStash& stash) {
   } else {
     stash.become(State::Spilled);
     context_.spilled.emplace(stash.sent.sequence, &stash);
-    context_.host.give(std::move(stash.onHost), stash.device());
+    context_.host.give(std::move(stash.onHost), stash.device(), nullptr);
   }
   stash.disk.written = nullptr;
 }

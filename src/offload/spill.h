@@ -21,8 +21,8 @@ class Spill {
   Spill(OffloadContext& context, Copies& copies) : context_(context), copies_(copies) {
   }
 
-  // Host memory for a leaving value; null if there is none and spilling cannot make room.
-  c10::Storage hostMemory(size_t nbytes, c10::Device device);
+  // Host memory for `user`; null if there is none and spilling cannot make room.
+  c10::Storage hostMemory(size_t nbytes, c10::Device device, HostUser user);
 
   // Starts to read a stash from disk. False if there is no host memory.
   bool readAhead(HostStash& stash);

@@ -65,6 +65,7 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
     return false;
   }
   value.send(std::move(stash));
+  sendsToHost_ = true;
   context_.counters->bytesOffloaded += nbytes;
   noteSent(value, Fate::Offloaded, "offload", account->of, nbytes);
   return true;
@@ -194,6 +195,9 @@ void Sender::watchEscaped(Value& value) {
 void Sender::clear() {
   streams_.clear();
   keptBytes_ = 0;
+  if (std::exchange(sendsToHost_, false)) {
+    offloadEngine().regionEnds();
+  }
 }
 
 }  // namespace ebb

@@ -75,6 +75,7 @@ class Sender {
   const Context& context_;
   c10::SmallVector<c10::Stream, 2> streams_;  // see Note [What is done later]
   size_t keptBytes_ = 0;
+  bool sendsToHost_ = false;  // in this region
 };
 
 }  // namespace ebb

@@ -39,15 +39,6 @@ class HeldUntil {
     all_.erase(over, all_.end());
   }
 
-  // Like releaseIf(), up to the first entry for which `isOver` is false.
-  template <class IsOver, class Release>
-  void releaseWhile(const IsOver& isOver, const Release& release) {
-    while (!all_.empty() && isOver(all_.front())) {
-      release(all_.front());
-      all_.pop_front();
-    }
-  }
-
  private:
   std::deque<Held> all_;
 };

@@ -30,14 +30,6 @@ size_t HostPool::classOf(size_t nbytes) {
   return (nbytes + step - 1) / step * step;
 }
 
-c10::Storage HostPool::takeFitting(size_t nbytes, size_t most) {
-  const auto fitting = free_.lower_bound(nbytes);
-  if (fitting == free_.end() || fitting->first > most) {
-    return {};
-  }
-  return std::move(free_.extract(fitting).mapped());
-}
-
 c10::Storage HostPool::takeNew(size_t nbytes, c10::Device device, bool anyway) {
   const bool replaces = !retain_ && !free_.empty() && held_ + nbytes > limit_;
   const size_t wanted = replaces ? classOf(nbytes) : nbytes;
@@ -54,15 +46,21 @@ c10::Storage HostPool::takeNew(size_t nbytes, c10::Device device, bool anyway) {
   return memory;  // null: the caller falls back, and reports the refusal
 }
 
-c10::Storage HostPool::takeFree(size_t nbytes) {
+c10::Storage HostPool::takeFree(size_t nbytes, HostUser user) {
   const bool isFull = held_ + nbytes > limit_;
-  c10::Storage memory = takeFitting(nbytes, nbytes + nbytes / (isFull ? 4 : 20));
-  used_ += memory ? memory.nbytes() : 0;
-  return memory;
+  const auto fitting = free_.lower_bound(nbytes);
+  if (fitting == free_.end() || fitting->first > nbytes + nbytes / (isFull ? 4 : 20)) {
+    return {};
+  }
+  if (user == HostUser::Host && fitting->second.lastCopy) {
+    via_.finish(*fitting->second.lastCopy);
+  }
+  used_ += fitting->first;
+  return std::move(free_.extract(fitting).mapped().memory);
 }
 
-c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
-  c10::Storage memory = takeFree(nbytes);
+c10::Storage HostPool::take(size_t nbytes, c10::Device device, HostUser user, bool anyway) {
+  c10::Storage memory = takeFree(nbytes, user);
   if (!memory) {
     memory = takeNew(nbytes, device, anyway);
     used_ += memory ? memory.nbytes() : 0;
@@ -70,17 +68,14 @@ c10::Storage HostPool::take(size_t nbytes, c10::Device device, bool anyway) {
   return memory;
 }
 
-void HostPool::give(c10::Storage memory) {
+void HostPool::give(c10::Storage memory, TransferEventPtr lastCopy) {
   used_ -= memory.nbytes();
   if (via_.isDisk()) {  // not kept for reuse: configure() may open another file
     held_ -= memory.nbytes();
     return;
   }
   const size_t nbytes = memory.nbytes();
-  free_.emplace_hint(free_.lower_bound(nbytes), nbytes, std::move(memory));
-  if (held_ > limit_) {
-    freeUntil(limit_);
-  }
+  free_.emplace(nbytes, Free{std::move(memory), std::move(lastCopy)});
 }
 
 void HostPool::setLimit(size_t bytes, bool retain) {
@@ -95,24 +90,28 @@ void HostPool::trim() {
   retain_ = retain;
 }
 
-// Frees the largest blocks first, so that the fewest are freed.
+// Frees the largest blocks first, so that the fewest are freed. The host waits for their last
+// copies.
 void HostPool::freeUntil(size_t bytes) {
   if (retain_) {
     return;
   }
   while (held_ > bytes && !free_.empty()) {
     const auto largest = std::prev(free_.end());
+    if (largest->second.lastCopy) {
+      via_.finish(*largest->second.lastCopy);
+    }
     held_ -= largest->first;
     free_.erase(largest);
   }
 }
 
-c10::Storage HostMemory::take(size_t nbytes, c10::Device device, bool anyway) {
+c10::Storage HostMemory::take(size_t nbytes, c10::Device device, HostUser user, bool anyway) {
   HostPool& pool = poolOf(device);
   const auto takeFromIt = [&] {
     const size_t others = held() - pool.held();
     pool.setLimit(limit_ - std::min(others, limit_), retain_);
-    return pool.take(nbytes, device, anyway);
+    return pool.take(nbytes, device, user, anyway);
   };
   c10::Storage memory = takeFromIt();
   if (!memory && !retain_ && held() > pool.held()) {
@@ -130,7 +129,7 @@ c10::Storage HostMemory::takeForCapture(size_t nbytes, c10::Device device) {
   const auto fitting = ofCapture_.lower_bound({device.index(), nbytes});
   const std::pair most(device.index(), nbytes + nbytes / 20);
   if (fitting == ofCapture_.end() || fitting->first > most) {
-    return poolOf(device).takeFree(nbytes);
+    return poolOf(device).takeFree(nbytes, HostUser::OutStream);
   }
   return std::move(ofCapture_.extract(fitting).mapped());
 }

@@ -5,6 +5,7 @@
 #include <c10/core/Storage.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <utility>
 #include <vector>
@@ -12,6 +13,10 @@
 #include "transfer/transfer.h"
 
 namespace ebb {
+
+// Who writes next to memory from a pool: the device's outgoing stream, or the host. The host waits
+// for the last copy of memory that it takes.
+enum class HostUser : uint8_t { OutStream, Host };
 
 // Host memory that devices copy to and from asynchronously. The pool keeps freed memory, since
 // allocation is expensive. Not thread-safe: the engine's lock guards the pool.
@@ -22,13 +27,14 @@ class HostPool {
 
   // At least `nbytes`, and at most a quarter more; see Note [Classes of sizes]. Null if the limit
   // does not allow the size or the system has no memory. With `anyway` the limit does not apply.
-  c10::Storage take(size_t nbytes, c10::Device device, bool anyway = false);
+  c10::Storage take(size_t nbytes, c10::Device device, HostUser user, bool anyway = false);
 
   // As take(), but only from free memory; null if nothing fits.
-  c10::Storage takeFree(size_t nbytes);
+  c10::Storage takeFree(size_t nbytes, HostUser user);
 
-  // Returns memory from take(); no copy may use the memory any more.
-  void give(c10::Storage memory);
+  // Returns memory from take(). `lastCopy` is the end of the last copy from or to the memory, which
+  // the outgoing stream runs after; null if no copy uses the memory.
+  void give(c10::Storage memory, TransferEventPtr lastCopy);
 
   // Limits the allocated bytes; the pool frees unused memory beyond the limit. With `retain` the
   // pool frees nothing, and keeps unused memory for reuse.
@@ -45,14 +51,18 @@ class HostPool {
   }
 
  private:
+  struct Free {
+    c10::Storage memory;
+    TransferEventPtr lastCopy;  // see give()
+  };
+
   static size_t classOf(size_t nbytes);
-  c10::Storage takeFitting(size_t nbytes, size_t most);
   c10::Storage takeNew(size_t nbytes, c10::Device device, bool anyway);
   c10::Storage allocate(size_t nbytes, c10::Device device);
   void freeUntil(size_t bytes);
 
-  Transfer& via_;                             // allocates the memory
-  std::multimap<size_t, c10::Storage> free_;  // unused memory by size; of equal sizes, latest first
+  Transfer& via_;                     // allocates the memory
+  std::multimap<size_t, Free> free_;  // unused memory by size; of equal sizes, earliest first
   bool retain_ = false;
   size_t limit_ = 0;  // bytes
   size_t held_ = 0;   // bytes, in use or not
@@ -61,7 +71,8 @@ class HostPool {
 
 // Note [Whose host memory it is]
 // A device's next copy may use freed host memory if the device's outgoing stream is ordered after
-// the memory's last copy; the host need not know that this copy is done. Each device has its own
+// the memory's last copy; the host need not know that this copy is done. Only before the host
+// itself writes to the memory or frees it, the host waits for that copy. Each device has its own
 // pool, because streams of different devices are not ordered with each other. Host memory of a
 // captured CUDA graph belongs to the graph for ever. Each launch of the graph writes to the same
 // addresses, whatever else is stored there, and a launch cannot wait for a copy that an eager step
@@ -75,9 +86,9 @@ class HostMemory {
   }
 
   // As HostPool::take, with one limit for all devices.
-  c10::Storage take(size_t nbytes, c10::Device device, bool anyway = false);
-  void give(c10::Storage memory, c10::Device device) {
-    poolOf(device).give(std::move(memory));
+  c10::Storage take(size_t nbytes, c10::Device device, HostUser user, bool anyway = false);
+  void give(c10::Storage memory, c10::Device device, TransferEventPtr lastCopy) {
+    poolOf(device).give(std::move(memory), std::move(lastCopy));
   }
   void setLimit(size_t bytes, bool retain);
   void trim();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import accelerator
@@ -12,13 +13,14 @@ from captures import (
     assert_replays_are_right,
     assert_right,
     captured,
+    chain,
     change,
     forward,
     step,
     warm_up,
     warmed_up,
 )
-from device_leaves import leaf, needs_captures
+from device_leaves import assert_gradient, leaf, needs_captures
 from offloading import sine_and_cosine
 
 import ebb
@@ -323,6 +325,20 @@ def test_what_dies_in_a_capture(static, device, stream):
         ebb.stats()["offload"]
 
     assert torch.accelerator.memory_allocated(device) == before
+
+
+def test_a_region_that_ends_in_a_capture(x, stream):
+    """The stream does not wait there for copies that are under way outside."""
+    with stream, contextlib.ExitStack() as open_region:
+        first = forward(x)
+        open_region.enter_context(ebb.region(SINES))
+        second = x.sin().cos()
+        with accelerator.Graph().capture(stream):
+            open_region.close()
+    with stream:
+        found = torch.autograd.grad(second.sum() + first, x)[0]
+
+    assert_gradient(found, lambda x: chain(x) + x.sin().cos().sum(), x)
 
 
 def test_the_mode_may_change_in_a_capture(device, stream):

@@ -160,6 +160,20 @@ def test_no_memory_to_fetch_ahead(x):
     assert ebb.stats()["offload"]["fetched_late"] == late + 1
 
 
+def test_what_comes_from_disk_waits_for_the_last_copy_of_its_host_memory(tmp_path, device):
+    """The memory was given back when backward took another tensor, whose copy may not be done."""
+    _testing.drain_offload()
+    x = leaf(device)
+    limit = ebb.stats()["offload"]["host_bytes_held"] + 2 * x.nbytes  # graphs have some
+    ebb.offload.configure(
+        min_bytes=1, disk=tmp_path, pinned_limit=limit, in_flight_bytes=0, static=False
+    )
+    y = forward(x)
+
+    assert ebb.stats()["offload"]["bytes_spilled"] > 0
+    assert_gradient(torch.autograd.grad(y, x)[0], chain, x)
+
+
 def test_what_a_write_made_leave_goes_to_disk_after_its_copy(tmp_path, device):
     """It has left for the device, which waits for the copy; the host has not."""
 

@@ -303,6 +303,9 @@ void bindTesting(py::module_& module) {
   // As an extension that calls an operator and does not release the GIL.
   module.def("draw_with_the_gil", [] { return at::rand({8}); });
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { offloadEngine().drain(); }));
+  module.def("release_offloaded", torch::wrap_pybind_function_no_gil([] {
+               return offloadEngine().makeRoom();
+             }));
   module.def("pinned_memory", torch::wrap_pybind_function_no_gil([](size_t nbytes, int8_t device) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));
              }));

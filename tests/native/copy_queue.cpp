@@ -8,16 +8,13 @@
 
 namespace ebb {
 
-uint64_t CopyQueue::push(
-    const c10::Storage& to,
-    const c10::Storage& from,
-    size_t nbytes,
-    StreamId stream,
-    const Clock& after) {
-  const auto weak = [](const c10::Storage& storage) {
-    return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage.unsafeGetStorageImpl());
+uint64_t CopyQueue::push(Side to, Side from, size_t nbytes, StreamId stream, const Clock& after) {
+  const auto weak = [](Side side) {
+    auto* storage = side.storage.unsafeGetStorageImpl();
+    return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage);
   };
-  queue_.push_back({++last_, stream, after, weak(to), weak(from), to.data(), from.data(), nbytes});
+  const auto place = [](Side side) { return Place{side.storage.data(), side.owner}; };
+  queue_.push_back({++last_, stream, after, weak(to), weak(from), place(to), place(from), nbytes});
   checkOrder(queue_.back());
   return last_;
 }
@@ -34,9 +31,8 @@ void CopyQueue::checkBehind(StreamId compute, uint64_t tick) {
 // Two copies conflict if one writes what the other reads or writes.
 void CopyQueue::checkOrder(const Copy& copy) {
   const auto check = [&](const Copy& other) {
-    const bool conflict = other.toAddress == copy.toAddress ||
-                          other.fromAddress == copy.toAddress ||
-                          other.toAddress == copy.fromAddress;
+    const bool conflict = other.toPlace == copy.toPlace || other.fromPlace == copy.toPlace ||
+                          other.toPlace == copy.fromPlace;
     if (other.number == copy.number || !conflict) {
       return;
     }
@@ -95,9 +91,9 @@ void CopyQueue::run(Copy copy) {
   const auto to = copy.to.lock();
   const auto from = copy.from.lock();
   ++counts_[copy.stream];
-  if (!to || to->data() != copy.toAddress || to->nbytes() < copy.nbytes) {
+  if (!to || to->data() != copy.toPlace.address || to->nbytes() < copy.nbytes) {
     violations_.push_back(c10::str("copy ", copy.number, " writes to memory that was freed"));
-  } else if (!from || from->data() != copy.fromAddress || from->nbytes() < copy.nbytes) {
+  } else if (!from || from->data() != copy.fromPlace.address || from->nbytes() < copy.nbytes) {
     violations_.push_back(c10::str("copy ", copy.number, " reads from memory that was freed"));
   } else if (copy.nbytes > 0) {
     std::memcpy(to->mutable_data(), from->data(), copy.nbytes);

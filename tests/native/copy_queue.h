@@ -19,13 +19,16 @@ using Clock = std::map<StreamId, uint64_t>;  // per stream: the copy up to which
 // the accelerator's lock guards the queue.
 class CopyQueue {
  public:
+  // The memory of a storage, and who gets the memory when it is freed: an allocator gives memory of
+  // the device only to the compute stream that had it.
+  struct Side {
+    const c10::Storage& storage;
+    StreamId owner;
+  };
+  static constexpr StreamId kHost = -1;
+
   // Queues a copy on `stream` that runs after `after`. Returns the number of the copy.
-  uint64_t push(
-      const c10::Storage& to,
-      const c10::Storage& from,
-      size_t nbytes,
-      StreamId stream,
-      const Clock& after);
+  uint64_t push(Side to, Side from, size_t nbytes, StreamId stream, const Clock& after);
 
   // Reports the latest copy if it need not run after `tick` of the stream `compute`.
   void checkBehind(StreamId compute, uint64_t tick);
@@ -51,14 +54,21 @@ class CopyQueue {
   std::vector<std::string> takeViolations();
 
  private:
+  struct Place {
+    bool operator==(const Place&) const = default;
+
+    const void* address;
+    StreamId owner;
+  };
+
   struct Copy {
     uint64_t number;
     StreamId stream;
     Clock after;  // copies that run before this copy
     c10::weak_intrusive_ptr<c10::StorageImpl> to;
     c10::weak_intrusive_ptr<c10::StorageImpl> from;
-    const void* toAddress;
-    const void* fromAddress;
+    Place toPlace;
+    Place fromPlace;
     size_t nbytes;
   };
 

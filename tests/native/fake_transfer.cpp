@@ -163,10 +163,16 @@ void FakeTransfer::copy(
   std::lock_guard<std::mutex> lock(mutex_);
   TORCH_CHECK(!isCompute(stream.id()), "the fake accelerator copies on streams of its own only");
   Clock& clock = clocks_[stream.id()];
-  const uint64_t number = queue_.push(to, from, nbytes, stream.id(), clock);
   // Rules 3 and 4: what compute streams have been given is counted in ticks.
-  const auto [compute, tick] = stream.id() == kOut ? packings_.at(from.unsafeGetStorageImpl())
-                                                   : Packing{computeNumber(), tickOfLastCopy_ + 1};
+  const bool isOut = stream.id() == kOut;
+  const auto [compute, tick] = isOut ? packings_.at(from.unsafeGetStorageImpl())
+                                     : Packing{computeNumber(), tickOfLastCopy_ + 1};
+  const uint64_t number = queue_.push(
+      {to, isOut ? CopyQueue::kHost : compute},
+      {from, isOut ? compute : CopyQueue::kHost},
+      nbytes,
+      stream.id(),
+      clock);
   queue_.checkBehind(compute, tick);
   tickOfLastCopy_ = lastTick_;
   clock[stream.id()] = number;

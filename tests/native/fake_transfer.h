@@ -22,7 +22,7 @@ namespace ebb {
 // hardware, but each time. Besides, these are reported as violations:
 // 1. a storage was freed while a copy from or to it was queued;
 // 2. a copy was queued that conflicts with an earlier one which the host does not know to be done,
-//    and nothing orders the two;
+//    and nothing orders the two; copies of two compute streams share no memory of the device;
 // 3. a copy from the device was queued that need not run after what the compute stream on which its
 //    storage was packed had been given then: what it reads may not be there yet;
 // 4. a copy to the device was queued that need not run after what the caller's compute stream was

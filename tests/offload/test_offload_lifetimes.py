@@ -68,7 +68,8 @@ def test_what_was_dropped_is_in_no_list(keep, x):
         finish_copies(fake)
         after = fake.counts()
         assert after["copies_out"] - before["copies_out"] == (0 if keep else 200)
-        assert after["copies_in"] == 0
+        last = 200 % 16  # those of the last stretch are served from the device
+        assert after["copies_in"] == (0 if keep else 200 - last)
 
 
 def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left, x):

@@ -6,24 +6,97 @@ from random import Random
 
 import pytest
 import torch
-from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
+from offloading import OFFLOAD_ALL, SINES, chain_of_sines, finish_copies, gradients
 from stand_ins import fake_accelerator
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ebb
 
 
-def test_device_memory_lives_until_its_copy_is_done_and_no_longer(accelerator, x):
+def saved_sine(x):
+    """A cosine, and a watch on the memory of the sine that it saves."""
+    h = x.sin()
+    return h.cos(), StorageWeakRef(h.untyped_storage())
+
+
+@pytest.mark.parametrize("advance", [0, 1000])
+def test_device_memory_is_released_when_the_next_region_ends(advance, accelerator, x):
+    """Done or not: the compute stream waits for the copy, and the host does not ask."""
     with ebb.region(SINES):
-        h = x.sin()
-        watch = StorageWeakRef(h.untyped_storage())
-        y = h.cos()
-        del h
-        assert not watch.expired()
-        accelerator.advance(1)
-    ebb.stats()["offload"]  # looks for copies that are done, as each pack and unpack does
+        y, watch = saved_sine(x)
+    accelerator.advance(advance)
+    assert not watch.expired()
+    with ebb.region(SINES):
+        z = y.sin().cos()
 
     assert watch.expired()
+    assert accelerator.counts()["device_waits"] == (advance == 0)
+    assert accelerator.counts()["asked"] == 0
+    z.sum().backward()
+
+
+def test_a_region_that_sends_nothing_does_not_count(accelerator, x):
+    with ebb.region(SINES):
+        y, watch = saved_sine(x)
+    for _ in range(3):
+        with ebb.region(SINES):
+            y = y.tanh()
+
+    assert not watch.expired()
+    y.sum().backward()
+
+
+def test_in_a_large_region_device_memory_is_released_after_some_values(accelerator, x):
+    with ebb.region(SINES):
+        y, watch = saved_sine(x)
+        y = chain_of_sines(y, 30)
+        assert not watch.expired()
+        y = chain_of_sines(y, 1)
+        assert watch.expired()
+
+    y.sum().backward()
+
+
+def test_values_of_another_stream_are_released_when_a_region_ends_there(accelerator, x):
+    with ebb.region(SINES):
+        y, watch = saved_sine(x)
+    accelerator.use_stream(1)
+    for _ in range(3):
+        with ebb.region(SINES):
+            z = x.sin().cos()
+    assert not watch.expired()
+    accelerator.use_stream(0)
+    with ebb.region(SINES):
+        z = z + x.sin().cos()
+
+    assert watch.expired()
+    (y + z).sum().backward()
+
+
+def test_what_backward_took_from_the_device_is_released_when_it_moves_on(accelerator, x):
+    y = x
+    for _ in range(3):
+        with ebb.region(SINES):
+            y = y.sin().cos()
+    last = y.grad_fn
+    assert last._saved_self is not None
+    assert ebb.stats()["offload"]["in_flight_bytes"] == x.nbytes
+    before = last.next_functions[0][0].next_functions[0][0]
+    assert before._saved_self is not None
+    assert ebb.stats()["offload"]["in_flight_bytes"] == 0
+
+    y.sum().backward()
+
+
+def test_two_regions_worth_are_fetched_ahead(accelerator, x):
+    y = x
+    for _ in range(6):
+        with ebb.region(SINES):
+            y = chain_of_sines(y, 2)
+    finish_copies(accelerator)
+    assert y.grad_fn._saved_self is not None
+
+    assert accelerator.counts()["queued"] == 2 * 2
     y.sum().backward()
 
 
@@ -47,8 +120,9 @@ def test_no_more_than_the_limit_is_in_flight(limit):
                 y = y.sin()
                 now = ebb.stats()["offload"]["in_flight_bytes"]
                 assert now <= limit
+            assert fake.counts()["device_waits"] == {0: 19, 100: 16, 1000: 0}[limit]
         y.sum().backward()
-        assert fake.counts()["host_waits"] == (0 if limit == 1000 else 19 if limit == 0 else 16)
+        assert fake.counts()["host_waits"] == 0
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 5])

@@ -19,7 +19,7 @@ MOST_MEMBERS = 12
 # Classes over these limits: their methods and members today. These numbers may only fall, and the
 # comment above each class says why the class is large.
 LARGE = {
-    "Copies": (36, 7),
+    "Copies": (33, 7),
     "Paging": (39, 10),
 }
 
