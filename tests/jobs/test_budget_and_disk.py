@@ -13,7 +13,7 @@ from ebb._plan.simulate import Simulator
 from ebb._plan.transfers import Link
 
 PLANNED = measured_steps.number_of_steps([]) + 2  # steps, after which there is a plan
-FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30)
+FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30, is_disk=True)
 
 
 @pytest.fixture

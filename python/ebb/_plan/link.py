@@ -46,7 +46,8 @@ def measure_link(device: torch.device) -> Link | None:
     if not rounds:
         return None
     out, back = (min(times) for times in zip(*rounds, strict=True))
-    return Link(size / out, size / back, max(1, settings["min_bytes"]), room)
+    least = max(1, settings["min_bytes"])
+    return Link(size / out, size / back, least, room, is_disk=device.type == "cpu")
 
 
 def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:

@@ -44,7 +44,10 @@ class RegionEstimate:
         self._always_kept = step.always_kept | self._rows.kept
         kept = {first + index for index in choice.kept}
         self._kept = kept_in_the_end(step, kept, self._always_kept)
-        self._offloaded = {first + index for index in choice.offloaded} & self._kept
+        offloaded = {first + index for index in choice.offloaded}
+        self._offloaded = (
+            offloaded.union(*(step.later_writers(op) for op in offloaded)) & self._kept
+        )
         self._paged = {first + index for index in choice.paged} & self._kept
         self._each_time = {first + index for index in choice.each_time}
         self._needed = self._find_needed()

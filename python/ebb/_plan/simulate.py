@@ -242,7 +242,9 @@ class Simulator:
         return added
 
     def _transfers(self, calls: Sequence[CallEstimate]) -> Transfers:
-        return Transfers((sent for call in calls for sent in call.sent), self.link, self.window)
+        sent = (sent for call in calls for sent in call.sent)
+        ends = (call.ends for call in self.step.calls)
+        return Transfers(sent, self.link, self.window, ends)
 
     def _pools(self, calls: Sequence[CallEstimate]) -> Pools:
         return Pools((paged for call in calls for paged in call.paged), self.pager or NO_PAGER)
@@ -261,11 +263,25 @@ class Simulator:
         for absence in absences:
             sent = absence.sent
             spans = needed.setdefault(sent.memory, [])
-            spans += [(sent.allocated, min(absence.left, self.step.duration))]
-            spans += [(absence.fetched, sent.ended)]
+            spans.append((sent.allocated, min(absence.left, self.step.duration)))
+        second = []  # what comes back takes other memory if something still holds the storage
+        for absence in absences:
+            sent, back = absence.sent, absence.fetched
+            spans = needed[sent.memory]
+            if absence.left < math.inf and any(begin < back < end for begin, end in spans):
+                second += during(back, max(back, sent.ended), sent.size)
+            else:
+                spans.append((back, sent.ended))
         shared = Changes(self._changes_of(needed))
         of_pools = Changes([(0.0, pools.nbytes)])
-        return [self._rest, shared, of_pools, pools.tickets, *(call.own for call in calls)]
+        return [
+            self._rest,
+            shared,
+            Changes(second),
+            of_pools,
+            pools.tickets,
+            *(call.own for call in calls),
+        ]
 
     def _changes_of(self, needed: Mapping[int, list[Span]]) -> Iterable[tuple[float, int]]:
         for memory, spans in needed.items():

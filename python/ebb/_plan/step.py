@@ -261,6 +261,14 @@ class Step:
         writers = (self.overwritten.get(value) for value in self.operators[op].outputs)
         return next((writer for writer in writers if writer is not None), None)
 
+    def later_writers(self, op: int) -> list[int]:
+        """The operators of the same region that overwrite the result of this one, in order."""
+        writers = []
+        while (writer := self.overwriter_of(op)) is not None:
+            writers.append(writer)
+            op = writer
+        return writers
+
     def working(self, begin: float, end: float) -> float:
         """Milliseconds between two times without those of replays."""
         first = bisect.bisect_left(self._replays, (begin, 0.0))

@@ -8,6 +8,10 @@ from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+# See Note [Release in stream order].
+_STRETCHES = 2  # ends of stretches after which the device waits for a copy
+_STRETCH = 16  # values of a stretch; the end of a region ends a stretch, too
+
 
 @dataclass(frozen=True)
 class Link:
@@ -17,6 +21,7 @@ class Link:
     back: float
     least: int  # smaller storages are not offloaded
     room: int  # bytes that may be offloaded at a time
+    is_disk: bool = False  # True: the host sees when a copy is done, and releases memory then
 
 
 NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
@@ -50,15 +55,23 @@ class Transfers:
     in reverse. See Note [The order of offloading].
 
     In the prediction, the end of a copy frees no memory, since the host may be far ahead of the
-    device. Memory is free once the host has waited for the copy, that is, once a window of later
-    bytes has been sent. Until then the copy holds the memory, even if backward needs the storage no
-    more. So the predicted memory is an upper bound.
+    device. Memory is free once the device has waited for the copy: when two stretches of forward
+    have ended, or a window of later bytes has been sent (Note [Release in stream order]). Until
+    then the copy holds the memory, even if backward needs the storage no more. So the predicted
+    memory is an upper bound.
 
-    `window`: bytes that may be in flight, and bytes that may be fetched before backward needs them.
+    Args:
+        all_sent: what the regions send.
+        window: bytes that may be in flight, and bytes that may be fetched before backward needs
+            them.
+        ends: when each region ends.
     """
 
-    def __init__(self, all_sent: Iterable[Sent], link: Link, window: int) -> None:
+    def __init__(
+        self, all_sent: Iterable[Sent], link: Link, window: int, ends: Iterable[float] = ()
+    ) -> None:
         self._link, self._window = link, window
+        self._ends = [] if link.is_disk else sorted(ends)
         order = sorted(all_sent, key=lambda sent: (sent.packed, sent.memory))
         offloaded, left, waited_out = self._send(order)
         fetched, waited_back = self._fetch(offloaded, left)
@@ -72,23 +85,43 @@ class Transfers:
         """Storages that are offloaded, when each storage has left, and how long the host waits."""
         offloaded: list[Sent] = []
         left = {sent: sent.ended for sent in order}
-        in_flight: deque[tuple[Sent, float]] = deque()  # each with the end of its copy
-        used = flying = 0
+        in_flight: deque[tuple[Sent, float, int]] = deque()  # with a copy's end, and its stretch
+        used = flying = stretch = in_stretch = 0
         done = waited = 0.0
+        ends = deque(self._ends)
+
+        def release(now: float) -> None:
+            nonlocal flying, waited
+            first, its_end, _ = in_flight.popleft()
+            flying -= first.size
+            waited += max(0.0, its_end - (now + waited))
+            left[first] = now
+
+        def end_stretch(now: float) -> None:
+            nonlocal stretch, in_stretch
+            if in_stretch:
+                stretch, in_stretch = stretch + 1, 0
+                while in_flight and stretch - in_flight[0][2] >= _STRETCHES:
+                    release(now)
+
         for sent in order:
+            while ends and ends[0] < sent.packed:
+                end_stretch(ends.popleft())
             if used + sent.size > self._link.room:
                 continue  # no room on the host: the storage stays
             used += sent.size
             offloaded.append(sent)
             left[sent] = math.inf
             done = max(done, sent.packed + waited) + sent.size / self._link.out
-            in_flight.append((sent, done))
+            in_flight.append((sent, done, stretch))
             flying += sent.size
             while flying > self._window:
-                first, its_end = in_flight.popleft()
-                flying -= first.size
-                waited += max(0.0, its_end - (sent.packed + waited))
-                left[first] = sent.packed
+                release(sent.packed)
+            in_stretch += 1
+            if in_stretch == _STRETCH:
+                end_stretch(sent.packed)
+        for end in ends:
+            end_stretch(end)
         return offloaded, left, waited
 
     def _fetch(
