@@ -1,5 +1,5 @@
-"""A replay launches kernels of the forward, as the runtime's log shows: their names, grids, blocks and
-shared memory. Alignment and workspaces change these, and with them the bits."""
+"""A replay launches kernels of the forward, as the runtime's log shows: their names, grids, blocks
+and shared memory. Alignment and workspaces change these, and with them the bits."""
 
 from __future__ import annotations
 
