@@ -183,8 +183,9 @@ def test_offloaded_inputs_come_back_ahead(prefetch, ahead, device):
     assert did["failures"] == 0
     assert after["bytes_fetched"] > before["bytes_fetched"]
     if prefetch:
-        # The first two of each step.
-        assert after["fetched_late"] - before["fetched_late"] <= 6
+        # At most two regions' worth is fetched ahead: the first two of each step, and inputs of a
+        # region whose replay ahead begins before that.
+        assert after["fetched_late"] - before["fetched_late"] <= 15
 
 
 def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
