@@ -4,14 +4,9 @@ streams have clocks. Each job is a process of its own, since the runtime reads i
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+import dry_cuda
 import pytest
-
-dry_cuda = pytest.importorskip("dry_cuda")
 
 BLOCKS = 24
 CLOCKS = {"kernel_us": 40, "gemm_us": 200, "gbps": 20}
@@ -19,15 +14,9 @@ CLOCKS = {"kernel_us": 40, "gemm_us": 200, "gbps": 20}
 
 def job(policy, steps=3, settings=CLOCKS, **options):
     """What the job prints: see offload_job.py."""
-    script = Path(__file__).with_name("offload_job.py")
     options = {"policy": policy, "steps": steps, "blocks": BLOCKS} | options
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), json.dumps(options)],
-        env=os.environ | dry_cuda.environment(**settings),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = dry_cuda.run("offload_job.py", json.dumps(options), **settings)
+    assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ebb._plan.changes import Changes, Span, during, highest, union
 from ebb._plan.choice import Choice
@@ -394,11 +395,10 @@ def kept_in_the_end(step: Step, kept: set[int], always_kept: set[int]) -> set[in
     Note [A write into a saved value] and Note [Copy on write]."""
     in_the_end = set(kept)
     for op in sorted(kept - always_kept):
-        while (writer := step.overwriter_of(op)) is not None:
-            if len(step.operators[op].outputs) == 1:  # else other outputs are still saved
-                in_the_end.discard(op)
+        for overwritten, writer in pairwise((op, *step.later_writers(op))):
+            if len(step.operators[overwritten].outputs) == 1:  # else other outputs are still saved
+                in_the_end.discard(overwritten)
             in_the_end.add(writer)
-            op = writer
     return in_the_end | always_kept
 
 

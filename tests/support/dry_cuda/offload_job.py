@@ -9,9 +9,9 @@ import hashlib
 import json
 import sys
 
-import dry_cuda
 import torch
 
+import dry_cuda
 import ebb
 
 OFFLOAD_ALL = ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD)
