@@ -57,11 +57,10 @@ namespace ebb {
 // During a CUDA graph capture the host may not query or wait for an event. The engine does neither
 // for its own copies. Once no value is away, all work has joined the compute stream, as a capture
 // demands. In static mode host memory is never freed: see Note [Whose host memory it is]. Captured
-// work runs when the graph is launched
-// and other work runs at once, so neither may wait for the other. Copies in progress outside are
-// put aside when a capture begins. Copies that a failed capture left in progress are forgotten when
-// the capture is over. The outgoing stream joins the capture with the first copy, so a capture is
-// over when that stream is no longer captured.
+// work runs when the graph is launched and other work runs at once, so neither may wait for the
+// other. Copies in progress outside are put aside when a capture begins. Copies that a failed
+// capture left in progress are forgotten when the capture is over. The outgoing stream joins the
+// capture with the first copy, so a capture is over when that stream is no longer captured.
 //
 // Copies has many methods: one for each step in the life of a stash, and some for all stashes.
 class Copies {

@@ -33,7 +33,6 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
             torch::profiler::impl::ProfilerConfig(
                 torch::profiler::impl::ProfilerState::Disabled, false, true)),
         journal(std::move(journal)) {
-    beginNotingAllocations();
   }
 
   // True if torch's profiler or another log is installed on this thread.
@@ -46,6 +45,7 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
     // allocated earlier is freed. A log expects such blocks.
     logLevelBefore_ = FLAGS_caffe2_log_level;
     FLAGS_caffe2_log_level = std::max(logLevelBefore_, static_cast<int>(c10::GLOG_ERROR));
+    beginNotingAllocations();
     c10::ThreadLocalDebugInfo::_push(kKind, std::move(self));
   }
 
@@ -128,6 +128,7 @@ void endCounting() {
 }
 
 void beginProfile() {
+  endCounting();  // the profile's log counts too
   const auto log = std::make_shared<MemoryLog>(std::make_shared<Journal>(0, Journal::For::Profile));
   {
     std::lock_guard<std::mutex> lock(going().mutex);

@@ -14,7 +14,7 @@
 
 namespace ebb {
 
-// Who writes next to memory from a pool: the device's outgoing stream, or the host. The host waits
+// The next writer of memory from a pool: the device's outgoing stream, or the host. The host waits
 // for the last copy of memory that it takes.
 enum class HostUser : uint8_t { OutStream, Host };
 

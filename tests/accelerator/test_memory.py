@@ -7,7 +7,7 @@ import pytest
 import torch
 from device_leaves import needs_captures
 
-from ebb import _testing
+from ebb import _C, _testing
 
 ANOTHER_CAPTURE, OTHER_ERROR = 906, 710  # CUDA's numbers
 
@@ -41,3 +41,22 @@ def test_a_stream_that_is_captured(device):
 
 def test_events_that_many_threads_record(device):
     assert _testing.events_are_apart("late", 4, 8000)
+
+
+def test_a_profile_that_cannot_begin_counts_no_allocations(device):
+    """Afterwards a peak below the allocator's is unknown, and not taken for exact."""
+    large = torch.empty(1 << 20, device=device)
+    del large
+    _C.begin_profile()
+    try:
+        with pytest.raises(RuntimeError, match="already recording"):
+            _C.begin_profile()
+    finally:
+        _C.end_profile()
+    _C.reset_most_tensor_bytes()
+    small = torch.empty(16, device=device)
+
+    _, _, is_exact = _C.tensor_bytes()
+
+    assert not is_exact
+    del small

@@ -48,7 +48,7 @@ inline int64_t unsteadyCall(const std::string& name) {
   return is ? ++calls[name] : 0;
 }
 
-// What the n-th call gives in place of `result`.
+// Changes the bits of `result` by the number of the call, from 1. 0: the operator is steady.
 inline void disturb(const at::Tensor& result, int64_t call) {
   if (call > 0 && result.defined() && (result.is_floating_point() || result.is_complex())) {
     result.mul_(1 + static_cast<double>(call) / (1 << 16));
