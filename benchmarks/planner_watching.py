@@ -64,7 +64,7 @@ def measure_watching() -> dict[str, Any]:
     watch, ends = Watch(), []
     for _ in range(1000):
         begin = time.perf_counter()
-        watch.step_ended(False)
+        watch.step_ended()
         ends.append(time.perf_counter() - begin)
     step = min(durations)
     return {

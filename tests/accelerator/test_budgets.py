@@ -69,13 +69,13 @@ def parameters_of(model):
 
 
 def train(devices, steps=STEPS):
-    """Its parameters, and the most bytes on the first device since they were counted anew."""
+    """Its parameters, and the most bytes on the first device in each step."""
+    most = []
     torch.accelerator.reset_peak_memory_stats()
-    after = (
-        (model, torch.accelerator.max_memory_allocated()) for model in steps_of(devices, steps)
-    )
-    models, most = zip(*after, strict=True)
-    return parameters_of(models[-1]), most
+    for model in steps_of(devices, steps):
+        most.append(torch.accelerator.max_memory_allocated())
+        torch.accelerator.reset_peak_memory_stats()
+    return parameters_of(model), most
 
 
 def train_uncounted(device):

@@ -18,8 +18,9 @@ from exactness import (
 FOLDER = Path(__file__).parents[1] / "accelerator"
 
 
-# Each in a process, of about as long.
+# Each in a process, of about as long. The tests of backends begin before there is this device.
 GROUPS = {
+    "backends": ["backends"],
     "programs": ["paging_programs"],
     "waits": ["paging_waits", "offload_waits"],
     "ahead": ["pages_ahead", "replays_ahead", "plans", "budgets"],
