@@ -48,15 +48,13 @@ EBB_API AheadStats aheadStats();
 // turns the option off.
 EBB_API void keepWhileThereIsRoom(size_t limit);
 
-// Regions and bytes freed because memory was short, and failed allocations, since the process
-// started.
+// Regions and bytes freed because memory was short, since the process started.
 struct RoomStats {
   uint64_t regionsGivenUp = 0;
   uint64_t bytesGivenUp = 0;
-  uint64_t failures = 0;  // allocations that failed inside operations that ebb can retry
-  uint64_t overcome = 0;  // operators, replays and copies that succeeded after a failed allocation
+  uint64_t shortages = 0;  // how often memory was freed for an allocator that had run short
 
-  EBB_FIELDS(RoomStats, regionsGivenUp, bytesGivenUp, failures, overcome)
+  EBB_FIELDS(RoomStats, regionsGivenUp, bytesGivenUp, shortages)
 };
 
 EBB_API RoomStats roomStats();

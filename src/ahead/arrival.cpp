@@ -16,6 +16,7 @@
 #include "ahead/room.h"
 #include "ahead/worker.h"
 #include "graph/geometry.h"
+#include "memory/in_use.h"
 #include "memory/stillness.h"
 #include "paging/paging_engine.h"
 #include "stream/capture.h"
@@ -168,6 +169,9 @@ void countArrival(const Lookahead& lookahead, AheadState before) {
 }  // namespace
 
 void configureAhead(const AheadSettings& settings) {
+  if (settings.regions > 0) {
+    countHostTensors();
+  }
   Ahead::get().configure(settings);
 }
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "memory/in_use.h"
+#include "memory/shortage.h"
 #include "support/python_support.h"
 
 namespace ebb {
@@ -13,11 +14,8 @@ Room& Room::get() {
   return *instance;
 }
 
-Room::Room() {
-  setReserve(Reserve::Recomputable, [](Shortage shortage) { return get().giveBack(shortage); });
-}
-
 void Room::opened(const c10::intrusive_ptr<Graph>& graph) {
+  setReserve(Reserve::Recomputable, [](c10::Device device) { return get().giveBack(device); });
   std::lock_guard<std::mutex> lock(mutex_);
   open_.emplace_back(graph);
 }
@@ -37,22 +35,25 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::erase_if(
       open_, [&](const WeakGraph& weak) { return weak.expired() || weak == WeakGraph(graph); });
-  while (!graphs_.empty() && keepsNothing(graphs_.front())) {
-    graphs_.pop_front();
+  while (!closed_.empty() && keepsNothing(closed_.front())) {
+    closed_.pop_front();
   }
   // If the first graph waits long for its backward, the loop above removes nothing.
-  if (graphs_.size() > mostGraphs_) {
-    std::erase_if(graphs_, keepsNothing);
-    mostGraphs_ = 64 + 2 * graphs_.size();
+  if (closed_.size() > mostGraphs_) {
+    std::erase_if(closed_, keepsNothing);
+    mostGraphs_ = 64 + 2 * closed_.size();
   }
   if (lookahead.holds.load()) {
-    graphs_.emplace_back(graph);
+    closed_.emplace_back(graph);
     size_t& largest = devices_[lookahead.device].largest;
     largest = std::max(largest, kept);
   }
 }
 
 void Room::setLimit(size_t nbytes) {
+  if (nbytes != 0) {
+    countHostTensors();
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   limit_ = nbytes;
   for (auto& [device, about] : devices_) {
@@ -62,6 +63,9 @@ void Room::setLimit(size_t nbytes) {
 }
 
 void Room::setLimit(size_t nbytes, c10::Device device) {
+  if (device.is_cpu()) {
+    countHostTensors();
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   limit_ = limit_ == 0 ? nbytes : limit_;
   devices_[device].limit = nbytes;
@@ -76,8 +80,10 @@ size_t Room::limit(c10::Device device) {
 
 void Room::make() {
   std::vector<std::pair<c10::Device, size_t>> needed;
+  std::vector<c10::intrusive_ptr<Graph>> asked;  // dropped after the lock is released
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    asked.swap(asked_);
     for (const auto& [device, about] : devices_) {
       needed.emplace_back(device, about.largest);
     }
@@ -103,74 +109,53 @@ void Room::make(c10::Device device, size_t needed) {
       graph->lookahead->dropHeld();
     }
     used -= std::min(used, given);
+    std::lock_guard<std::mutex> lock(mutex_);
     count(given);
   }
 }
 
 namespace {
 
-// Frees the kept values of `graph`. Returns the number of freed bytes; 0 if another thread holds
-// the graph's lock. Does not wait for the lock: the calling thread may hold another graph's lock.
-size_t giveUp(Graph& graph, Shortage shortage) {
-  if (!graph.lookahead->holds.load()) {
+// Returns the number of freed bytes; 0 if a thread holds the graph's lock.
+size_t giveUp(Graph& graph, c10::Device device) {
+  if (!graph.lookahead->holds.load() || !graph.mutex.tryLockFree()) {
     return 0;
   }
-  const std::unique_lock<PythonMutex> lock(graph.mutex, std::try_to_lock);
-  if (!lock.owns_lock() || graph.lookahead->keptBytes(shortage == Shortage::Host) == 0) {
-    return 0;
-  }
-  const size_t given = graph.lookahead->keptBytes();
-  graph.lookahead->dropHeld();
-  return given;
+  const std::lock_guard<PythonMutex> lock(graph.mutex, std::adopt_lock);
+  return graph.lookahead->giveBackOn(device);
 }
 
 }  // namespace
 
-bool Room::giveBack(Shortage shortage) {
-  const size_t enough = std::max<size_t>(tighten(shortage), 1);
+bool Room::giveBack(c10::Device device) {
+  const size_t used = bytesInUse(device);
   size_t given = 0;
-  for (const auto& graph : all()) {
-    if (const size_t nbytes = giveUp(*graph, shortage)) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto ask = [&](const WeakGraph& weak) {
+    if (auto graph = weak.lock()) {
+      const size_t nbytes = giveUp(*graph, device);
       count(nbytes);
       given += nbytes;
+      asked_.push_back(std::move(graph));
     }
-    if (given >= enough) {
-      break;
-    }
+  };
+  std::for_each(closed_.begin(), closed_.end(), ask);
+  std::for_each(open_.begin(), open_.end(), ask);
+  if (given != 0) {
+    tighten(device, used);
+    ++stats_.shortages;
   }
   return given != 0;
 }
 
-// After a failed allocation, the bytes in use are the true limit. A tenth of them is reserved for
-// later allocations outside of regions, where ebb sees no failure. Returns that tenth.
-size_t Room::tighten(Shortage shortage) {
-  const c10::Device device = deviceInUse();
-  const size_t used = bytesInUse(device);
-  if (!isOn() || used == 0 || device.is_cpu() != (shortage == Shortage::Host)) {
-    return 0;
-  }
-  const size_t spare = used / 10;
-  std::lock_guard<std::mutex> lock(mutex_);
+// The bytes in use are the true limit. A tenth of them is left for other allocations.
+void Room::tighten(c10::Device device, size_t used) {
   size_t& limit = devices_[device].limit;
-  limit = std::min(limit == 0 ? limit_ : limit, used - spare);
-  return spare;
-}
-
-std::vector<c10::intrusive_ptr<Graph>> Room::all() {
-  std::vector<c10::intrusive_ptr<Graph>> found;
-  const auto add = [&](const WeakGraph& weak) {
-    if (auto graph = weak.lock()) {
-      found.push_back(std::move(graph));
-    }
-  };
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::for_each(graphs_.begin(), graphs_.end(), add);
-  std::for_each(open_.begin(), open_.end(), add);
-  return found;
+  const size_t before = limit == 0 ? limit_ : limit;
+  limit = std::min(before, used - used / 10);
 }
 
 void Room::count(size_t given) {
-  std::lock_guard<std::mutex> lock(mutex_);
   stats_.regionsGivenUp += given != 0 ? 1 : 0;
   stats_.bytesGivenUp += given;
 }
@@ -181,7 +166,7 @@ void Room::count(size_t given) {
 c10::intrusive_ptr<Graph> Room::takeFirst(c10::Device device) {
   std::vector<c10::intrusive_ptr<Graph>> passed;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto place = graphs_.begin(); place != graphs_.end();) {
+  for (auto place = closed_.begin(); place != closed_.end();) {
     auto graph = place->lock();
     const bool holds = graph && graph->lookahead->holds.load();
     if (holds && graph->lookahead->device != device) {
@@ -189,7 +174,7 @@ c10::intrusive_ptr<Graph> Room::takeFirst(c10::Device device) {
       ++place;
       continue;
     }
-    place = graphs_.erase(place);
+    place = closed_.erase(place);
     if (holds) {
       return graph;
     }
@@ -199,17 +184,13 @@ c10::intrusive_ptr<Graph> Room::takeFirst(c10::Device device) {
 }
 
 RoomStats Room::stats() {
-  const ReliefCounts relief = reliefCounts();
   std::lock_guard<std::mutex> lock(mutex_);
-  RoomStats stats = stats_;
-  stats.failures = relief.failures;
-  stats.overcome = relief.overcome;
-  return stats;
+  return stats_;
 }
 
 size_t Room::graphs() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return graphs_.size() + open_.size();
+  return closed_.size() + open_.size();
 }
 
 void keepWhileThereIsRoom(size_t limit) {

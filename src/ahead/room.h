@@ -14,7 +14,6 @@
 #include "ebb/ahead.h"
 #include "graph/graph.h"
 #include "graph/lookahead.h"
-#include "memory/relief.h"
 
 namespace ebb {
 
@@ -25,9 +24,8 @@ namespace ebb {
 // sum exceeds the device's limit, the earliest regions free their kept values, and backward
 // recomputes them. Backward reaches the earliest regions last, when the memory of the others is
 // free. In all other respects ebb treats kept values as in Note [Replays ahead of backward]; the
-// limit of that note does not apply. A failed allocation in a region or a replay has the same
-// effect: the earliest regions free their kept values, open regions last, and the limit is lower
-// from then on. See Note [Allocations that fail].
+// limit of that note does not apply. If an allocator runs short, all regions free their kept values
+// on that device, and the limit is lower from then on: see Note [Memory given back].
 class EBB_API Room {
  public:
   static Room& get();
@@ -49,8 +47,9 @@ class EBB_API Room {
   // Called before a region is entered: makes room for the region's kept values.
   void make();
 
-  // After a failed allocation: the earliest graphs free their kept values. False if none could.
-  bool giveBack(Shortage shortage);
+  // An allocator has run short: all graphs free their kept values on the device. False if there is
+  // none. See Note [Memory given back].
+  bool giveBack(c10::Device device);
 
   RoomStats stats();
 
@@ -58,8 +57,6 @@ class EBB_API Room {
   size_t graphs();
 
  private:
-  Room();
-
   struct OnDevice {
     size_t limit = 0;    // 0: Room::limit_
     size_t largest = 0;  // the most bytes that one graph has kept so far
@@ -70,18 +67,18 @@ class EBB_API Room {
   // The earliest graph that keeps values on `device`; null if there is none.
   c10::intrusive_ptr<Graph> takeFirst(c10::Device device);
 
-  // All graphs that may keep values: closed graphs, the earliest first, then open graphs.
-  std::vector<c10::intrusive_ptr<Graph>> all();
-
-  size_t tighten(Shortage shortage);
+  void tighten(c10::Device device, size_t used);
   void count(size_t given);
 
   std::atomic<bool> isOn_{false};
   std::mutex mutex_;              // guards all members below
-  std::deque<WeakGraph> graphs_;  // closed graphs that keep values, the earliest first
+  std::deque<WeakGraph> closed_;  // closed graphs that keep values, the earliest first
   std::vector<WeakGraph> open_;   // graphs that are being recorded
-  size_t mostGraphs_ = 64;        // beyond this number, graphs that keep nothing are removed
-  size_t limit_ = 0;              // bytes, on a device without its own limit
+  // Graphs that an allocator has asked. A graph may die with its reference here, and needs the GIL
+  // then, so the references are dropped at the next entry to a region.
+  std::vector<c10::intrusive_ptr<Graph>> asked_;
+  size_t mostGraphs_ = 64;  // beyond this number, graphs that keep nothing are removed
+  size_t limit_ = 0;        // bytes, on a device without its own limit
   std::unordered_map<c10::Device, OnDevice> devices_;
   RoomStats stats_;
 };

@@ -10,7 +10,6 @@
 #include <system_error>
 
 #include "ahead/idle_cores.h"
-#include "memory/relief.h"
 #include "stream/stream.h"
 
 namespace ebb {
@@ -186,14 +185,12 @@ c10::intrusive_ptr<Graph> Worker::next() {
 AheadEnd Worker::replay(Graph& graph) {
   AheadEnd end = AheadEnd::Stopped;
   try {
-    if (graph.lookahead->closed > outOfMemoryAfter_) {
+    if (graph.lookahead->closed > failedAfter_) {
       end = replayOnStream(graph);
     }
   } catch (const std::exception&) {
     ++AheadCounts::get().failures;  // backward meets the same error and reports it
-    if (shortageNow() != Shortage::None) {
-      outOfMemoryAfter_ = Lookahead::closings();
-    }
+    failedAfter_ = Lookahead::closings();
   }
   if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
     graph.lookahead->became(AheadFate::Stopped);

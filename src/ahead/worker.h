@@ -143,10 +143,10 @@ class Worker {
   AheadEnd replayOnStream(Graph& graph);
 
   SideStream side_;  // used by the thread only
-  // Used by the thread only: the number of closed graphs when an allocation last failed. The worker
-  // leaves all of those graphs to backward, since each failed allocation empties the allocator's
-  // cache.
-  uint64_t outOfMemoryAfter_ = 0;
+  // Used by the thread only: the number of closed graphs when a replay last failed. The worker
+  // leaves all of those graphs to backward. The likely cause is that memory is short, and each
+  // allocation that fails empties the allocator's cache.
+  uint64_t failedAfter_ = 0;
   Bell bell_;
   std::atomic<bool> running_{false};
   std::mutex mutex_;  // guards upcoming_ and settings_

@@ -6,6 +6,7 @@
 #include "bindings/field_dicts.h"
 #include "ebb/ahead.h"
 #include "memory/in_use.h"
+#include "memory/shortage.h"
 #include "memory/stillness.h"
 
 namespace ebb::bindings {
@@ -21,6 +22,11 @@ void bindAhead(py::module_& module) {
       },
       py::arg("limit"),
       py::arg("device") = py::none());
+  module.def(
+      "allow_allocator",
+      torch::wrap_pybind_function(&allowAllocator),
+      py::arg("nbytes"),
+      py::arg("device"));
   module.def("room_limit", [] { return Room::get().limit(deviceInUse()); });
   module.def("bytes_in_use", [] { return bytesInUse(deviceInUse()); });
   module.def("count_host_tensors", torch::wrap_pybind_function(&countHostTensors));

@@ -2,6 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "intercept/install.h"
+#include "memory/shortage.h"
 
 namespace {
 
@@ -32,4 +33,5 @@ PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
   ebb::bindings::bindScopes(module);
   ebb::bindings::bindWatchedFunctions(module);
   installAtImport();
+  ebb::listenToCudaAllocator();
 }

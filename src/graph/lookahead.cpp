@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "graph/graph.h"
+#include "memory/shortage.h"
 
 namespace ebb {
 
@@ -92,11 +93,28 @@ void Lookahead::dropHeld() {
   }
 }
 
-size_t Lookahead::keptBytes(std::optional<bool> ofHost) const {
+// Takes no reference to a value: it could be the last one, whose end would free more.
+size_t Lookahead::giveBackOn(c10::Device device) {
+  size_t given = 0;
+  for (Wanted& each : wanted) {
+    if (!mayBeGivenBack(each.held, device)) {
+      continue;
+    }
+    each.value._unsafe_get_target()->uses.holdAhead(false);
+    if (!hasRoom) {
+      giveBack(each.nbytes);
+    }
+    given += each.nbytes;
+    each.held = c10::Storage();
+  }
+  holds.store(keptBytes() != 0);
+  return given;
+}
+
+size_t Lookahead::keptBytes() const {
   size_t nbytes = 0;
   for (const Wanted& each : wanted) {
-    const bool counts = each.held && (!ofHost || each.held.device().is_cpu() == *ofHost);
-    nbytes += counts ? each.nbytes : 0;
+    nbytes += each.held ? each.nbytes : 0;
   }
   return nbytes;
 }

@@ -131,9 +131,12 @@ struct EBB_API Lookahead {
   // Releases the held storages: the thread has entered another region.
   void dropHeld();
 
-  // Bytes of all held storages. `ofHost`: true: only those in host memory; false: only those on
-  // devices.
-  size_t keptBytes(std::optional<bool> ofHost = std::nullopt) const;
+  // Releases the held storages on `device` that may be freed at once: see Note [Memory given back].
+  // Returns their bytes.
+  size_t giveBackOn(c10::Device device);
+
+  // Bytes of all held storages.
+  size_t keptBytes() const;
 
   bool hasArrived() const {
     return state.load(std::memory_order_acquire) == AheadState::Checked;

@@ -220,38 +220,6 @@ RandomScope::~RandomScope() {
   }
 }
 
-// A clone can always be set back, since no other thread has seen the clone. A generator whose state
-// has changed can be set back, except on CUDA: see Note [Random state]. If no state has changed,
-// the result is true if the device's generator is known, except on an out-of-tree backend, which
-// may have drawn from another generator.
-bool RandomScope::canBeginAgain() const {
-  if (!state_ || clone_.defined()) {
-    return state_ != nullptr;
-  }
-  const bool moved = before_.defined() && !sameState(before_, stateOf(state_->generator));
-  const bool cpuMoved = cpuBefore_.defined() && !sameState(cpuBefore_, stateOf(cpuGenerator()));
-  if (moved) {
-    return !state_->generator.device().is_cuda();
-  }
-  return cpuMoved || (before_.defined() && !state_->generator.device().is_privateuseone());
-}
-
-void RandomScope::beginAgain() {
-  if (clone_.defined()) {
-    setState(clone_, before_);
-    return;
-  }
-  const auto setBack = [](at::Generator generator, const at::Tensor& before) {
-    if (before.defined() && !sameState(before, stateOf(generator))) {
-      setState(generator, before);
-    }
-  };
-  setBack(state_->generator, before_);
-  if (cpuBefore_.defined()) {
-    setBack(cpuGenerator(), cpuBefore_);
-  }
-}
-
 std::unique_ptr<RandomState> RandomScope::finish() {
   if (clone_.defined()) {
     putCloneBack();

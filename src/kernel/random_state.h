@@ -86,12 +86,6 @@ class EBB_API RandomScope {
   // drewFromUnknown() is true.
   std::unique_ptr<RandomState> finish();
 
-  // Called after the op has thrown: true if beginAgain() can make a second run draw the same
-  // numbers.
-  bool canBeginAgain() const;
-  // Restores the generators for a second run of the op.
-  void beginAgain();
-
   // Called after finish(): true if ebb cannot tell which generator the op drew from.
   bool drewFromUnknown() const {
     return unknown_;

@@ -1,5 +1,4 @@
-// CUDA's runtime, if this process has loaded it. ebb is built without CUDA, and looks functions up
-// by name.
+// CUDA's runtime, if this process has loaded it.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,8 @@
 
 #include <c10/core/Storage.h>
 
-#include <cstddef>
+#include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -19,13 +20,25 @@ class DroppingMutex {
  public:
   void lock() {
     mutex_.lock();
-    ++depth_;
+  }
+  bool try_lock() {
+    return mutex_.try_lock();
   }
   void unlock() {
     std::vector<c10::Storage> dropped;
-    if (--depth_ == 0) {
+    if (mutex_.depth() == 1) {
       dropped.swap(dropped_);
     }
+    mutex_.unlock();
+  }
+
+  // Like unlock(), but drops only the collected storages for which `may` is true, and those even if
+  // the thread still holds the lock. The next unlock() drops the others.
+  template <class May>
+  void unlockAndDropOnly(const May& may) {
+    std::vector<c10::Storage> dropped;
+    std::copy_if(dropped_.begin(), dropped_.end(), std::back_inserter(dropped), may);
+    std::erase_if(dropped_, may);
     mutex_.unlock();
   }
 
@@ -38,7 +51,6 @@ class DroppingMutex {
 
  private:
   PythonMutex mutex_;                  // see Note [Locks and the GIL]
-  size_t depth_ = 0;                   // number of times that the lock is held
   std::vector<c10::Storage> dropped_;  // collected so far
 };
 

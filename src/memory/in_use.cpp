@@ -15,6 +15,8 @@
 #include <optional>
 #include <unordered_map>
 
+#include "memory/shortage.h"
+
 namespace ebb {
 namespace {
 
@@ -80,7 +82,7 @@ class CountingAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t nbytes) override {
-    c10::DataPtr data = torchs_.allocate(nbytes);
+    c10::DataPtr data = take(nbytes);
     if (data.get() != nullptr && data.compare_exchange_deleter(free_, &freed)) {
       if (nbytes >= kLarge) {
         std::lock_guard<std::mutex> lock(mutex_);
@@ -108,6 +110,23 @@ class CountingAllocator final : public c10::Allocator {
 
  private:
   static constexpr size_t kLarge = 64 * 1024;
+
+  // See Note [Memory given back]
+  c10::DataPtr take(size_t nbytes) {
+    for (;;) {
+      try {
+        const auto fails = failsHostAllocation.load(std::memory_order_relaxed);
+        TORCH_CHECK(
+            fails == nullptr || !fails(nbytes),
+            "DefaultCPUAllocator: can't allocate memory: fault injected");
+        return torchs_.allocate(nbytes);
+      } catch (const c10::Error&) {
+        if (!giveBackMemory(c10::kCPU)) {
+          throw;
+        }
+      }
+    }
+  }
 
   static void freed(void* data) {
     if (data != nullptr) {
@@ -146,6 +165,7 @@ struct Counting {
 }  // namespace
 
 std::atomic<size_t> insteadOfBytesInUse{0};
+std::atomic<bool (*)(size_t nbytes)> failsHostAllocation{nullptr};
 
 c10::Device deviceInUse() {
   const auto accelerator = at::getAccelerator(false);
@@ -165,6 +185,24 @@ size_t bytesInUse(c10::Device device) {
   return stats ? static_cast<size_t>(std::max(
                      stats->allocated_bytes[kAll].current, stats->active_bytes[kAll].current))
                : 0;
+}
+
+std::optional<CacheBytes> cacheBytes(c10::Device device) {
+  const auto stats = statisticsOf(device);
+  if (!stats) {
+    return std::nullopt;
+  }
+  const auto bytes = [](const c10::CachingAllocator::StatArray& of) {
+    return static_cast<size_t>(of[kAll].current);
+  };
+  const size_t taken = bytes(stats->reserved_bytes);
+  const size_t used = bytes(stats->active_bytes) + bytes(stats->inactive_split_bytes);
+  return CacheBytes{taken, taken - std::min(taken, used)};
+}
+
+DeviceBytes deviceBytes(c10::Device device) {
+  const auto [free, total] = allocatorOf(device.type())->getMemoryInfo(device.index());
+  return {free, total};
 }
 
 void countHostTensors() {

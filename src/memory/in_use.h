@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <optional>
 
 #include "ebb/export.h"
 
@@ -17,8 +18,28 @@ EBB_API c10::Device deviceInUse();
 // bytes that wait for another stream. For the CPU, the resident bytes of the process.
 EBB_API size_t bytesInUse(c10::Device device);
 
+// Memory that an allocator has taken from its device.
+struct CacheBytes {
+  size_t taken;       // all of it
+  size_t returnable;  // pieces without a tensor, which it returns when memory is short
+};
+
+// Empty if the allocator has no statistics.
+std::optional<CacheBytes> cacheBytes(c10::Device device);
+
+// Bytes of an accelerator.
+struct DeviceBytes {
+  size_t free;  // that no process has taken
+  size_t total;
+};
+
+DeviceBytes deviceBytes(c10::Device device);
+
 // For tests: if not 0, bytesInUse() returns this number.
 EBB_API extern std::atomic<size_t> insteadOfBytesInUse;
+
+// For tests: if set, an allocation of host memory fails where this returns true.
+EBB_API extern std::atomic<bool (*)(size_t nbytes)> failsHostAllocation;
 
 // Note [Peaks on an accelerator]
 // The program reads and resets the allocator's peak, so ebb only reads it. If the allocator's peak
@@ -33,7 +54,8 @@ struct TensorBytes {
   bool isExact;  // false: `most` may be too high
 };
 
-// From now on, new tensors in host memory are counted. Earlier tensors are not counted.
+// From now on, ebb counts new tensors in host memory, not earlier ones, and gives memory back if an
+// allocation of one fails.
 EBB_API void countHostTensors();
 
 // The bytes of tensors on a device; on the CPU, of counted tensors only.

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "memory/relief.h"
 #include "offload/offload_engine.h"
 
 namespace ebb {
@@ -29,7 +28,7 @@ HostStash::~HostStash() {
 }
 
 c10::Storage HostStash::fetch(const c10::Storage& living) {
-  return withRelief([&] { return engine->fetch(*this, living); });
+  return engine->fetch(*this, living);
 }
 
 void HostStash::beforeWrite() {

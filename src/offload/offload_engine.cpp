@@ -1,5 +1,7 @@
 #include "offload/offload_engine.h"
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 #include <atomic>
 #include <iterator>
@@ -8,7 +10,8 @@
 
 #include "memory/bytes.h"
 #include "memory/dropping_mutex.h"
-#include "memory/relief.h"
+#include "memory/in_use.h"
+#include "memory/shortage.h"
 #include "stream/capture.h"
 #include "transfer/disk.h"
 
@@ -18,12 +21,10 @@ namespace {
 using Lock = std::lock_guard<DroppingMutex>;
 using State = HostStash::State;
 
-// Releases memory of values that are leaving, after an allocation has failed. Only the engine
-// between memory and disk can release host memory. Returns false if there is nothing to release.
-bool giveBackLeaving(Shortage shortage) {
+// See Note [Memory given back]. Only the engine between memory and disk can release host memory.
+bool giveBackLeaving(c10::Device device) {
   Offload& engine = offloadEngine();
-  return (shortage == Shortage::Device || engine.transfer().isDevice(c10::kCPU)) &&
-         engine.makeRoom();
+  return engine.transfer().isDevice(device) && engine.giveBack(device);
 }
 
 std::atomic<bool> isMade{false};  // an engine of the process
@@ -100,8 +101,16 @@ HostStashPtr Offload::send(
   return stash;
 }
 
-bool Offload::makeRoom() {
-  const Lock lock(context_.shared.mutex);
+// The calling thread may hold the lock: the engine allocates only while its lists are complete.
+bool Offload::giveBack(c10::Device device) {
+  DroppingMutex& mutex = context_.shared.mutex;
+  if (!mutex.try_lock()) {
+    return false;
+  }
+  const auto unlock = c10::make_scope_exit([&] {
+    mutex.unlockAndDropOnly(
+        [&](const c10::Storage& storage) { return mayBeGivenBack(storage, device); });
+  });
   return copies_.joinAll();
 }
 
@@ -353,6 +362,9 @@ void setOffloadOptOut(bool (*optedOut)(const at::Tensor&)) {
 }
 
 void configureOffload(const OffloadSettings& settings) {
+  if (!settings.disk.empty()) {
+    countHostTensors();
+  }
   OffloadShared& shared = OffloadShared::get();
   const Lock lock(shared.mutex);
   Disk::get().configure(settings.disk, settings.diskLimit);

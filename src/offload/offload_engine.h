@@ -57,8 +57,9 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
   // Called by the stash's destructor.
   void forget(HostStash& stash);
 
-  // Releases device memory of leaving values after a failed allocation. False if there is none.
-  bool makeRoom();
+  // Releases memory of leaving values on `device`: see Note [Memory given back]. False if there is
+  // none.
+  bool giveBack(c10::Device device);
 
   OffloadStats stats();
 

@@ -12,7 +12,6 @@
 #include "record/fresh_results.h"
 #include "record/notes.h"
 #include "record/recipe_writer.h"
-#include "record/run_again.h"
 #include "record/sender.h"
 #include "record/unrepeatable.h"
 #include "record/unsaid_writes.h"
@@ -139,12 +138,6 @@ bool mayWait(const Context& context, const Call& call, const Arguments& argument
          (!arguments.areOffCpu() && isSynchronous(call.op, call.arguments));
 }
 
-// True if ebb could free memory after a failed allocation, because regions keep values or values
-// are on their way to the host.
-bool hasReserve(const Context& context) {
-  return context.graph->lookahead || context.counters->bytesOffloaded != 0;
-}
-
 }  // namespace
 
 OpRecording::OpRecording(const Context& context, ValueMap& values, RowMarks& marks, Call& call)
@@ -247,8 +240,6 @@ void OpRecording::runKernel() {
   try {
     if (draws) {
       runRandomKernel();
-    } else if (usesUp(call_, arguments_) && hasReserve(context_)) [[unlikely]] {
-      results_ = runKeeping(call_, arguments_, true, nullptr);
     } else {
       results_ = call_.run();
     }
@@ -261,24 +252,16 @@ void OpRecording::runKernel() {
       replay_.isPrinted = true;
     }
   } catch (...) {
-    recover(draws);
+    forgetWritten();
+    throw;
   }
   context_.counters->opsRecorded += replay_.recipe.defined();
 }
 
-// Runs a call again whose kernel threw. If ebb cannot, the state of the written storages is
-// unknown, since the kernel may have written a part of its outputs.
-[[gnu::cold]] void OpRecording::recover(bool draws) {
-  try {
-    if (draws || results_ != nullptr) {
-      throw;
-    }
-    results_ = runAgain(call_, arguments_, nullptr, nullptr);
-  } catch (...) {
-    for (const Write& write : arguments_.writes()) {
-      values_.forget(write.storage);
-    }
-    throw;
+// The kernel threw, and may have written a part of its outputs.
+[[gnu::cold]] void OpRecording::forgetWritten() {
+  for (const Write& write : arguments_.writes()) {
+    values_.forget(write.storage);
   }
 }
 
@@ -297,7 +280,7 @@ void OpRecording::runKernel() {
 // that the cache does not hold, so the code is in a separate function.
 [[gnu::noinline]] void OpRecording::runRandomKernel() {
   RandomScope random(op_, call_.below, call_.arguments, replay_.recipe.defined());
-  results_ = runKeeping(call_, arguments_, hasReserve(context_), &random);
+  results_ = call_.run();
   auto drawn = random.finish();
   if (random.drewFromUnknown()) {
     replay_.giveUp("it drew random numbers from a generator that ebb cannot identify");

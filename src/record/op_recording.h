@@ -51,7 +51,7 @@ class OpRecording {
   void runKernel();
   void runUntrusted();
   void runRandomKernel();
-  void recover(bool draws);
+  void forgetWritten();
   Verdict verdictOn(const at::Tensor& result) const;
   void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
   const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;

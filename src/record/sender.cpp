@@ -8,7 +8,6 @@
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "kernel/fingerprint.h"
-#include "memory/relief.h"
 #include "offload/offload_engine.h"
 #include "paging/paging_engine.h"
 #include "record/notes.h"
@@ -57,10 +56,10 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   if (value.slice()) {
     context_.graph->streams.use(value, storage);  // the storage is released after the gather
   }
-  const auto gather = [&] { return withRelief([&] { return value.slice()->gather(storage); }); };
   const auto account =
       statisticsTransfers(context_.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
-  auto stash = offloadEngine().send(value.slice() ? gather() : storage, nbytes, account);
+  auto stash = offloadEngine().send(
+      value.slice() ? value.slice()->gather(storage) : storage, nbytes, account);
   if (!stash) {
     return false;
   }

@@ -6,7 +6,6 @@
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "memory/bytes.h"
-#include "memory/relief.h"
 #include "memory/stash.h"
 #include "memory/stillness.h"
 #include "record/notes.h"
@@ -127,8 +126,7 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
     return;  // freed by other code; a replay that needs the bytes will raise
   }
   graph.streams.use(value, value.home.bytes());
-  value.home.hold(
-      withRelief([&] { return copyOf(value.home.bytes(), value.home.nbytes()); }), true);
+  value.home.hold(copyOf(value.home.bytes(), value.home.nbytes()), true);
   graph.streams.made(value, value.home.bytes());
   value.facts.tampered = hasChanged(value, value.home.bytes(), graph.verify);
   counters.bytesCopied += value.home.nbytes();

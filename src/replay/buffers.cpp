@@ -28,30 +28,17 @@ c10::Storage Buffers::of(const Input& input) {
   }
   Value& value = *input.value;
   c10::Storage storage;
-  bool isTaken = false;
   if (!contentsMatter) {
     storage = allocate(value.home.nbytes(), input.flags.device);
   } else if (mayBeTaken(value) && nothingNeeds(input, ours)) {
     storage = value.home.take();
-    isTaken = true;
   } else {
     storage = value.available();
     graph_.streams.use(value, storage);
     storage = copyOf(storage);
   }
-  all_.push_back({&value, storage, isTaken});
+  all_.push_back({&value, storage});
   return storage;
-}
-
-bool Buffers::putBack(bool began) {
-  bool undone = true;
-  for (Buffer& buffer : all_) {
-    if (buffer.isTaken && !began) {
-      buffer.value->home.hold(std::move(buffer.storage), true);
-    }
-    undone &= !(buffer.isTaken && began);
-  }
-  return undone;
 }
 
 // True if no other code can be using the bytes, on any stream, and a failed replay need not restore

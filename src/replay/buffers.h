@@ -26,15 +26,10 @@ class Buffers {
   // The buffer that of() made for the value of `input`; null if there is none.
   const c10::Storage* find(const Input& input) const;
 
-  // Gives taken buffers back to their values. `began`: the kernel may have written to them. Then
-  // taken buffers are lost, and the result is false if there are any.
-  bool putBack(bool began);
-
  private:
   struct Buffer {
     Value* value;
     c10::Storage storage;
-    bool isTaken;  // the buffer is the value's own
   };
 
   bool mayBeTaken(const Value& value) const;

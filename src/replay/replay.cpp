@@ -11,7 +11,6 @@
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "kernel/kernel_state.h"
-#include "memory/relief.h"
 #include "memory/stash.h"
 #include "replay/passing.h"
 #include "replay/rerun.h"
@@ -50,8 +49,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
       return {};
     }
     if (value.slice()) {
-      const auto scatter = [&] { return value.slice()->scatter(bytes, value.home.nbytes()); };
-      bytes = watch ? scatter() : withRelief(scatter);
+      bytes = value.slice()->scatter(bytes, value.home.nbytes());
     }
   }
   value.materialise(std::move(bytes), !living);

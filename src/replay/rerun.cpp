@@ -16,7 +16,6 @@
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
 #include "memory/bytes.h"
-#include "memory/relief.h"
 #include "replay/buffers.h"
 #include "stream/event.h"
 #include "verify/compare.h"
@@ -115,6 +114,8 @@ class Rerun {
   void run() {
     RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
     const JournalTime start = graph_.journal ? graph_.journal->now() : 0;
+    checkPrecision();
+    checkCapture();
     pushArguments();
     const bool isReported = graph_.journal && !graph_.journal->isProfile();
     auto timer = isReported && asker_ == Asker::Backward ? timerOnDevice(recipe_) : nullptr;
@@ -122,7 +123,6 @@ class Rerun {
     if (timer) {
       timer->stop();
     }
-    over_ = true;
     if (asker_ == Asker::Nobody) {
       checkInputsAreStill();
     }
@@ -135,15 +135,6 @@ class Rerun {
             *graph_.journal, recipe_, waited ? graph_.journal->now() - start : 0, std::move(timer));
       }
     }
-  }
-
-  // Called if the replay threw. If the kernel has not begun, gives each value back the buffer that
-  // this replay took from it to write in place. Returns false if the replay cannot be tried again:
-  // the kernel may have written to such a buffer, results may have been handed out, or a collective
-  // may have begun.
-  bool undo() {
-    const bool hasSent = began_ && recipe_.op.limits.communicates;
-    return buffers_.putBack(began_) && !over_ && !hasSent;
   }
 
  private:
@@ -221,11 +212,8 @@ class Rerun {
   }
 
   void runKernel() {
-    checkPrecision();
-    checkCapture();
     c10::AutoGradMode gradMode(recipe_.kernel.gradMode);
     RandomReplay random(recipe_.op, recipe_.kernel.random.get(), stack_);
-    began_ = true;
     recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
     if (recipe_.op.limits.communicates) [[unlikely]] {
       waitForCollective(stack_.data(), stack_.size(), [this] {
@@ -402,31 +390,12 @@ class Rerun {
   Passing& passing_;
   const Asker asker_;
   Buffers buffers_;
-  bool began_ = false;  // the kernel may have written to the buffers
-  bool over_ = false;   // results may have been handed out
 };
 
 }  // namespace
 
-// See Note [Allocations that fail]
 void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker) {
-  bool failed = false;
-  for (;;) {
-    Rerun run(graph, recipe, stack, passing, asker);
-    try {
-      run.run();
-      if (failed) {
-        noteOvercome();
-      }
-      return;
-    } catch (...) {
-      if (!run.undo() || asker == Asker::Nobody || !relieved()) {
-        throw;
-      }
-    }
-    stack.clear();
-    failed = true;
-  }
+  Rerun(graph, recipe, stack, passing, asker).run();
 }
 
 }  // namespace ebb

@@ -14,7 +14,6 @@
 #include "ahead/arrival.h"
 #include "graph/recipe.h"
 #include "memory/bytes.h"
-#include "memory/relief.h"
 #include "replay/escapes.h"
 #include "replay/replay.h"
 #include "replay/same_node.h"
@@ -112,7 +111,7 @@ c10::Storage withPadding(const Packed& packed, const Graph& graph, c10::Storage 
     writePadding(storage, node->rows);
     return storage;
   }
-  c10::Storage copy = withRelief([&] { return copyOf(storage); });
+  c10::Storage copy = copyOf(storage);
   writePadding(copy, node->rows);
   return copy;
 }
@@ -366,7 +365,7 @@ c10::Storage SavedTensor::materialised() const {
     materialiseSameNode(*graph_, *packed_.value, packed_.node);
   }
   if (isReadByRecipes(packed_.value, storage)) {
-    packed_.value->materialise(withRelief([&] { return copyOf(storage); }), true);
+    packed_.value->materialise(copyOf(storage), true);
     // The copy runs after the work that made `storage`.
     graph_->streams.made(*packed_.value, packed_.value->home.bytes());
     if (packed_.recompute) {

@@ -1,6 +1,7 @@
 // Locks under which Python may run.
 #pragma once
 
+#include <cstddef>
 #include <mutex>
 
 #include "support/python_support.h"
@@ -31,16 +32,38 @@ class PythonMutex {
       const WithoutGil withoutGil;
       mutex_.lock();
     }
+    ++depth_;
   }
   bool try_lock() {
-    return mutex_.try_lock();
+    const bool isLocked = mutex_.try_lock();
+    depth_ += isLocked ? 1 : 0;
+    return isLocked;
   }
   void unlock() {
+    --depth_;
     mutex_.unlock();
+  }
+
+  // Locks only if no thread has the lock, the calling one included.
+  bool tryLockFree() {
+    if (!try_lock()) {
+      return false;
+    }
+    if (depth_ > 1) {
+      unlock();
+      return false;
+    }
+    return true;
+  }
+
+  // How many times the calling thread holds the lock. Called with the lock held.
+  size_t depth() const {
+    return depth_;
   }
 
  private:
   std::recursive_mutex mutex_;
+  size_t depth_ = 0;
 };
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-"""Allocations that fail on a device: in operators of regions, in replays, beside offloading."""
+"""Allocations for which a device has no room: see Note [Memory given back]."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ def gradients(net, x):
 
 
 def attempt(function):
-    """None where memory is not enough; outside of regions nobody sees that."""
+    """None where memory is not enough."""
     try:
         return function()
     except torch.OutOfMemoryError:
         return None
 
 
-def overcome():
-    return _C.room_stats()["overcome"]
+def shortages():
+    return _C.room_stats()["shortages"]
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -75,7 +75,7 @@ def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, lat
     net.zero_grad()
     at_rest = in_use()
     limits = range(at_rest + MIB, at_rest + 6 * MIB, MIB // 4)
-    before, came_through, plain = overcome(), 0, 0
+    before, came_through, plain = shortages(), 0, 0
     for limit in limits:
         with accelerator.limited(device=limit):
             plain += attempt(lambda: gradients(net, x)) is not None
@@ -92,7 +92,7 @@ def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, lat
                 assert all(map(same_bits, found, expected)), limit
             assert in_use() <= at_rest  # what a test before this one left may go
 
-    assert overcome() > before + 3
+    assert shortages() > before + 3
     assert came_through >= plain + 2
 
 
@@ -137,16 +137,19 @@ def test_an_operator_waits_for_what_is_leaving(device):
     weight = torch.ones(256, 256).to(device)
     expected = torch.autograd.grad(program(), x, weight)[0].cpu()
     ebb.offload.configure(min_bytes=1, in_flight_bytes=1 << 30)
-    before, at_rest = overcome(), in_use()
+    at_rest = in_use()
 
-    with (
-        accelerator.limited(device=at_rest + 12 * x.nbytes),
-        ebb.region(ebb.Policy(default=ebb.OFFLOAD)),
-    ):
-        h = program()
-    found = torch.autograd.grad(h, x, weight)[0].cpu()
+    def in_a_region():
+        with (
+            accelerator.limited(device=at_rest + 12 * x.nbytes),
+            ebb.region(ebb.Policy(default=ebb.OFFLOAD)),
+        ):
+            return program()
 
-    assert overcome() > before
+    with accelerator.asking_nobody(), pytest.raises(torch.OutOfMemoryError):
+        in_a_region()
+    found = torch.autograd.grad(in_a_region(), x, weight)[0].cpu()
+
     assert same_bits(found, expected)
 
 
@@ -168,7 +171,7 @@ def test_with_replays_ahead_an_open_region_gives_up_what_it_holds(device, ahead)
         given_up = _C.room_stats()["regions_given_up"] - before["regions_given_up"]
     found = torch.autograd.grad(loss, x)[0].cpu()
 
-    assert given_up == 1
+    assert given_up > 0
     assert same_bits(found, expected)
 
 

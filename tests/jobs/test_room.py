@@ -137,9 +137,8 @@ def test_an_allocation_that_fails_costs_no_step(limited):
     expected, found, errors = limited(70 << 20, "auto:100GiB")
 
     assert found["losses"] == expected["losses"]
-    assert found["overcome"] > 0
+    assert found["shortages"] > 0
     assert found["regions_given_up"] > 0
-    assert errors.count("an allocation failed") == 1
     assert "; predicted peak " in errors
 
 
@@ -150,5 +149,5 @@ def test_what_lives_recomputed_lives_while_it_is_measured(limited, budget):
     expected, found, errors = limited(85 << 20, budget)
 
     assert found["losses"] == expected["losses"]
-    assert found["failures"] == 0
+    assert found["shortages"] == 0
     assert "; predicted peak " in errors

@@ -38,6 +38,7 @@
 #include "memory/bytes.h"
 #include "memory/in_use.h"
 #include "memory/pinned.h"
+#include "memory/shortage.h"
 #include "module.h"
 #include "offload/offload_engine.h"
 #include "paging/pool/movers.h"
@@ -286,16 +287,17 @@ void bindTesting(py::module_& module) {
   module.def("failing_policy", [](uint32_t at) { return PyPolicy{failingPolicy(at)}; });
   module.def(
       "fail_allocations",
-      [](uint32_t every, uint64_t seed, size_t least, size_t most, bool isGiving) {
-        failAllocations({every, seed, least, most, isGiving});
+      [](uint32_t every, uint64_t seed, size_t least, size_t most, bool isAnywhere) {
+        failAllocations({every, seed, least, most, isAnywhere});
       },
       py::arg("every"),
       py::arg("seed") = 0,
       py::arg("least") = 0,
       py::arg("most") = size_t{1} << 40,
-      py::arg("is_giving") = false);
+      py::arg("is_anywhere") = false);
   module.def("graphs_with_room", [] { return Room::get().graphs(); });
   module.def("failed_allocations", &failedAllocations);
+  module.def("give_back_function", [] { return reinterpret_cast<uintptr_t>(&giveBackIfNeeded); });
   module.def("module_names", [](uint32_t number) {
     const ModuleNames& names = moduleNames(number);
     return std::make_pair(names.plain, names.full);
@@ -304,7 +306,8 @@ void bindTesting(py::module_& module) {
   module.def("draw_with_the_gil", [] { return at::rand({8}); });
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { offloadEngine().drain(); }));
   module.def("release_offloaded", torch::wrap_pybind_function_no_gil([] {
-               return offloadEngine().makeRoom();
+               offloadEngine().giveBack(c10::kCPU);
+               offloadEngine().stats();  // releases the lock, and drops the storages
              }));
   module.def("pinned_memory", torch::wrap_pybind_function_no_gil([](size_t nbytes, int8_t device) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));

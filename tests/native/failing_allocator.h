@@ -1,4 +1,4 @@
-// torch's allocator of the host's memory, for tests of what an allocation that fails leaves behind.
+// Allocations of host memory that fail at random.
 #pragma once
 
 #include <cstddef>
@@ -7,14 +7,13 @@
 namespace ebb {
 
 struct AllocationFaults {
-  uint32_t every = 0;     // one of so many fails, at random; 0: none
-  uint64_t seed = 0;      // which ones
-  size_t least = 0;       // of no fewer bytes than this
-  size_t most = 0;        // and no more
-  bool isGiving = false;  // somebody says each time that memory has been given back
+  uint32_t every = 0;       // one of so many fails, at random; 0: none
+  uint64_t seed = 0;        // which ones
+  size_t least = 0;         // of no fewer bytes than this
+  size_t most = 0;          // and no more
+  bool isAnywhere = false;  // false: only in kernels that ebb runs, and in copies of its own
 };
 
-// From now on, in kernels that ebb runs, recorded or replayed, and in copies of its own.
 void failAllocations(const AllocationFaults& faults);
 
 // How many have failed since.

@@ -23,6 +23,9 @@ class AutoBudget(Budget):
     """Saves all activations while the memory in use is below a limit. Once ebb has had to free
     what earlier regions saved, it measures steps and makes a plan. Ranks reach their limits at
     different steps; when the first rank does, all ranks measure. See Note [Ranks that agree].
+
+    On an accelerator the first step recomputes: an allocator that runs short does not tell how much
+    it needs, and ebb learns there how large its pieces are. See Note [Memory given back].
     """
 
     def __init__(
@@ -31,25 +34,27 @@ class AutoBudget(Budget):
         super().__init__(0, text, patterns, assignment)  # the budget is set when a plan is made
         self._limit_as_given = limit
         self._limit = 0  # bytes, on the first device; 0: before the first model
-        self._limited: set[torch.device] = set()  # devices that have a limit
+        self._limits: dict[torch.device, int] = {}  # bytes, on each device
         self._kept_steps = 0  # steps that have ended while everything was saved
         self._is_full = False
-        self._has_told = False  # True if the user was told of a failed allocation
         self._others: Ranks | None = None  # the job's ranks while everything is saved
 
     def start(self, undo: ExitStack) -> None:
         super().start(undo)
-        self._before = _C.room_stats()
+        self._given_up = _C.room_stats()["regions_given_up"]
         undo.callback(_C.keep_while_there_is_room, 0)
 
     def meet(self, model: torch.nn.Module) -> None:
         if not self._is_full and not self._has_ended and not devices.why_uncounted():
             try:
-                for device in devices_of(model) - self._limited:
-                    self._limited.add(device)
+                for device in devices_of(model) - self._limits.keys():
                     limit = self._limit_as_given.nbytes(device)
-                    _C.keep_while_there_is_room(limit, device)
+                    self._limits[device] = limit
                     self._limit = self._limit or limit
+                    if device.type == "cuda":
+                        _C.allow_allocator(devices.allowed_of(device), device)
+                    if device.type == "cpu" or self._kept_steps > 0:
+                        _C.keep_while_there_is_room(limit, device)
             except Exception as error:
                 self._fail(error)
         super().meet(model)
@@ -77,16 +82,12 @@ class AutoBudget(Budget):
     def _begins(self) -> bool:
         """True if ebb measures steps from now on; False while there is room."""
         if self._kept_steps == 1:
+            for device, limit in self._limits.items():
+                _C.keep_while_there_is_room(limit, device)
             self._others = ranks_of_job()
             if self._others is not None:
                 self._others.join()
-        is_full = self._has_risen("regions_given_up")
-        if not self._has_told and self._has_risen("overcome"):
-            self._has_told = True
-            self._tell(
-                "an allocation failed; ebb freed the activations of the earliest blocks and "
-                "retried it, and the step continued"
-            )
+        is_full = _C.room_stats()["regions_given_up"] > self._given_up
         if self._others is not None:
             try:
                 return self._others.begins(self._kept_steps, is_full)
@@ -95,13 +96,10 @@ class AutoBudget(Budget):
                 self._others = None
         return is_full
 
-    def _has_risen(self, count: str) -> bool:
-        return _C.room_stats()[count] > self._before[count]
-
     def _begin_to_plan(self) -> None:
         """Plan from now on."""
         self._is_full = True
-        self._limit = _C.room_limit()  # lower than before if an allocation has failed
+        self._limit = _C.room_limit()  # lower than before if an allocator has run short
         _C.keep_while_there_is_room(0)
         models, optimizers = list(self._models), list(self._clock.optimizers)
         beside = max(0, _C.bytes_in_use() - base_bytes(models, optimizers))

@@ -74,6 +74,13 @@ def may_lack_record_stream() -> bool:
     return has_cuda and torch.cuda.get_allocator_backend() == "pluggable"
 
 
+def allowed_of(device: torch.device) -> int:
+    """Bytes of a CUDA device that the process may reserve: see
+    ``torch.cuda.set_per_process_memory_fraction``."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return int(total * torch.cuda.get_per_process_memory_fraction(device))
+
+
 def memory_of(device: torch.device) -> tuple[int, int] | None:
     """Bytes of a device that are free or reserved by this process, and bytes that the process could
     allocate in addition to its tensors; None for the CPU or if unknown. Initialises the device."""
@@ -85,6 +92,8 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
     try:
         free, _ = torch.accelerator.get_memory_info(device)
         available = free + torch.accelerator.memory_reserved(device)
+        if device.type == "cuda":
+            available = min(available, allowed_of(device))
         return available, available - torch.accelerator.memory_allocated(device)
     except (RuntimeError, NotImplementedError):
         return None

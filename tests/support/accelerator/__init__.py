@@ -92,7 +92,9 @@ def _module() -> types.ModuleType:
 
 
 def load() -> torch.device:
-    """Registers the device, once; gives the first one."""
+    """Registers the device, once; gives the first one. Its allocator asks ebb for memory."""
+    from ebb import _testing
+
     if "late" not in sys.modules:
         library = _library()
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # ebb looks up a function by name
@@ -101,6 +103,7 @@ def load() -> torch.device:
         torch.utils.rename_privateuse1_backend("late")
         torch._register_device_module("late", sys.modules["late"])
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        torch.ops.late.call_when_short(_testing.give_back_function())
     return torch.device("late", 0)
 
 
@@ -177,6 +180,13 @@ def limited(*, device: int = -1, host: int = -1) -> Context:
 def shared(*, others: int) -> Context:
     """Inside, other processes have so many bytes of each device's memory."""
     return _inside(torch.ops.late.let_others_have, (others,), (0,))
+
+
+def asking_nobody() -> Context:
+    """Inside, the allocator does not ask ebb for memory."""
+    from ebb import _testing
+
+    return _inside(torch.ops.late.call_when_short, (0,), (_testing.give_back_function(),))
 
 
 def broken() -> Context:

@@ -136,6 +136,9 @@ TORCH_LIBRARY(late, m) {
     settings.limit = device < 0 ? SIZE_MAX : static_cast<size_t>(device);
     settings.hostLimit = host < 0 ? SIZE_MAX : static_cast<size_t>(host);
   });
+  m.def("call_when_short(int function) -> ()", [](int64_t function) {
+    settings.whenShort = reinterpret_cast<bool (*)()>(function);
+  });
   m.def("let_others_have(int bytes) -> ()", [](int64_t bytes) {
     settings.others = static_cast<size_t>(bytes);
   });

@@ -119,12 +119,15 @@ inline void* takeOnDevice(size_t nbytes) {
   const size_t size = (nbytes + 511) / 512 * 512;
   Usage& usage = deviceUsage[stream / kStreamsEach];
   const size_t limit = settings.limit - std::min(settings.limit, settings.others);
-  const bool fits = size <= limit && usage.now <= limit - size;
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, fits, "late: out of memory: tried to allocate ", nbytes, " bytes");
-  usage.add(size);
+  const auto fits = [&] { return size <= limit && usage.now <= limit - size; };
   const uint64_t pool = isCaptured(stream) ? capture->graph.id : 0;
   auto& free = spare[{pool, stream, size}];
+  if (settings.whenShort != nullptr && (free.empty() || !fits())) {
+    settings.whenShort();
+  }
+  TORCH_CHECK_WITH(
+      OutOfMemoryError, fits(), "late: out of memory: tried to allocate ", nbytes, " bytes");
+  usage.add(size);
   uintptr_t address = 0;
   if (free.empty()) {
     address = freshBlock(size);
@@ -191,6 +194,10 @@ struct DeviceMemory final : c10::DeviceAllocator {
         reserved += static_cast<int64_t>(size * addresses.size());
       }
     }
+    // Beyond the limit, free memory counts as returned to the device.
+    const size_t most = std::min(settings.limit, kArena);
+    const auto rest = static_cast<int64_t>(most - std::min(most, settings.others));
+    reserved = std::min(reserved, std::max(active, rest));
     return stats;
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {

@@ -10,15 +10,16 @@ namespace late {
 enum class Draws : int64_t { FromDevice, FromCpu, FromBoth, FromHidden };
 
 struct Settings {
-  bool lazy = true;             // nothing runs until somebody waits for it
-  int64_t computeUs = 0;        // else each task waits first, at random up to so long: ...
-  int64_t sideUs = 1000;        // ... on default streams, and on all others
-  size_t limit = SIZE_MAX;      // bytes of device memory in use
-  size_t others = 0;            // bytes of device memory that other processes have
-  size_t hostLimit = SIZE_MAX;  // bytes of pinned memory in use
-  int64_t dropWait = -1;        // which wait is left out, counted from 0
-  bool broken = false;          // as after a device's assert: every call fails from now on
-  int captureError = -1;        // what asking whether a stream is captured raises; 0: no number
+  bool lazy = true;               // nothing runs until somebody waits for it
+  int64_t computeUs = 0;          // else each task waits first, at random up to so long: ...
+  int64_t sideUs = 1000;          // ... on default streams, and on all others
+  size_t limit = SIZE_MAX;        // bytes of device memory in use
+  bool (*whenShort)() = nullptr;  // frees memory, as a callback of CUDA's allocator
+  size_t others = 0;              // bytes of device memory that other processes have
+  size_t hostLimit = SIZE_MAX;    // bytes of pinned memory in use
+  int64_t dropWait = -1;          // which wait is left out, counted from 0
+  bool broken = false;            // as after a device's assert: every call fails from now on
+  int captureError = -1;          // what asking whether a stream is captured raises; 0: no number
   Draws draws = Draws::FromDevice;
   bool hasGenerator = true;
   bool countsBytes = true;  // the allocator has statistics; else asking for them raises
