@@ -70,12 +70,13 @@ def parameters_of(model):
 
 def train(devices, steps=STEPS):
     """Its parameters, and the most bytes on the first device in each step."""
-    most = []
+    models, most = [], []
     torch.accelerator.reset_peak_memory_stats()
     for model in steps_of(devices, steps):
+        models.append(model)
         most.append(torch.accelerator.max_memory_allocated())
         torch.accelerator.reset_peak_memory_stats()
-    return parameters_of(model), most
+    return parameters_of(models[-1]), most
 
 
 def train_uncounted(device):

@@ -56,3 +56,34 @@ def test_job_stays_below_a_budget_in_bytes(budget):
     rows = rows_of(STEPS, EBB_BUDGET=f"{budget}MiB", EBB_STRICT="1")
 
     assert rows[-1]["allocated_peak"] <= 1.01 * budget * MIB
+
+
+@functools.cache
+def least_device(kind: str, **variables: str) -> int:
+    """The smallest device on which a job ends, in steps of 10 MiB; bytes."""
+
+    def lives(mebibytes: int) -> bool:
+        done = dry_cuda.run(
+            "training_job.py", STEPS, kind, 8, variables=variables, memory=mebibytes * MIB
+        )
+        assert done.returncode == 0 or "CUDA out of memory" in done.stderr, done.stderr[-3000:]
+        return done.returncode == 0
+
+    low, high = 0, 640  # it dies on the first, and lives on the second
+    assert lives(high)
+    while high - low > 10:
+        middle = (low + high) // 20 * 10
+        low, high = (low, middle) if lives(middle) else (middle, high)
+    return high * MIB
+
+
+@pytest.mark.parametrize("kind", ["GPT", "MLP", "residual"])
+def test_auto_lives_on_each_device_on_which_recomputing_everything_lives(kind):
+    """The allocator asks for memory wherever it runs short: in backward and the optimizer too."""
+    assert least_device(kind, EBB_BUDGET="auto") <= 1.05 * least_device(kind, EBB="1")
+
+
+def test_auto_lives_where_eager_dies():
+    least = least_device("GPT", EBB_BUDGET="auto")
+
+    assert least < 0.6 * least_device("GPT")

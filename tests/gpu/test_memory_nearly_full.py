@@ -43,9 +43,6 @@ def test_memory_nearly_full_with_a_gibibyte_in_flight(leaf_and_gradient):
             assert torch.equal(step(x, offload_region).cpu(), expected)
 
 
-@pytest.mark.xfail(
-    reason="ebb gives memory back in regions only, and backward's own kernels run out", strict=False
-)
 def test_what_has_left_makes_room_when_memory_runs_out(leaf_and_gradient):
     """More may be in flight than there is room for: the allocator asks for what is done."""
     x, expected = leaf_and_gradient

@@ -247,8 +247,8 @@ FAILING_TOO = {
 @pytest.mark.sweep
 @pytest.mark.parametrize("environment", FAILING_TOO.values(), ids=FAILING_TOO)
 def test_random_programs_whose_allocations_fail(environment):
-    """One in eight of those in ebb's kernels. If no region has anything to give up, the program hears
-    of it, and has given what eager gives so far.
+    """One in eight of those in ebb's kernels. If no region has anything to give up, the program
+    raises, and has given what eager gives so far.
     """
     came_to, count = check_share(4 if environment else 1, EBB_TEST_FAILING="1", **environment)
 

@@ -96,10 +96,23 @@ class AutoBudget(Budget):
                 self._others = None
         return is_full
 
+    def _limit_of_plan(self) -> int:
+        """Bytes for tensors: the room's limit, which is lower than before if an allocator has run
+        short, or less. An accelerator's allocator reserves more than it hands out, and must not
+        exceed the device's memory, or it would return and take memory in each step."""
+        limit = _C.room_limit()
+        device = next(iter(self._limits))
+        if device.type == "cpu":
+            return limit
+        handed_out = torch.accelerator.max_memory_allocated(device)
+        reserved = torch.accelerator.max_memory_reserved(device)
+        most = Limit().nbytes(device)
+        return min(limit, int(most * handed_out / max(reserved, handed_out, 1)))
+
     def _begin_to_plan(self) -> None:
         """Plan from now on."""
         self._is_full = True
-        self._limit = _C.room_limit()  # lower than before if an allocator has run short
+        self._limit = self._limit_of_plan()
         _C.keep_while_there_is_room(0)
         models, optimizers = list(self._models), list(self._clock.optimizers)
         beside = max(0, _C.bytes_in_use() - base_bytes(models, optimizers))
