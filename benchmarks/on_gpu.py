@@ -103,6 +103,7 @@ def items() -> list[Item]:
         gpu_tests("random numbers", 25, "random_numbers_on_gpu"),
         gpu_tests("failures", 60, "failures_on_gpu"),
         gpu_tests("plans", 60, "plans_on_gpu", "-k", "not does_not_fit"),
+        gpu_tests("kernels repeat", 25, "kernels_repeat"),
         gpu_tests("verify mode", 20, "verify_on_gpu"),
         gpu_tests("page pools", 20, "page_pools_on_gpu", "-k", "not bandwidth"),
         gpu_tests("paging", 20, "paging_on_gpu"),

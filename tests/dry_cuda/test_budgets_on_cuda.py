@@ -87,3 +87,11 @@ def test_auto_lives_where_eager_dies():
     least = least_device("GPT", EBB_BUDGET="auto")
 
     assert least < 0.6 * least_device("GPT")
+
+
+def test_auto_launches_what_eager_launches_while_memory_suffices():
+    """From the second step on: the first one shows ebb how much the allocator takes at a time."""
+    eager, auto = rows_of(4), rows_of(4, EBB_BUDGET="auto")
+
+    assert auto[0]["launches"] > eager[0]["launches"]
+    assert [row["launches"] for row in auto[1:]] == [row["launches"] for row in eager[1:]]

@@ -1,6 +1,7 @@
 """A training job: ``python training_job.py STEPS [KIND LAYERS [synchronised]]``.
 
-Prints the allocator's statistics after each step in JSON; an error ends it as it ends any job.
+Prints the allocator's statistics after each step, and the step's launches, in JSON. An error ends
+it as it ends any job.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+import dry_cuda
 from dry_cuda.models import BATCH, LAYERS, LENGTH, WIDTH, Stack
 
 
@@ -21,6 +23,7 @@ def main(steps: int, kind: str = "GPT", layers: int = LAYERS, synchronised: str 
     rows: list[dict[str, Any]] = []
     for _ in range(steps):
         x = torch.randn(BATCH, LENGTH, WIDTH, device="cuda")
+        launches = dry_cuda.launches()
         optimizer.zero_grad()
         model(x).backward()
         optimizer.step()
@@ -29,6 +32,7 @@ def main(steps: int, kind: str = "GPT", layers: int = LAYERS, synchronised: str 
         counts = torch.cuda.memory_stats()
         rows.append(
             {
+                "launches": dry_cuda.launches() - launches,
                 "allocated": counts["allocated_bytes.all.current"],
                 "allocated_peak": counts["allocated_bytes.all.peak"],
                 "reserved": counts["reserved_bytes.all.current"],
