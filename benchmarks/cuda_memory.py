@@ -423,8 +423,7 @@ def main() -> None:
     options = parser.parse_args()
     if not dry_cuda.is_loaded():
         parser.error("run it as the first lines of this file say")
-    found: dict[str, Any] = {"environment": environment(), "models": {}, "sharded": {}}
-    found |= {"jobs": {}, "sizes": {}, "leads": {}}
+    found: dict[str, Any] = {name: {} for name in ("models", "sharded", "jobs", "sizes", "leads")}
     ways = [name for name in WAYS if options.ways in name or name == "eager"]
     for model in (name for name in MODELS if options.models in name):
         found["models"][model] = measure_all(measure, model, ways, model)
@@ -447,6 +446,7 @@ def main() -> None:
                 name = f"{way}, host {host}"
                 found["leads"][name] = measure_lead(host == "synchronised", way)
                 print(name, found["leads"][name], flush=True)
+    found["environment"] = environment()  # asks for the device, and this process forks no more
     print(page(found))
     if options.output is not None:
         write_results(options.output / "dry-cuda", found, page(found))

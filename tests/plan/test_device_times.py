@@ -63,6 +63,23 @@ def test_what_never_was_stays_so():
             assert (getattr(one, name) < 0) == (getattr(other, name) < 0)
 
 
+@pytest.mark.parametrize("make", PROGRAMS)
+def test_replays_of_small_kernels_take_the_time_of_the_host(make):
+    """Where the host is the slower one, a replay adds the time in which the host launches it."""
+    measured = planning(make).measured
+    of_host = {name: runtime for name, _, runtime in measured.profile.replays}
+    kernels = tuple(
+        replace(one, runtime=of_host.get(one.func_name, one.runtime) / SLOWER)
+        for one in measured.profile.operators
+    )
+    profile = replace(measured.profile, operators=kernels)
+    device = Simulator(replace(measured, profile=profile, on_accelerator=True))
+
+    replaying = Step(on_device(profile)).replaying
+    assert replaying >= 0.99 * sum(runtime for *_, runtime in profile.replays)
+    assert device.replay_time(0) > kernels[0].runtime
+
+
 def test_copies_have_the_device_s_time_to_hide():
     """The host is done with a block's forward in a twentieth of it."""
     profile = not_waiting(planning(programs.pre_ln).measured.profile)

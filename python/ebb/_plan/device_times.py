@@ -19,13 +19,15 @@ from ebb._plan.profile import Profile
 
 _TIMES = ("made", "let_go", "asked", "again", "ended")  # attributes of a value that are times
 _LEAST = 1e-3  # minimum ratio of device time to host time while no operator of a region runs
+_BUSY = 0.8  # with a smaller ratio of kernel time to host time in replays, the device waits
 
 
 def on_device(profile: Profile) -> Profile:
     """The same profile with device times instead of host times.
 
     While a region's operator or a replay of it runs, the device's clock advances by the time of its
-    kernels. The rest of the step's duration belongs to backward, and to forward outside of regions.
+    kernels. If the host takes longer for the replays than their kernels, because the kernels are
+    small, the device waits for the host, and a replay takes the host's time. The rest of the step's duration belongs to backward, and to forward outside of regions.
     It is divided among the host's intervals between those operators, in proportion to their length.
     """
     busy = _busy(profile)
@@ -74,14 +76,18 @@ def on_device(profile: Profile) -> Profile:
 
 
 def _busy(profile: Profile) -> Iterable[tuple[float, float, float]]:
-    """Host start, host end and kernel time of each operator and replay."""
+    """Host start, host end and device time of each operator and replay."""
     busy = []
     runtimes: dict[str, list[float]] = defaultdict(list)
     for operator in profile.operators:
         made = (profile.values[value].made for value in operator.outputs)
         busy.append((operator.start, max([operator.start, *made]), operator.runtime))
         runtimes[operator.func_name].append(operator.runtime)
-    for name, start, runtime in profile.replays:
-        kernels = fmean(runtimes[name]) if name in runtimes else runtime
-        busy.append((start, start + runtime, kernels))
+    kernels = [
+        fmean(runtimes[name]) if name in runtimes else runtime
+        for name, _, runtime in profile.replays
+    ]
+    waits = sum(kernels) < _BUSY * sum(runtime for *_, runtime in profile.replays)
+    for (_, start, runtime), took in zip(profile.replays, kernels, strict=True):
+        busy.append((start, start + runtime, max(took, runtime) if waits else took))
     return sorted(busy)
