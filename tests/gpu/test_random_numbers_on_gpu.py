@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpus import NEEDS_GPU, bits_of_eager, same, warmed_up_stream
+from gpus import DRAWS_NUMBERS, NEEDS_GPU, bits_of_eager, same, warmed_up_stream
 from torch.nn import functional as F
 
 import ebb
 
-pytestmark = NEEDS_GPU
+pytestmark = [*NEEDS_GPU, DRAWS_NUMBERS]
 
 RUNS = 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpus import NEEDS_GPU, bits_of_eager, same
+from gpus import DRAWS_NUMBERS, NEEDS_GPU, bits_of_eager, same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -27,6 +27,7 @@ def attend(backend, q, dropout):
         )
 
 
+@DRAWS_NUMBERS
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_attention(backend, dropout):

@@ -14,6 +14,7 @@ from gpus import (
     CYCLES,
     MIB,
     NEEDS_GPU,
+    SLEEPS,
     Paged,
     chain,
     is_back_before_the_device,
@@ -26,7 +27,7 @@ from gpus import (
 
 import ebb
 
-pytestmark = NEEDS_GPU
+pytestmark = [*NEEDS_GPU, SLEEPS]
 
 
 def test_what_waits_is_noticed():

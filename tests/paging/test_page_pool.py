@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import ebb._C  # noqa: F401
 from ebb._testing import PagePool
 
-CUDA = pytest.param("cuda", marks=pytest.mark.needs_cuda)
+RUNS_KERNELS = pytest.mark.not_dry("page pools run kernels of ebb")
+CUDA = pytest.param("cuda", marks=[pytest.mark.needs_cuda, RUNS_KERNELS])
 AVAILABLE = ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"]
 DEVICES = pytest.mark.parametrize("device", AVAILABLE)
 UNTOUCHED, FILLED, FIRST_ROW = range(3)

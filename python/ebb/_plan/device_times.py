@@ -27,8 +27,9 @@ def on_device(profile: Profile) -> Profile:
 
     While a region's operator or a replay of it runs, the device's clock advances by the time of its
     kernels. If the host takes longer for the replays than their kernels, because the kernels are
-    small, the device waits for the host, and a replay takes the host's time. The rest of the step's duration belongs to backward, and to forward outside of regions.
-    It is divided among the host's intervals between those operators, in proportion to their length.
+    small, the device waits for the host, and a replay takes the host's time. The rest of the step's
+    duration belongs to backward, and to forward outside of regions. It is divided among the host's
+    intervals between those operators, in proportion to their length.
     """
     busy = _busy(profile)
     points = [0.0]  # host times
