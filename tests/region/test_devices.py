@@ -72,10 +72,14 @@ def explicit_generator(x, w):
     return (x * mask).exp() + torch.rand(1, generator=generator, device=x.device)
 
 
-PROGRAMS = [transformer, in_place, under_autocast, through_the_host, explicit_generator]
+DRAWS = pytest.mark.not_dry("random numbers of CUDA's kernels")
+PROGRAMS = [
+    *(pytest.param(one, marks=DRAWS) for one in (transformer, in_place, explicit_generator)),
+    under_autocast,
+    through_the_host,
+]
 
 
-@pytest.mark.not_dry("random numbers of CUDA's kernels")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_gradients_and_random_state(program, policy, device):
