@@ -38,7 +38,7 @@ void setReserve(Reserve reserve, GiveBack giveBack);
 
 // Called by an allocator that has run short: asks all reserves. Returns true if memory was freed.
 // Does not throw.
-bool giveBackMemory(c10::Device device);
+EBB_API bool giveBackMemory(c10::Device device);
 
 // Called by the allocator of the current accelerator when its cache has no block for an allocation.
 // Returns true if memory was freed. Does not throw.

@@ -287,14 +287,15 @@ void bindTesting(py::module_& module) {
   module.def("failing_policy", [](uint32_t at) { return PyPolicy{failingPolicy(at)}; });
   module.def(
       "fail_allocations",
-      [](uint32_t every, uint64_t seed, size_t least, size_t most, bool isAnywhere) {
-        failAllocations({every, seed, least, most, isAnywhere});
+      [](uint32_t every, uint64_t seed, size_t least, size_t most, bool isAnywhere, bool onlyAsks) {
+        failAllocations({every, seed, least, most, isAnywhere, onlyAsks});
       },
       py::arg("every"),
       py::arg("seed") = 0,
       py::arg("least") = 0,
       py::arg("most") = size_t{1} << 40,
-      py::arg("is_anywhere") = false);
+      py::arg("is_anywhere") = false,
+      py::arg("only_asks") = false);
   module.def("graphs_with_room", [] { return Room::get().graphs(); });
   module.def("failed_allocations", &failedAllocations);
   module.def("give_back_function", [] { return reinterpret_cast<uintptr_t>(&giveBackIfNeeded); });

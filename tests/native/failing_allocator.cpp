@@ -4,6 +4,7 @@
 
 #include "intercept/key.h"
 #include "memory/in_use.h"
+#include "memory/shortage.h"
 
 namespace ebb {
 namespace {
@@ -24,6 +25,10 @@ bool fails(size_t nbytes) {
       current.isAnywhere || c10::impl::tls_is_dispatch_key_excluded(kInterceptionKey);
   const bool isOne = isHere && nbytes >= current.least && nbytes <= current.most && isDrawn();
   failed += isOne ? 1 : 0;
+  if (isOne && current.onlyAsks) {
+    giveBackMemory(c10::kCPU);
+    return false;
+  }
   return isOne;
 }
 

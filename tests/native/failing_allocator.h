@@ -12,6 +12,7 @@ struct AllocationFaults {
   size_t least = 0;         // of no fewer bytes than this
   size_t most = 0;          // and no more
   bool isAnywhere = false;  // false: only in kernels that ebb runs, and in copies of its own
+  bool onlyAsks = false;    // ebb is asked for memory, and the allocation succeeds
 };
 
 void failAllocations(const AllocationFaults& faults);
