@@ -3,8 +3,7 @@
     PYTHONPATH=tests/support python -m dry_cuda benchmarks/cuda_memory.py --output results
 
 The dry CUDA runtime (tests/support/dry_cuda) needs a CUDA build of torch. Its kernels do nothing,
-so memory, launches and the host's time are measured, and the times of kernels are not. Each row is
-a process of its own.
+so memory and launches are measured, and times are not. Each row is a process of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import argparse
 import functools
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -256,11 +254,8 @@ def measure_steps(model: nn.Module, x: Tensor, way: str, blocks: tuple[str, ...]
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         launches = dry_cuda.launches()
-        times = []
         for _ in range(STEPS):
-            begin = time.process_time()
             step()
-            times.append(time.process_time() - begin)
         launches = (dry_cuda.launches() - launches) // STEPS
         torch.cuda.synchronize()
         counts = torch.cuda.memory_stats()
@@ -269,7 +264,6 @@ def measure_steps(model: nn.Module, x: Tensor, way: str, blocks: tuple[str, ...]
         "active": counts["active_bytes.all.peak"] - before,
         "reserved": counts["reserved_bytes.all.peak"] - before,
         "launches": launches,
-        "host_ms": min(times) * 1e3,
     } | ({"predicted": predicted["peak"]} if predicted else {})
 
 
@@ -341,13 +335,11 @@ def rows_of(rows: dict[str, Row], columns: tuple[str, ...]) -> list[list[str]]:
 
 
 def step_table(rows: dict[str, Row]) -> str:
-    eager = rows["eager"].get("host_ms", 1.0)
     columns = ("predicted", "allocated", "active", "reserved")
     body = rows_of(rows, columns)
     for line, row in zip(body, rows.values(), strict=True):
-        done = "failed" not in row
-        line += [str(row["launches"]), f"{row['host_ms'] / eager:.2f}"] if done else ["", ""]
-    return table(["", *columns, "launches", "host time"], body)
+        line.append(str(row.get("launches", "")))
+    return table(["", *columns, "launches"], body)
 
 
 def page(found: dict[str, Any]) -> str:
@@ -357,9 +349,8 @@ def page(found: dict[str, Any]) -> str:
         f"{environment_line(found['environment'])}. Written by `benchmarks/cuda_memory.py`.",
         "",
         "Measured with torch's own CUDA allocator on a runtime whose kernels do nothing (see "
-        "tests/support/dry_cuda). Peaks of a step in MiB, above the memory before it; kernels "
-        "launched in a step; the host's time for a step, as a ratio to eager's. Times of kernels "
-        "are not measured. cuDNN is off.",
+        "tests/support/dry_cuda). Peaks of a step in MiB, above the memory before it, and kernels "
+        "launched in a step. cuDNN is off.",
         "",
     ]
     for model, rows in found["models"].items():
