@@ -37,6 +37,7 @@ from ebb._policy.policy import Policy  # noqa: E402
 from ebb._policy.rule import Rule  # noqa: E402
 from ebb._region.apply import apply  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
+from ebb._region.memory_history import watch as _watch_memory_history  # noqa: E402
 from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.placeholder import PlaceholderError, discard, discardable  # noqa: E402
 from ebb._region.region import region  # noqa: E402
@@ -48,6 +49,8 @@ from ebb._report.stats import reset_stats, stats  # noqa: E402
 from ebb._support.old import warn_of_old as _warn_of_old  # noqa: E402
 from ebb.paging._agreement import PageOverflowError  # noqa: E402
 from ebb.paging._mark_rows import mark_rows  # noqa: E402
+
+_watch_memory_history()
 
 __version__ = "0.1.0"
 

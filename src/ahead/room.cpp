@@ -16,7 +16,9 @@ Room& Room::get() {
 
 void Room::opened(const c10::intrusive_ptr<Graph>& graph) {
   setReserve(Reserve::Recomputable, [](c10::Device device) { return get().giveBack(device); });
+  std::vector<c10::intrusive_ptr<Graph>> asked;  // dropped after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
+  asked.swap(asked_);
   open_.emplace_back(graph);
 }
 
@@ -33,6 +35,8 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
     return !passed.back() || !passed.back()->lookahead->holds.load();
   };
   std::lock_guard<std::mutex> lock(mutex_);
+  passed.insert(passed.end(), asked_.begin(), asked_.end());
+  asked_.clear();
   std::erase_if(
       open_, [&](const WeakGraph& weak) { return weak.expired() || weak == WeakGraph(graph); });
   while (!closed_.empty() && keepsNothing(closed_.front())) {
@@ -51,10 +55,12 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
 }
 
 void Room::setLimit(size_t nbytes) {
+  std::vector<c10::intrusive_ptr<Graph>> asked;  // dropped after the lock is released
   if (nbytes != 0) {
     countHostTensors();
   }
   std::lock_guard<std::mutex> lock(mutex_);
+  asked.swap(asked_);
   limit_ = nbytes;
   for (auto& [device, about] : devices_) {
     about.limit = 0;
@@ -80,10 +86,8 @@ size_t Room::limit(c10::Device device) {
 
 void Room::make() {
   std::vector<std::pair<c10::Device, size_t>> needed;
-  std::vector<c10::intrusive_ptr<Graph>> asked;  // dropped after the lock is released
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    asked.swap(asked_);
     for (const auto& [device, about] : devices_) {
       needed.emplace_back(device, about.largest);
     }
@@ -117,12 +121,12 @@ void Room::make(c10::Device device, size_t needed) {
 namespace {
 
 // Returns the number of freed bytes; 0 if a thread holds the graph's lock.
-size_t giveUp(Graph& graph, c10::Device device) {
+size_t giveUp(Graph& graph, c10::Device device, std::vector<c10::Storage>& freed) {
   if (!graph.lookahead->holds.load() || !graph.mutex.tryLockFree()) {
     return 0;
   }
   const std::lock_guard<PythonMutex> lock(graph.mutex, std::adopt_lock);
-  return graph.lookahead->giveBackOn(device);
+  return graph.lookahead->giveBackOn(device, freed);
 }
 
 }  // namespace
@@ -130,16 +134,24 @@ size_t giveUp(Graph& graph, c10::Device device) {
 bool Room::giveBack(c10::Device device) {
   const size_t used = bytesInUse(device);
   size_t given = 0;
+  std::vector<c10::Storage> freed;  // dropped after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
+  // Returns true if the graph keeps nothing any more.
   const auto ask = [&](const WeakGraph& weak) {
-    if (auto graph = weak.lock()) {
-      const size_t nbytes = giveUp(*graph, device);
-      count(nbytes);
-      given += nbytes;
+    auto graph = weak.lock();
+    if (!graph) {
+      return false;
+    }
+    const size_t nbytes = giveUp(*graph, device, freed);
+    count(nbytes);
+    given += nbytes;
+    const bool isOver = !graph->lookahead->holds.load();
+    if (std::find(asked_.begin(), asked_.end(), graph) == asked_.end()) {
       asked_.push_back(std::move(graph));
     }
+    return isOver;
   };
-  std::for_each(closed_.begin(), closed_.end(), ask);
+  std::erase_if(closed_, ask);
   std::for_each(open_.begin(), open_.end(), ask);
   if (given != 0) {
     tighten(device, used);

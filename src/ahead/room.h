@@ -75,7 +75,7 @@ class EBB_API Room {
   std::deque<WeakGraph> closed_;  // closed graphs that keep values, the earliest first
   std::vector<WeakGraph> open_;   // graphs that are being recorded
   // Graphs that an allocator has asked. A graph may die with its reference here, and needs the GIL
-  // then, so the references are dropped at the next entry to a region.
+  // then, so the references are dropped at the next begin or end of a region.
   std::vector<c10::intrusive_ptr<Graph>> asked_;
   size_t mostGraphs_ = 64;  // beyond this number, graphs that keep nothing are removed
   size_t limit_ = 0;        // bytes, on a device without its own limit

@@ -27,6 +27,7 @@ void bindAhead(py::module_& module) {
       torch::wrap_pybind_function(&allowAllocator),
       py::arg("nbytes"),
       py::arg("device"));
+  module.def("stop_giving_back", torch::wrap_pybind_function(&stopGivingBack));
   module.def("room_limit", [] { return Room::get().limit(deviceInUse()); });
   module.def("bytes_in_use", [] { return bytesInUse(deviceInUse()); });
   module.def("count_host_tensors", torch::wrap_pybind_function(&countHostTensors));

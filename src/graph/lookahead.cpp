@@ -94,7 +94,7 @@ void Lookahead::dropHeld() {
 }
 
 // Takes no reference to a value: it could be the last one, whose end would free more.
-size_t Lookahead::giveBackOn(c10::Device device) {
+size_t Lookahead::giveBackOn(c10::Device device, std::vector<c10::Storage>& freed) {
   size_t given = 0;
   for (Wanted& each : wanted) {
     if (!mayBeGivenBack(each.held, device)) {
@@ -104,8 +104,8 @@ size_t Lookahead::giveBackOn(c10::Device device) {
     if (!hasRoom) {
       giveBack(each.nbytes);
     }
-    given += each.nbytes;
-    each.held = c10::Storage();
+    given += each.held.use_count() == 1 ? each.nbytes : 0;
+    freed.push_back(std::exchange(each.held, c10::Storage()));
   }
   holds.store(keptBytes() != 0);
   return given;

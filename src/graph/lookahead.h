@@ -131,9 +131,9 @@ struct EBB_API Lookahead {
   // Releases the held storages: the thread has entered another region.
   void dropHeld();
 
-  // Releases the held storages on `device` that may be freed at once: see Note [Memory given back].
-  // Returns their bytes.
-  size_t giveBackOn(c10::Device device);
+  // Moves the held storages on `device` that may be freed at once to `freed`: see Note [Memory
+  // given back]. Returns the bytes that nothing else holds.
+  size_t giveBackOn(c10::Device device, std::vector<c10::Storage>& freed);
 
   // Bytes of all held storages.
   size_t keptBytes() const;

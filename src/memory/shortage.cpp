@@ -1,6 +1,7 @@
 #include "memory/shortage.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/impl/GPUTrace.h>
 #include <c10/util/Registry.h>
 
 #include <algorithm>
@@ -29,6 +30,7 @@ namespace ebb {
 namespace {
 
 std::array<std::atomic<GiveBack>, 2> reserves{};
+std::atomic<bool> isStopped{false};
 
 // What ebb knows of the allocator of a device.
 struct Allocator {
@@ -45,9 +47,10 @@ class Allocators {
     return *instance;
   }
 
+  // Also forgets the pieces taken so far.
   void allow(size_t nbytes, c10::Device device) {
     std::lock_guard<std::mutex> lock(mutex_);
-    of_[device].allowed = nbytes;
+    of_[device] = Allocator{.allowed = nbytes};
   }
 
   // Called when the allocator needs memory and has taken `taken` bytes so far.
@@ -83,7 +86,8 @@ bool isShort(c10::Device device) {
   const DeviceBytes bytes = deviceBytes(device);
   const size_t free = std::min(bytes.free, known.allowed - std::min(known.allowed, cache->taken));
   const size_t total = std::min(bytes.total, known.allowed);
-  return free + cache->returnable < std::max({known.largest, kSmallest, total / 20});
+  const size_t largest = std::min(known.largest, total / 4);
+  return free + cache->returnable < std::max({largest, kSmallest, total / 20});
 }
 
 class GivesBack final : public c10::FreeMemoryCallback {
@@ -113,12 +117,19 @@ bool giveBackMemory(c10::Device device) {
 }
 
 bool giveBackIfNeeded() {
+  if (isStopped.load() || c10::impl::GPUTrace::haveState) {
+    return false;
+  }
   try {
     const c10::Device device = deviceInUse();
     return !device.is_cpu() && isShort(device) && giveBackMemory(device);
   } catch (const std::exception&) {
     return false;
   }
+}
+
+void stopGivingBack() {
+  isStopped.store(true);
 }
 
 void listenToCudaAllocator() {

@@ -24,7 +24,9 @@ namespace ebb {
 //   again.
 // The allocator may hold its lock when it asks. So ebb waits for no lock that another thread could
 // hold while it allocates, takes a graph's lock only if that is free, and frees nothing whose
-// destruction needs the GIL.
+// destruction needs the GIL. torch may call Python for each piece of memory that is freed: for
+// the history of memory, and for the CUDA sanitizer. Then ebb gives nothing back to the CUDA
+// allocator.
 
 // The parts of ebb with memory to free, in the order in which ebb asks them: values on their way to
 // the host, and recomputable values that regions keep.
@@ -44,12 +46,17 @@ EBB_API bool giveBackMemory(c10::Device device);
 // Returns true if memory was freed. Does not throw.
 EBB_API bool giveBackIfNeeded();
 
+// From now on, giveBackIfNeeded() does nothing: the program records the history of its memory, with
+// Python stacks.
+EBB_API void stopGivingBack();
+
 // From now on, torch's CUDA allocator calls giveBackIfNeeded(), if the process has loaded it. torch
 // does not lock its list of callbacks, so no other thread may allocate meanwhile: called when
 // Python imports ebb, else with the first reserve.
 EBB_API void listenToCudaAllocator();
 
-// The allocator of `device` may take so many bytes, and raises beyond them.
+// The allocator of `device` may take so many bytes, and raises beyond them. Forgets the pieces that
+// it has taken so far, such as those for weights.
 EBB_API void allowAllocator(size_t nbytes, c10::Device device);
 
 // True if dropping the last reference to `storage` frees memory of torch's allocator on `device`

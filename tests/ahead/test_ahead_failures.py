@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -257,6 +258,40 @@ def test_threads_with_regions_give_each_other_memory(is_anywhere, assert_none_le
     assert all(all(map(same_bits, found, expected)) for found in done)
     assert len(done) > 25
     assert_none_left()
+
+
+@pytest.mark.parametrize("mode", ["room", "replays ahead"])
+def test_graph_that_gave_memory_back_dies_with_its_results(mode):
+    """The allocator's thread must not drop the last reference, and the next region does."""
+
+    class Packed:
+        def __init__(self, tensor):
+            self.tensor = tensor.clone()
+
+    packed = []
+
+    def pack(tensor):
+        one = Packed(tensor)
+        packed.append(weakref.ref(one))
+        return one
+
+    x = torch.randn(64, 64, requires_grad=True)
+    before = _C.room_stats()
+    ebb.ahead.configure(regions=1 if mode == "replays ahead" else 0)
+    with room(used=1000) if mode == "room" else contextlib.nullcontext():
+        for _ in range(5):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
+                y = ebb.checkpoint(lambda a: a.sin().exp().cos(), x * 2)
+            with faults(1, most=ANYTHING, is_anywhere=True), contextlib.suppress(RuntimeError):
+                torch.empty(1000)
+            del y
+        with ebb.region(ebb.policies.recompute_all):
+            x.sin()
+    gc.collect()
+
+    assert risen(before)["shortages"] == 5
+    assert len(packed) > 4
+    assert [one for one in packed if one() is not None] == []
 
 
 def test_a_graph_that_waits_long_does_not_keep_all_later_ones_in_mind():
