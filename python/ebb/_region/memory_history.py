@@ -16,7 +16,8 @@ def watch() -> None:
     for name in _RECORDERS:
         if hasattr(torch._C, name):  # in builds for CUDA
             _C.watch(getattr(torch._C, name), _C.Watch.TOLD, _told)
-    if torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled():
+    is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_initialized and torch._C._cuda_isHistoryEnabled():
         _C.stop_giving_back()
 
 
