@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ebb._plan.memory_limit import Limit, free, limit_of, there_is
+from ebb._support import devices
 
 MACHINES = (
     int(
@@ -116,6 +117,7 @@ def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: memory()[0] + 2**20)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2**19)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+    monkeypatch.setattr(devices, "allowed_of", lambda _: 2**40)
 
     assert there_is(CPU) < 2**60
     assert asked == []
@@ -123,3 +125,15 @@ def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
     assert free(device) == 2**30 + 2**19
     module.is_initialized = lambda: True
     assert there_is(CPU) == 2**30 + 2**20
+
+
+def test_the_share_of_a_cuda_device_that_the_program_allows_is_the_limit(monkeypatch):
+    device, properties = torch.device("cuda"), types.SimpleNamespace(total_memory=2**31)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (2**31, 2**31))
+    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda _: 0)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda _: 2**20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 0.25)
+
+    assert there_is(device) == 2**29
+    assert free(device) == 2**29 - 2**20
