@@ -222,8 +222,8 @@ def measure(model_name: str, way: str) -> Row:
 
 
 def measure_sharded(ranks: int, way: str) -> Row:
-    """The first of `ranks` ranks under FSDP2: the others take part in nothing, since torch's fake
-    process group moves no bytes."""
+    """The first of `ranks` ranks under FSDP2. The other ranks do not exist: collectives of torch's
+    fake process group return at once."""
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -286,6 +286,10 @@ def in_a_process(function: Callable[..., Row], *arguments: Any) -> Row:
     return json.loads(text) if text else {"failed": "the process has ended"}
 
 
+def last_line(errors: str) -> str:
+    return (errors.strip().splitlines() or ["no output"])[-1][:160]
+
+
 def measure_job(memory: int = 0, **variables: str) -> Row:
     """A job with nothing but environment variables, in its last step.
 
@@ -295,7 +299,7 @@ def measure_job(memory: int = 0, **variables: str) -> Row:
     settings = {"memory": memory} if memory else {}
     done = dry_cuda.run("training_job.py", JOB_STEPS, variables=variables, **settings)
     if done.returncode != 0:
-        return {"failed": "out of memory" if "CUDA out of memory" in done.stderr else done.stderr}
+        return {"failed": last_line(done.stderr)}
     rows = json.loads(done.stdout)
     return {"allocated": rows[-1]["allocated_peak"], "reserved": rows[-1]["reserved"]}
 
@@ -316,7 +320,7 @@ def measure_lead(synchronized: bool, way: str) -> Row:
     options = {"policy": way, "steps": 12, "blocks": 24, "synchronize": synchronized}
     done = dry_cuda.run("offload_job.py", json.dumps(options), kernel_us=40, gemm_us=200, gbps=20)
     if done.returncode != 0:
-        return {"failed": done.stderr[-160:]}
+        return {"failed": last_line(done.stderr)}
     peaks = json.loads(done.stdout.splitlines()[-1])["peaks"]
     return {"first": peaks[0], "last": peaks[-1]}
 

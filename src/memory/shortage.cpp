@@ -32,12 +32,12 @@ namespace {
 std::array<std::atomic<GiveBack>, 2> reserves{};
 std::atomic<bool> isStopped{false};
 
-// What ebb knows of the allocator of a device.
+// The memory that a device's allocator has taken from the device, seen at its calls of ebb.
 struct Allocator {
-  size_t taken = 0;           // bytes that it had taken from the device at the last call
-  size_t largest = 0;         // piece that it has taken between two calls
-  size_t allowed = SIZE_MAX;  // bytes that it may take
-  bool isKnown = false;       // there was a call
+  size_t taken = 0;           // bytes at the last call
+  size_t largest = 0;         // most bytes taken between two calls: a segment
+  size_t allowed = SIZE_MAX;  // bytes that the allocator may take
+  bool isKnown = false;       // the allocator has called ebb before
 };
 
 class Allocators {

@@ -146,7 +146,7 @@ def test_an_operator_waits_for_what_is_leaving(device):
         ):
             return program()
 
-    with accelerator.asking_nobody(), pytest.raises(torch.OutOfMemoryError):
+    with accelerator.without_free_memory_callback(), pytest.raises(torch.OutOfMemoryError):
         in_a_region()
     found = torch.autograd.grad(in_a_region(), x, weight)[0].cpu()
 

@@ -119,7 +119,7 @@ def assert_none_left():
 
 
 @pytest.mark.parametrize(("is_anywhere", "every"), [(False, 60), (True, 150)])
-def test_what_regions_keep_is_given_up_for_an_allocation(is_anywhere, every, assert_none_left):
+def test_regions_give_memory_back_when_an_allocation_fails(is_anywhere, every, assert_none_left):
     """In regions, and in backward's own operators."""
     expected = step(Net(), inputs(), in_regions=False)
     came_through, before = 0, _C.room_stats()
@@ -140,7 +140,7 @@ def test_what_regions_keep_is_given_up_for_an_allocation(is_anywhere, every, ass
     assert_none_left()
 
 
-def test_backward_gets_what_is_kept_for_later():
+def test_backward_uses_memory_that_a_region_gives_back():
     x = torch.randn(64, 64, requires_grad=True)
 
     def program():
@@ -174,7 +174,7 @@ def test_after_a_step_that_failed_the_next_is_eagers(assert_none_left):
     assert_none_left()
 
 
-def test_all_regions_give_up_what_they_keep_and_the_limit_is_lower_from_then_on():
+def test_all_regions_give_memory_back_and_the_limit_falls():
     x = torch.randn(64, 64, requires_grad=True)
     used = 15 * x.nbytes
     seen = set()

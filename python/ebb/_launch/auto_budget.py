@@ -98,16 +98,15 @@ class AutoBudget(Budget):
 
     def _limit_of_plan(self) -> int:
         """Bytes for tensors: the room's limit, which is lower than before if an allocator has run
-        short, or less. An accelerator's allocator reserves more than it hands out, and must not
-        exceed the device's memory, or it would return and take memory in each step."""
+        short, or less. An accelerator's allocator reserves more than it allocates. If it reached
+        the end of the device's memory, it would return and take memory in each step."""
         limit = _C.room_limit()
-        device = next(iter(self._limits))
-        if device.type == "cpu":
-            return limit
-        handed_out = torch.accelerator.max_memory_allocated(device)
-        reserved = torch.accelerator.max_memory_reserved(device)
-        most = Limit().nbytes(device)
-        return min(limit, int(most * handed_out / max(reserved, handed_out, 1)))
+        for device in list(self._limits)[:1]:  # none if this rank has met no model
+            if peaks := devices.peaks_of(device):
+                allocated, reserved = peaks
+                share = allocated / max(reserved, allocated, 1)
+                limit = min(limit, int(Limit().nbytes(device) * share))
+        return limit
 
     def _begin_to_plan(self) -> None:
         """Plan from now on."""

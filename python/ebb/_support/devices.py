@@ -50,6 +50,19 @@ def allocated() -> int:
         return 0
 
 
+def peaks_of(device: torch.device) -> tuple[int, int] | None:
+    """Peaks of allocated and reserved bytes on an accelerator; None for the CPU or if unknown."""
+    if device.type == "cpu":
+        return None
+    try:
+        return (
+            torch.accelerator.max_memory_allocated(device),
+            torch.accelerator.max_memory_reserved(device),
+        )
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def why_uncounted() -> str:
     """Why no budget is possible on the accelerator in use: its allocator counts no bytes. Empty if
     the allocator counts them, or if no accelerator is in use."""

@@ -182,8 +182,8 @@ def shared(*, others: int) -> Context:
     return _inside(torch.ops.late.let_others_have, (others,), (0,))
 
 
-def asking_nobody() -> Context:
-    """Inside, the allocator does not ask ebb for memory."""
+def without_free_memory_callback() -> Context:
+    """Inside, the allocator does not call ebb when it runs short."""
     from ebb import _testing
 
     return _inside(torch.ops.late.call_when_short, (0,), (_testing.give_back_function(),))
