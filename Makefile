@@ -1,5 +1,5 @@
 # make demo | make test | make wheel | make test-wheel | make sweep | make test-and-sweep | make test-full | make test-dry-cuda | make test-asan | make bench | make lint | make clean
-# make gpu | make gpu-archive | make mutants
+# make gpu | make gpu-archive | make gpu-rehearsal | make mutants
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 # `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
@@ -17,7 +17,7 @@ BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
 SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test-wheel test sweep frameworks test-and-sweep test-full test-dry-cuda run-dry-cuda test-asan test-tsan mutants gpu gpu-archive compile-clang bench docs lint format clean FORCE
+.PHONY: demo setup wheel test-wheel test sweep frameworks test-and-sweep test-full test-dry-cuda run-dry-cuda test-asan test-tsan mutants gpu gpu-archive gpu-rehearsal compile-clang bench docs lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -160,6 +160,10 @@ ARCH ?= 90
 
 gpu:
 	@$(GPU_PYTHON) benchmarks/on_gpu.py --seconds $(SECONDS) $(if $(RESULTS),--output $(RESULTS))
+
+# The same commands on the dry CUDA runtime, with small models: half an hour on two cores.
+gpu-rehearsal:
+	@$(GPU_PYTHON) benchmarks/on_gpu.py --rehearse $(if $(RESULTS),--output $(RESULTS))
 
 gpu-archive:
 	@$(GPU_PYTHON) benchmarks/on_gpu.py --archive $(ARCH)

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,21 @@ def environment() -> dict[str, Any]:
     }
 
 
-def keep(found: dict[str, Any], folder: Path | None, name: str) -> None:
+def gather(parts: Iterable[Mapping[str, Any]], folder: Path | None, name: str) -> dict[str, Any]:
+    """The environment, and all parts of a benchmark's results; written after each part."""
+    found = {"environment": environment()}
+    for part in parts:
+        found |= part
+        keep(found, folder, name)
+    return found
+
+
+def keep(found: dict[str, Any], folder: Path | None, name: str = "") -> None:
     """Writes the results so far: a benchmark that is ended has those."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{slug(found['environment'])}-{name}.json"
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        file = "-".join(filter(None, (slug(found["environment"]), name)))
+        (folder / f"{file}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def publish(found: dict[str, Any], page: str, folder: Path | None, name: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment, keep, publish
+from environment import gather, publish, quick
 
 import ebb
 from report import environment_line, table
@@ -99,7 +99,7 @@ def engine_bandwidths(nbytes: int, count: int = 32) -> dict[str, float]:
     }
 
 
-def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) -> dict[str, Any]:
+def offloaded_inputs(width: int, tokens: int, layers: int) -> dict[str, Any]:
     """Compares `offload_inputs` with `recompute_all` on a stack of blocks."""
     ebb.offload.configure(min_bytes="1MiB", in_flight_bytes="1GiB", prefetch_bytes="512MiB")
     torch.manual_seed(0)
@@ -158,10 +158,11 @@ def offloaded_inputs(width: int = 8192, tokens: int = 16384, layers: int = 8) ->
     return found | {"recorded": recorded, "freed": freed, "host_waits": waits}
 
 
-def measure(mebibytes: tuple[int, ...] = (4, 64)) -> Iterator[dict[str, Any]]:
+def measure() -> Iterator[dict[str, Any]]:
+    mebibytes = (4,) if quick() else (4, 64)
     yield {"raw": {str(size): raw_bandwidths(size * MIB) for size in mebibytes}}
     yield {"engine": {str(size): engine_bandwidths(size * MIB) for size in mebibytes}}
-    yield {"inputs": offloaded_inputs()}
+    yield {"inputs": offloaded_inputs(*(64, 64, 2) if quick() else (8192, 16384, 8))}
 
 
 def page(found: dict[str, Any]) -> str:
@@ -200,10 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("offload_on_gpu.py: no CUDA device")
-    found = {"environment": environment()}
-    for part in measure():
-        found |= part
-        keep(found, options.output, "offload-on-gpu")
+    found = gather(measure(), options.output, "offload-on-gpu")
     publish(found, page(found), options.output, "offload-on-gpu")
 
 

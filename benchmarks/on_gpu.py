@@ -2,11 +2,12 @@
 
     python benchmarks/on_gpu.py --archive 90       # on any machine, with the GPU machine's torch
     python benchmarks/on_gpu.py --seconds 540      # on a machine with a GPU
+    python benchmarks/on_gpu.py --rehearse         # the same on the dry CUDA runtime, without a GPU
 
 The archive has ebb built for a GPU of that compute capability, and the packages that the tests
 need. On the machine with the GPU, the command unpacks an archive that fits, or builds ebb. What
-measures no time runs 8 at a time, the rest alone. The same command again continues with what is
-left, and then repeats what failed. The exit status is 1 if anything failed.
+measures no time runs together with others, at most 8, the rest alone. The same command again
+continues with what is left, and then repeats what failed. The exit status is 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import tarfile
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,10 @@ WORK = "build/on_gpu"
 PYTHON = sys.executable
 FOLDER = "{folder}"  # in a command: the folder of the item's files
 CPP = ("src", "include", "tests/native", "cmake", "CMakeLists.txt", "setup.py", "pyproject.toml")
-TOGETHER = 8  # items that run at the same time
+TOGETHER = min(8, max(2, os.cpu_count() or 1))  # items that run at the same time
+# Kernels run on the CPU, and benchmarks are small: see tests/support/dry_cuda.
+DRY = ("-m", "dry_cuda", "VALUES=1", f"MEMORY={16 << 30}")
+SLOWER = 10  # on the dry runtime
 LINES = 60  # of the list of failures
 
 
@@ -52,6 +56,7 @@ class Item:
         expected: seconds; with less time left, the item does not start.
         limit: seconds after which it is ended.
         alone: True if it measures time or fills the device's memory.
+        not_dry: why it cannot run on the dry CUDA runtime; empty if it can.
     """
 
     name: str
@@ -60,6 +65,7 @@ class Item:
     limit: float
     alone: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
+    not_dry: str = ""
 
     @property
     def file_name(self) -> str:
@@ -82,12 +88,26 @@ def sanitizer(tool: str, *options: str) -> Item:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *options]
     command += [PYTHON, "tests/gpu/page_pool_program.py"]
     variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    return Item(f"compute-sanitizer, {tool}", command, 40, 90, variables=variables)
+    return Item(f"compute-sanitizer, {tool}", command, 40, 90, False, variables, PAGES)
 
 
-def bench(name: str, expected: float, *arguments: str) -> Item:
+def bench(name: str, expected: float, *arguments: str, not_dry: str = "") -> Item:
     command = [PYTHON, *arguments, "--output", FOLDER]
-    return Item(name, command, expected, 2 * expected, alone=True)
+    return Item(name, command, expected, 2 * expected, alone=True, not_dry=not_dry)
+
+
+def rehearsed(item: Item) -> Item:
+    """The item on the dry CUDA runtime."""
+    return replace(
+        item,
+        command=[PYTHON, *DRY, *item.command[1:]],
+        limit=SLOWER * item.limit,
+        variables={"EBB_BENCH_QUICK": "1"},
+    )
+
+
+PAGES = "page pools run kernels of ebb"
+GRAPHS = "kernels do not run when a captured graph is replayed"
 
 
 def items() -> list[Item]:
@@ -123,11 +143,11 @@ def items() -> list[Item]:
         gpu_tests("bandwidth", 12, "page_pools_on_gpu", "-k", "bandwidth", alone=True),
         gpu_tests("host memory, speed", 12, "host_memory_on_gpu", "-k", speed, alone=True),
         bench("plans and replays", 95, "benchmarks/plans_on_gpu.py", "--seconds", "1.5"),
-        bench("1.2 B parameters", 70, run, "--only", "1.2 B", "--sections", "steps"),
+        bench("language model", 70, run, "--only", "Llama-shaped", "--sections", "steps"),
         bench("offloading", 40, "benchmarks/offload_on_gpu.py"),
-        bench("paging of rows", 35, "benchmarks/paging.py", "--rounds", "10"),
+        bench("paging of rows", 35, "benchmarks/paging.py", "--rounds", "10", not_dry=PAGES),
         bench("cost per op", 45, run, "--sections", "slopes"),
-        bench("captured steps", 35, "benchmarks/captures.py"),
+        bench("captured steps", 35, "benchmarks/captures.py", not_dry=GRAPHS),
         bench("pinned memory", 40, "benchmarks/pinned_memory.py"),
     ]
 
@@ -165,9 +185,7 @@ class Running:
         if status is None:
             return self._judged("TIMED OUT")
         refused = "Device not supported" in text and "compute-sanitizer" in self.item.command[0]
-        # pytest's 5: all tests are deselected.
-        passed = status == 0 or (status == 5 and "pytest" in self.item.command)
-        return self._judged("not installed" if refused else "passed" if passed else "FAILED")
+        return self._judged("not installed" if refused else "FAILED" if status else "passed")
 
     def end(self) -> None:
         """Ends the process and all that it started."""
@@ -258,7 +276,8 @@ def may_start(item: Item, running: Sequence[Running]) -> bool:
 
 def variables() -> dict[str, str]:
     folders = [str(Path(PYTHON).parent), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    path = [str(ROOT / "python"), str(ROOT / PACKAGES), os.environ.get("PYTHONPATH")]
+    path = [*(str(ROOT / folder) for folder in ("python", "tests/support", PACKAGES))]
+    path.append(os.environ.get("PYTHONPATH", ""))
     return {
         "PATH": os.pathsep.join(filter(None, folders)),
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
@@ -333,9 +352,10 @@ print(json.dumps({"GPU": torch.cuda.get_device_name(0), "torch": torch.__version
 """
 
 
-def ask_torch() -> dict[str, str]:
+def ask_torch(*options: str) -> dict[str, str]:
     """The machine. Exits with 2 where torch finds no GPU."""
-    done = subprocess.run([PYTHON, "-c", ASK], capture_output=True, text=True)
+    command, environment = [PYTHON, *options, "-c", ASK], os.environ | variables()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         print(f"make gpu: {PYTHON} finds no GPU with torch: {last}", file=sys.stderr)
@@ -399,8 +419,9 @@ def page(found: Row) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--archive", metavar="CAPABILITY", help="make the archive, such as 90")
-    parser.add_argument("--seconds", type=float, default=540)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--rehearse", action="store_true", help="on the dry CUDA runtime")
+    parser.add_argument("--seconds", type=float, help="default: 540; with --rehearse 3600")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results; build, rehearsed")
     options = parser.parse_args()
     os.chdir(ROOT)
     if options.archive:
@@ -408,10 +429,15 @@ def main() -> int:
         return 0
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends what runs
-    machine = ask_torch()
+    chosen, seconds, output = items(), 540, Path("benchmarks/results")
+    if options.rehearse:
+        chosen = [rehearsed(item) for item in chosen if not item.not_dry]
+        seconds, output = 3600, Path("build/rehearsal")
+    machine = ask_torch(*(DRY if options.rehearse else ()))
     prepare(machine["capability"])
-    rest = options.seconds - (time.monotonic() - began) - 8  # to end processes and pack logs
-    return run(items(), machine, options.output.resolve(), rest)
+    rest = (options.seconds or seconds) - (time.monotonic() - began)
+    rest -= 8  # to end processes and pack logs
+    return run(chosen, machine, (options.output or output).resolve(), rest)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from environment import device, environment, publish, quick
+from environment import device, gather, publish, quick
 
 import ebb
 from ebb._testing import PagePool
@@ -245,19 +245,21 @@ def page(found: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measure(rounds: int) -> Iterator[Row]:
+    yield {"bandwidth": bandwidth(rounds)}
+    yield {"host_cost": [host_cost(rounds, count) for count in (100, 1_000, 10_000)]}
+    yield {"pool_sizes": pool_sizes()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3 if quick() else 60)
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
-    found: Row = {
-        "environment": environment(),
-        "bandwidth": bandwidth(options.rounds),
-        "host_cost": [host_cost(options.rounds, count) for count in (100, 1_000, 10_000)],
-        "pool_sizes": pool_sizes(),
-    }
+    output = None if quick() else options.output
+    found = gather(measure(options.rounds), output, "paging")
     found["goals"] = goals(found)
-    publish(found, page(found), None if quick() else options.output, "paging")
+    publish(found, page(found), output, "paging")
     return 0 if found["goals"]["gradients are eager's"] else 1
 
 

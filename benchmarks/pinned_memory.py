@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from environment import environment, publish
+from environment import gather, publish
 from offload_on_gpu import seconds
 
 from report import environment_line, table
@@ -121,6 +121,12 @@ def page(found: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measure(nbytes: int) -> Iterator[Row]:
+    yield {"registering": registering(nbytes)}
+    yield {"torch": torchs_own(nbytes)}
+    yield {"copied_mib": 256, "bandwidths": bandwidths(256 * MIB)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="folder for the results; default: none")
@@ -129,13 +135,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("pinned_memory.py: no CUDA device")
     torch.zeros(1, device="cuda")
-    found = {
-        "environment": environment(),
-        "registering": registering(options.mebibytes * MIB),
-        "torch": torchs_own(options.mebibytes * MIB),
-        "copied_mib": 256,
-        "bandwidths": bandwidths(256 * MIB),
-    }
+    found = gather(measure(options.mebibytes * MIB), options.output, "pinned-memory")
     publish(found, page(found), options.output, "pinned-memory")
 
 

@@ -12,7 +12,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 import torch
-from environment import device, environment, quick, slug
+from environment import device, environment, keep, quick, slug
 from goals import RATIOS, goals
 from host_memory import keep_freed_memory
 from language_model import BILLION, TINY, language_model
@@ -64,9 +64,9 @@ def chosen_workloads(only: str) -> dict[str, Callable[[], Workload]]:
 
 def run_steps(
     systems: list[System], only: str, at_most: float = float("inf")
-) -> list[dict[str, Any]]:
+) -> Iterator[list[dict[str, Any]]]:
+    """The rows of each workload."""
     with_goals = {workload for workload, _, _ in RATIOS}
-    rows = []
     for name, make in chosen_workloads(only).items():
         seconds = min(at_most, 40 if name in with_goals else 15)
         large = name in (BILLION.name, TINY.name)
@@ -86,8 +86,7 @@ def run_steps(
                 f" {row['held_bytes']:12,} {row['peak_bytes']:12,}  {row['note']}",
                 flush=True,
             )
-        rows += found
-    return rows
+        yield found
 
 
 def run_slopes(systems: list[System]) -> list[dict[str, Any]]:
@@ -189,11 +188,14 @@ def main() -> None:
     results: dict[str, Any] = {"environment": environment(), "goals": []}
     print(environment_line(results["environment"]))
     systems = all_systems()
-    results["steps"] = (
-        run_steps(systems, options.only, options.seconds) if "steps" in sections else []
-    )
+    results["steps"] = []
+    if "steps" in sections:
+        for rows in run_steps(systems, options.only, options.seconds):
+            results["steps"] += rows
+            keep(results, folder)
     slopes = run_slopes(systems) if sections & {"slopes", "scaling"} else []
     results["slopes"] = slopes
+    keep(results, folder)
     results["scaling"] = run_scaling(systems, slopes) if "scaling" in sections else {}
     results["host_memory"] = (
         measure_host_memory(

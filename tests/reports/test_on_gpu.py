@@ -62,6 +62,21 @@ def test_a_program_that_is_not_there_is_no_failure(on_gpu, tmp_path):
     assert [row["result"] for row in rows] == ["not installed"]
 
 
+def test_an_item_without_a_test_fails(run, tmp_path):
+    (tmp_path / "test_none.py").touch()
+    nothing = f"import pytest; raise SystemExit(pytest.main([{str(tmp_path)!r}]))"
+    _, rows, _ = run(("nothing", nothing, {}))
+
+    assert rows["nothing"]["result"] == "FAILED"
+
+
+def test_a_rehearsal_runs_each_program_on_the_dry_runtime(on_gpu):
+    for item in on_gpu.items():
+        found = on_gpu.rehearsed(item).command
+        assert item.not_dry or item.command[0] == sys.executable
+        assert list(found) == [sys.executable, *on_gpu.DRY, *item.command[1:]]
+
+
 def test_an_item_is_ended_where_the_time_ends(run):
     began = time.monotonic()
     _, rows, _ = run(("hangs", "import time; time.sleep(600)", {}), seconds=3)

@@ -8,6 +8,7 @@ variables of a process on it. ``dry_cuda.give_values()`` in such a process gives
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import subprocess
@@ -85,7 +86,7 @@ def environment(**settings: object) -> dict[str, str]:
 
     Args:
         settings: of the runtime, such as ``memory=330 << 20``, ``kernel_us=40``, ``log=path``: see
-            Note [Dry CUDA runtime]. ``values=1``: tests call `give_values`.
+            Note [Dry CUDA runtime]. ``values=1``: see `gives_values`.
     """
     made = {"LD_PRELOAD": str(BUILD / RUNTIME), "LD_LIBRARY_PATH": str(BUILD)}
     return made | {f"DRY_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
@@ -115,17 +116,22 @@ def is_loaded() -> bool:
 
 
 def gives_values() -> bool:
-    """True in a process that `environment(values=1)` started."""
+    """True if kernels shall give values: tests then call `give_values`, and so does ``python -m
+    dry_cuda VALUES=1`` before it runs its program."""
     return is_loaded() and os.environ.get("DRY_CUDA_VALUES") == "1"
 
 
+@functools.cache
 def give_values() -> int:
-    """Gives kernels results from now on. Call it before the first call of CUDA. Fused attention,
-    cuDNN, replayed graphs and the page pools' kernels stay without results; random numbers come
-    from the CPU's generator.
+    """Gives kernels results from now on. Call it before the first call of CUDA. Attention is then
+    not fused, and convolutions are not cuDNN's. Replayed graphs and the page pools' kernels stay
+    without results; random numbers come from the CPU's generator.
 
     Returns: the number of replaced kernels.
     """
+    torch.backends.cudnn.enabled = False
+    for fused in ("flash", "mem_efficient", "cudnn"):
+        getattr(torch.backends.cuda, f"enable_{fused}_sdp")(False)
     spec = importlib.util.spec_from_file_location("dry_cuda_values", BUILD / VALUES)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
