@@ -112,7 +112,7 @@ GRAPHS = "kernels do not run when a captured graph is replayed"
 
 def items() -> list[Item]:
     """What a run starts, in this order: first the items that run together."""
-    run = "benchmarks/run.py"
+    run, plans = "benchmarks/run.py", "benchmarks/plans_on_gpu.py"
     nearly_full, speed = "nearly_full", "as_fast_as_torchs"
     devices = ["region/test_devices", "rules/test_rule07_randomness"]
     devices += ["rules/test_rule12_threads_and_streams"]
@@ -124,6 +124,7 @@ def items() -> list[Item]:
         gpu_tests("failures", 60, "failures_on_gpu"),
         gpu_tests("plans", 60, "plans_on_gpu", "-k", "not does_not_fit"),
         gpu_tests("kernels repeat", 25, "kernels_repeat"),
+        gpu_tests("allocators", 40, "allocators_on_gpu"),
         gpu_tests("verify mode", 20, "verify_on_gpu"),
         gpu_tests("page pools", 20, "page_pools_on_gpu", "-k", "not bandwidth"),
         gpu_tests("paging", 20, "paging_on_gpu"),
@@ -142,7 +143,8 @@ def items() -> list[Item]:
         gpu_tests("plan that must fit", 15, "plans_on_gpu", "-k", "does_not_fit", alone=True),
         gpu_tests("bandwidth", 12, "page_pools_on_gpu", "-k", "bandwidth", alone=True),
         gpu_tests("host memory, speed", 12, "host_memory_on_gpu", "-k", speed, alone=True),
-        bench("plans and replays", 95, "benchmarks/plans_on_gpu.py", "--seconds", "1.5"),
+        bench("plans and replays", 95, plans, "--seconds", "1.5"),
+        bench("plans, small kernels", 30, plans, "--seconds", "0.3", "--small"),
         bench("language model", 70, run, "--only", "Llama-shaped", "--sections", "steps"),
         bench("offloading", 40, "benchmarks/offload_on_gpu.py"),
         bench("paging of rows", 35, "benchmarks/paging.py", "--rounds", "10", not_dry=PAGES),
@@ -219,22 +221,27 @@ class Running:
 
 
 def tests_of(file: Path) -> Row:
-    """Counts of tests by result, and the failed ones with the last line of their error."""
+    """Counts of tests by result, the failed ones with the last line of their error, and what tests
+    have recorded."""
     try:
         cases = list(ET.parse(file).getroot().iter("testcase"))
     except (OSError, ET.ParseError):
         return {}
     counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
-    failed = {}
+    failed: dict[str, str] = {}
+    recorded: dict[str, dict[str, str]] = {}
     for case in cases:
+        name = f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
+        for one in case.iter("property"):
+            recorded.setdefault(name, {})[str(one.get("name"))] = str(one.get("value"))
         found = [child for child in case if child.tag in ("failure", "error", "skipped")]
         kind = "passed" if not found else "skipped" if found[0].tag == "skipped" else "failed"
         counts[kind] += 1
         if kind == "failed":
             lines = (found[0].get("message") or found[0].text or "").strip().splitlines()
-            name = f"{(case.get('classname') or '').rpartition('.')[2]}::{case.get('name')}"
             failed[name] = without_places(" ".join(lines[-1:]))
-    return {"tests": counts} | ({"failed": failed} if failed else {})
+    found = {"failed": failed, "recorded": recorded}
+    return {"tests": counts} | {kind: rows for kind, rows in found.items() if rows}
 
 
 def without_places(line: str) -> str:

@@ -150,16 +150,19 @@ def peaks(step: Callable[[], None]) -> Row:
     gc.collect()
     if device().type != "cuda":
         step()
-        return {"allocated": 0, "reserved": 0}
+        return {"allocated": 0, "requested": 0, "reserved": 0}
     synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
+    requested = torch.cuda.memory_stats()["requested_bytes.all.current"]
     torch.cuda.reset_peak_memory_stats()
     for _ in range(2):
         step()
     synchronize()
     return {
         "allocated": torch.cuda.max_memory_allocated() - before,
+        # Without what the allocator adds to each request.
+        "requested": torch.cuda.memory_stats()["requested_bytes.all.peak"] - requested,
         "reserved": torch.cuda.max_memory_reserved() - before,
     }
 
@@ -224,7 +227,7 @@ def page(found: dict[str, Any]) -> str:
     eager = next((row["milliseconds"] for row in found["rows"] if "milliseconds" in row), 1.0)
     for row in found["rows"]:
         if "failed" in row:
-            rows.append([row["way"], row["failed"].replace("|", " "), *[""] * 6])
+            rows.append([row["way"], row["failed"].replace("|", " "), *[""] * 7])
             continue
         planned = "predicted_milliseconds" in row
         rows.append(
@@ -233,13 +236,15 @@ def page(found: dict[str, Any]) -> str:
                 f"{row['milliseconds']:.1f}",
                 f"{row['milliseconds'] / eager:.3f}",
                 f"{row['predicted_milliseconds']:.1f}" if planned else "",
+                f"{row['requested'] / MIB:,.0f}",
                 f"{row['allocated'] / MIB:,.0f}",
                 f"{row['predicted_allocated'] / MIB:,.0f}" if planned else "",
                 f"{row['reserved'] / MIB:,.0f}",
                 {True: "yes", False: "**no**", None: "not compared"}[row["exact"]],
             ]
         )
-    head = ["", "ms", "of eager", "predicted, ms", "allocated", "predicted", "reserved", "exact"]
+    head = ["", "ms", "of eager", "predicted, ms", "requested", "allocated", "predicted"]
+    head += ["reserved", "exact"]
     lines = [
         "# Plans on a GPU",
         "",
@@ -258,8 +263,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="folder for the results; default: none")
     parser.add_argument("--seconds", type=float, default=4, help="for the steps of each way")
+    parser.add_argument(
+        "--small", action="store_true", help="a model whose kernels take less than their launches"
+    )
     options = parser.parse_args()
-    shape = TINY if quick() else GPT2
+    shape = TINY if quick() or options.small else GPT2
     rows: list[Row] = []
     found = {"environment": environment(), "model": shape.name, "rows": rows}
     for row in measure_all(shape, 0 if quick() else options.seconds):

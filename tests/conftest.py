@@ -96,10 +96,14 @@ NOT_ON_A_DEVICE = re.compile(
 )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
     if dry_cuda.is_loaded() and (marker := item.get_closest_marker("not_dry")):
         pytest.skip(marker.args[0])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
     if exactness.AHEAD and item.get_closest_marker("replays"):
         pytest.skip("the last region needs no replay, and this test is about one")
     if exactness.DEVICE == "cpu":

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 from ahead_programs import Block, WaitInBackward, counts, parameters, wait_for_replays
-from gpus import MIB, NEEDS_GPU, bits_of_eager, offloading, same
+from gpus import MIB, NEEDS_GPU, RUNS_PAGE_KERNELS, bits_of_eager, offloading, same
 from torch import nn
 
 import ebb
@@ -106,9 +106,11 @@ def test_offloaded_inputs(modules, x):
 
     assert did["failures"] == 0
     assert after["bytes_fetched"] > before["bytes_fetched"]
-    assert after["fetched_late"] - before["fetched_late"] <= 2 * STEPS  # the first two of each step
+    late = after["fetched_late"] - before["fetched_late"]
+    assert late <= 3 * STEPS  # backward's first, and what the worker needs before it is sent back
 
 
+@RUNS_PAGE_KERNELS
 def test_pages():
     net = Masked(layers=4, width=64, rows=512, device="cuda")
     entered = ebb.Policy({"aten::mm": ebb.PAGE})
@@ -169,5 +171,5 @@ def test_memory_is_back_after_each_step(modules, x):
     wait_for_replays()
     torch.cuda.synchronize()
 
-    assert torch.cuda.memory_allocated() == allocated
+    assert torch.cuda.memory_allocated() <= allocated  # less if an earlier test failed
     assert torch.cuda.memory_reserved() <= reserved + 64 * MIB  # blocks of a step in another order

@@ -128,6 +128,16 @@ def test_failed_tests_are_named_with_the_last_line_of_their_error(on_gpu, tmp_pa
     assert on_gpu.tests_of(report)["failed"] == {"test_x::test_y": "last"}
 
 
+def test_what_tests_record_is_in_the_results(on_gpu, tmp_path):
+    program = "def test_y(record_property):\n    record_property('bytes', [1, 2])\n"
+    (tmp_path / "test_x.py").write_text(program)
+    report = tmp_path / "junit.xml"
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(tmp_path)]
+    subprocess.run(command, capture_output=True, cwd=tmp_path)
+
+    assert on_gpu.tests_of(report)["recorded"] == {"test_x::test_y": {"bytes": "[1, 2]"}}
+
+
 def test_every_gpu_test_file_is_in_the_list(on_gpu):
     named = {part for item in on_gpu.items() for part in item.command if part.endswith(".py")}
     assert {str(file.relative_to(ROOT)) for file in ROOT.glob("tests/gpu/test_*.py")} <= named
