@@ -221,7 +221,7 @@ class Running:
 
 
 def tests_of(file: Path) -> Row:
-    """Counts of tests by result, the failed ones with the last line of their error, and what tests
+    """Counts of tests by result, the failed ones with the first line of their error, and what tests
     have recorded."""
     try:
         cases = list(ET.parse(file).getroot().iter("testcase"))
@@ -238,8 +238,9 @@ def tests_of(file: Path) -> Row:
         kind = "passed" if not found else "skipped" if found[0].tag == "skipped" else "failed"
         counts[kind] += 1
         if kind == "failed":
-            lines = (found[0].get("message") or found[0].text or "").strip().splitlines()
-            failed[name] = without_places(" ".join(lines[-1:]))
+            lines = (found[0].text or "").splitlines()
+            errors = [line[1:].strip() for line in lines if line.startswith("E  ")] or lines[-1:]
+            failed[name] = without_places(" ".join(errors[:1]))
     found = {"failed": failed, "recorded": recorded}
     return {"tests": counts} | {kind: rows for kind, rows in found.items() if rows}
 

@@ -119,13 +119,13 @@ def test_items_run_together_unless_they_measure_time(run, tmp_path):
     assert list(rows) == ["a", "b", "c"]
 
 
-def test_failed_tests_are_named_with_the_last_line_of_their_error(on_gpu, tmp_path):
+def test_failed_tests_are_named_with_the_first_line_of_their_error(on_gpu, tmp_path):
     (tmp_path / "test_x.py").write_text("def test_y():\n    raise ValueError('first\\nlast')\n")
     report = tmp_path / "junit.xml"
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", str(tmp_path)]
     subprocess.run(command, capture_output=True, cwd=tmp_path)
 
-    assert on_gpu.tests_of(report)["failed"] == {"test_x::test_y": "last"}
+    assert on_gpu.tests_of(report)["failed"] == {"test_x::test_y": "ValueError: first"}
 
 
 def test_what_tests_record_is_in_the_results(on_gpu, tmp_path):
