@@ -170,7 +170,7 @@ void countArrival(const Lookahead& lookahead, AheadState before) {
 
 void configureAhead(const AheadSettings& settings) {
   if (settings.regions > 0) {
-    countHostTensors();
+    useCountingAllocator();
   }
   Ahead::get().configure(settings);
 }

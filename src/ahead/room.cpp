@@ -35,8 +35,6 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
     return !passed.back() || !passed.back()->lookahead->holds.load();
   };
   std::lock_guard<std::mutex> lock(mutex_);
-  passed.insert(passed.end(), asked_.begin(), asked_.end());
-  asked_.clear();
   std::erase_if(
       open_, [&](const WeakGraph& weak) { return weak.expired() || weak == WeakGraph(graph); });
   while (!closed_.empty() && keepsNothing(closed_.front())) {
@@ -57,7 +55,7 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
 void Room::setLimit(size_t nbytes) {
   std::vector<c10::intrusive_ptr<Graph>> asked;  // dropped after the lock is released
   if (nbytes != 0) {
-    countHostTensors();
+    useCountingAllocator();
   }
   std::lock_guard<std::mutex> lock(mutex_);
   asked.swap(asked_);
@@ -70,7 +68,7 @@ void Room::setLimit(size_t nbytes) {
 
 void Room::setLimit(size_t nbytes, c10::Device device) {
   if (device.is_cpu()) {
-    countHostTensors();
+    useCountingAllocator();
   }
   std::lock_guard<std::mutex> lock(mutex_);
   limit_ = limit_ == 0 ? nbytes : limit_;

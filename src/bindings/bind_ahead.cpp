@@ -30,7 +30,7 @@ void bindAhead(py::module_& module) {
   module.def("stop_giving_back", torch::wrap_pybind_function(&stopGivingBack));
   module.def("room_limit", [] { return Room::get().limit(deviceInUse()); });
   module.def("bytes_in_use", [] { return bytesInUse(deviceInUse()); });
-  module.def("count_host_tensors", torch::wrap_pybind_function(&countHostTensors));
+  module.def("use_counting_allocator", torch::wrap_pybind_function(&useCountingAllocator));
   module.def("tensor_bytes", [] {
     const TensorBytes bytes = tensorBytes(deviceInUse());
     return std::tuple(bytes.now, bytes.most, bytes.isExact);

@@ -205,7 +205,7 @@ DeviceBytes deviceBytes(c10::Device device) {
   return {free, total};
 }
 
-void countHostTensors() {
+void useCountingAllocator() {
   CountingAllocator::get();
 }
 

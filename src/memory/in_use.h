@@ -56,7 +56,7 @@ struct TensorBytes {
 
 // From now on, ebb counts new tensors in host memory, not earlier ones, and gives memory back if an
 // allocation of one fails.
-EBB_API void countHostTensors();
+EBB_API void useCountingAllocator();
 
 // The bytes of tensors on a device; on the CPU, of counted tensors only.
 EBB_API TensorBytes tensorBytes(c10::Device device);

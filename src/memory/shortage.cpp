@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -34,10 +35,9 @@ std::atomic<bool> isStopped{false};
 
 // The memory that a device's allocator has taken from the device, seen at its calls of ebb.
 struct Allocator {
-  size_t taken = 0;           // bytes at the last call
-  size_t largest = 0;         // most bytes taken between two calls: a segment
-  size_t allowed = SIZE_MAX;  // bytes that the allocator may take
-  bool isKnown = false;       // the allocator has called ebb before
+  std::optional<size_t> taken;  // bytes at the last call; empty before the first call
+  size_t largest = 0;           // most bytes taken between two calls: a segment
+  size_t allowed = SIZE_MAX;    // bytes that the allocator may take
 };
 
 class Allocators {
@@ -57,11 +57,9 @@ class Allocators {
   Allocator update(c10::Device device, size_t taken) {
     std::lock_guard<std::mutex> lock(mutex_);
     Allocator& known = of_[device];
-    if (known.isKnown) {
-      known.largest = std::max(known.largest, taken - std::min(taken, known.taken));
-    }
+    const size_t before = std::min(taken, known.taken.value_or(taken));
+    known.largest = std::max(known.largest, taken - before);
     known.taken = taken;
-    known.isKnown = true;
     return known;
   }
 

@@ -363,7 +363,7 @@ void setOffloadOptOut(bool (*optedOut)(const at::Tensor&)) {
 
 void configureOffload(const OffloadSettings& settings) {
   if (!settings.disk.empty()) {
-    countHostTensors();
+    useCountingAllocator();
   }
   OffloadShared& shared = OffloadShared::get();
   const Lock lock(shared.mutex);

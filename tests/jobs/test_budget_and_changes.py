@@ -129,7 +129,7 @@ KINDS = {
 
 def step_bytes(job, steps):
     """Of each step: the most that is there at a time, counted by an allocator."""
-    _C.count_host_tensors()
+    _C.use_counting_allocator()
     seen, read = [], _C.tensor_bytes
     most = 0
 

@@ -55,7 +55,7 @@ def train(model, budget=None, install=None):
 
 @pytest.mark.parametrize("model", [UNet, Bare])
 def test_coarser_blocks_keep_a_budget_that_finer_ones_cannot(install, told, model):
-    _C.count_host_tensors()
+    _C.use_counting_allocator()
     expected, plain = train(model)
 
     found, peaks = train(model, "55%", install)
@@ -76,7 +76,7 @@ def test_coarser_blocks_keep_a_budget_that_finer_ones_cannot(install, told, mode
 
 def test_without_free_memory_no_other_blocks_are_measured(install, told, monkeypatch):
     monkeypatch.setattr(module, "free", lambda device: 1 << 10)
-    _C.count_host_tensors()
+    _C.use_counting_allocator()
     expected, _ = train(UNet)
 
     found, peaks = train(UNet, "60%", install)
@@ -88,7 +88,7 @@ def test_without_free_memory_no_other_blocks_are_measured(install, told, monkeyp
 
 
 def test_where_none_keeps_the_budget_those_that_need_least_are_taken(install, told):
-    _C.count_host_tensors()
+    _C.use_counting_allocator()
     expected, plain = train(UNet)
 
     found, peaks = train(UNet, "5%", install)

@@ -35,7 +35,7 @@ bool fails(size_t nbytes) {
 }  // namespace
 
 void failAllocations(const AllocationFaults& faults) {
-  countHostTensors();
+  useCountingAllocator();
   failsHostAllocation.store(nullptr);
   current = faults;
   seen.store(0);

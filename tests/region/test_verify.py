@@ -248,7 +248,7 @@ def test_what_is_dropped_is_poisoned(mode):
 POISONED = """
 import ctypes, sys, torch, ebb
 if sys.argv[1] == "counted":
-    ebb._C.count_host_tensors()
+    ebb._C.use_counting_allocator()
 found = 0
 for _ in range(20):
     with ebb.verify(), ebb.region():

@@ -17,7 +17,7 @@ class Watch:
     """Counts the bytes of tensors in each step."""
 
     def __init__(self) -> None:
-        _C.count_host_tensors()
+        _C.use_counting_allocator()
         # Peak bytes that the last step allocated, above the base of Note [Where a step begins];
         # without a plan, above the bytes in use when the step before ended. On an accelerator the
         # number may be too high: see Note [Peaks on an accelerator].
