@@ -161,7 +161,7 @@ ARCH ?= 90
 gpu:
 	@$(GPU_PYTHON) benchmarks/on_gpu.py --seconds $(SECONDS) $(if $(RESULTS),--output $(RESULTS))
 
-# The same commands on the dry CUDA runtime, with small models: half an hour on two cores.
+# The same commands on the dry CUDA runtime, with small models: 20 minutes on two cores.
 gpu-rehearsal:
 	@$(GPU_PYTHON) benchmarks/on_gpu.py --rehearse $(if $(RESULTS),--output $(RESULTS))
 
