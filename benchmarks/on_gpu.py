@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ARCHIVE = "build/gpu_archive/ebb.tgz"
 PACKAGES = "build/gpu_packages"
 WORK = "build/on_gpu"
+RESULTS, REHEARSAL = Path("benchmarks/results"), Path("build/rehearsal")
 PYTHON = sys.executable
 FOLDER = "{folder}"  # in a command: the folder of the item's files
 CPP = ("src", "include", "tests/native", "cmake", "CMakeLists.txt", "setup.py", "pyproject.toml")
@@ -429,7 +430,7 @@ def main() -> int:
     parser.add_argument("--archive", metavar="CAPABILITY", help="make the archive, such as 90")
     parser.add_argument("--rehearse", action="store_true", help="on the dry CUDA runtime")
     parser.add_argument("--seconds", type=float, help="default: 540; with --rehearse 3600")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results; build, rehearsed")
+    parser.add_argument("--output", type=Path, help=f"default: {RESULTS}, {REHEARSAL}")
     options = parser.parse_args()
     os.chdir(ROOT)
     if options.archive:
@@ -437,10 +438,10 @@ def main() -> int:
         return 0
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also ends what runs
-    chosen, seconds, output = items(), 540, Path("benchmarks/results")
+    chosen, seconds, output = items(), 540, RESULTS
     if options.rehearse:
         chosen = [rehearsed(item) for item in chosen if not item.not_dry]
-        seconds, output = 3600, Path("build/rehearsal")
+        seconds, output = 3600, REHEARSAL
     machine = ask_torch(*(DRY if options.rehearse else ()))
     prepare(machine["capability"])
     rest = (options.seconds or seconds) - (time.monotonic() - began)

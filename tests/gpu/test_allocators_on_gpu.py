@@ -59,15 +59,15 @@ for name, policy, settings in (
 torch.cuda.synchronize()
 print(torch.cuda.get_allocator_backend(), ebb.stats()["total"]["ops_replayed"] > 0)
 """
-VIRTUAL = pytest.mark.not_dry("an allocator that maps memory, or whose pool the driver has")
+DRIVERS = pytest.mark.not_dry("virtual memory and memory pools of the driver")
 
 
 @pytest.mark.parametrize(
     ("setting", "backend"),
     [
         ("garbage_collection_threshold:0.6", "native"),
-        pytest.param("expandable_segments:True", "native", marks=VIRTUAL),
-        pytest.param("backend:cudaMallocAsync", "cudaMallocAsync", marks=VIRTUAL),
+        pytest.param("expandable_segments:True", "native", marks=DRIVERS),
+        pytest.param("backend:cudaMallocAsync", "cudaMallocAsync", marks=DRIVERS),
     ],
 )
 def test_steps_under_each_allocator(setting, backend):
