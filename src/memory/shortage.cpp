@@ -35,9 +35,9 @@ std::atomic<bool> isStopped{false};
 
 // The memory that a device's allocator has taken from the device, seen at its calls of ebb.
 struct Allocator {
-  std::optional<size_t> taken;  // bytes at the last call; empty before the first call
-  size_t largest = 0;           // most bytes taken between two calls: a segment
-  size_t allowed = SIZE_MAX;    // bytes that the allocator may take
+  std::optional<size_t> taken{};  // bytes at the last call; empty before the first call
+  size_t largest = 0;             // most bytes taken between two calls: a segment
+  size_t allowed = SIZE_MAX;      // bytes that the allocator may take
 };
 
 class Allocators {
