@@ -89,6 +89,7 @@ run-dry-cuda: $(VENV)/.ebb-test
 	$(PIP) install --no-deps "nvidia-cuda-crt==13.*" "nvidia-cuda-cccl==13.*"
 	$(DRY) -m pytest -q $(or $(TESTS),tests/dry_cuda)
 	$(DRY) VALUES=1 -m pytest -q $(or $(TESTS),tests/gpu)
+	$(if $(TESTS),,$(DRY) VALUES=1 DEVICES=2 -m pytest -q tests/gpu/test_two_gpus.py)
 
 # Tests on a build with sanitizers, which stays apart from the installed one. Reports go to files,
 # since pytest captures what a process says before it is ended, and are shown at the end: a report

@@ -6,9 +6,11 @@ import pytest
 import torch
 from ahead_programs import wait_for_replays
 from gpus import (
+    DRAWS_NUMBERS,
     NEEDS_TWO_GPUS,
     OFFLOAD_ALL,
     PAGE_ALL,
+    RUNS_PAGE_KERNELS,
     assert_ended_well,
     chain,
     leaf,
@@ -28,6 +30,7 @@ devices = pytest.mark.parametrize("device", DEVICES)
 currents = pytest.mark.parametrize("current", [0, 1])
 
 
+@RUNS_PAGE_KERNELS
 @devices
 @currents
 def test_a_page_pool_runs_on_its_own_device(device, current):
@@ -52,6 +55,7 @@ def paged_gradient(x, count, paged):
     return torch.autograd.grad(torch.where(lives, y, 0).sum(), x)[0]
 
 
+@RUNS_PAGE_KERNELS
 @devices
 @currents
 def test_paging_on_another_device_than_the_current_one(device, current):
@@ -65,6 +69,7 @@ def test_paging_on_another_device_than_the_current_one(device, current):
             assert ebb.paging.step_ok()
 
 
+@RUNS_PAGE_KERNELS
 def test_a_flag_is_that_of_its_device():
     tensors = [torch.randn(512, 64, device=device, requires_grad=True) for device in DEVICES]
     for x in tensors:
@@ -92,6 +97,7 @@ def test_offloading_from_another_device_than_the_current_one(device, current, st
             assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
 
 
+@DRAWS_NUMBERS
 @pytest.mark.parametrize("static", [False, True])
 def test_a_model_on_both(static):
     weights = [torch.randn(256, 256, device=d).div_(16).requires_grad_() for d in DEVICES * 2]
@@ -154,5 +160,6 @@ assert not torch._C._cuda_hasPrimaryContext(0), "memory of GPU 0 is taken"
 """
 
 
+@pytest.mark.not_dry("each device has a context from the start")
 def test_no_context_is_made_on_a_device_that_is_not_used():
     assert_ended_well(run_in_a_process(NO_CONTEXT))
