@@ -39,7 +39,7 @@ def gpt() -> Workload:
 
 
 def twice(block: Block, *inputs: Tensor) -> Tensor:
-    """What a recomputation costs at least, if it runs the operators of torch one after another."""
+    """Eager, after a forward without autograd whose results are dropped."""
     with torch.inference_mode():
         block(*inputs)
     return block(*inputs)

@@ -64,15 +64,21 @@ def keep(found: dict[str, Any], folder: Path | None, name: str = "") -> None:
     """Writes the results so far: a benchmark that is ended has those."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        file = "-".join(filter(None, (slug(found["environment"]), name)))
-        (folder / f"{file}.json").write_text(json.dumps(found, indent=1) + "\n")
+        file = Path(f"{base(found, folder, name)}.json")
+        file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def publish(found: dict[str, Any], page: str, folder: Path | None, name: str) -> None:
     """Prints the page of a benchmark, and writes its results, if there is a folder for them."""
     print(page)
     if folder is not None:
-        write_results(folder / f"{slug(found['environment'])}-{name}", found, page)
+        write_results(base(found, folder, name), found, page)
+
+
+def base(found: dict[str, Any], folder: Path, name: str = "") -> Path:
+    """The path of a benchmark's results without its suffix. `name`: empty for `run.py`."""
+    machine = slug(found["environment"])
+    return folder / (f"{machine}-{name}" if name else machine)
 
 
 def slug(found: dict[str, Any]) -> str:

@@ -45,6 +45,9 @@ TOGETHER = min(8, max(2, os.cpu_count() or 1))  # items that run at the same tim
 # Kernels run on the CPU, and benchmarks are small: see tests/support/dry_cuda.
 DRY = ("-m", "dry_cuda", "VALUES=1", f"MEMORY={16 << 30}")
 SLOWER = 10  # on the dry runtime
+# Why an item cannot run there.
+PAGES = "page pools run kernels of ebb"
+GRAPHS = "kernels do not run when a captured graph is replayed"
 LINES = 60  # of the list of failures
 
 
@@ -105,10 +108,6 @@ def rehearsed(item: Item) -> Item:
         limit=SLOWER * item.limit,
         variables={"EBB_BENCH_QUICK": "1"},
     )
-
-
-PAGES = "page pools run kernels of ebb"
-GRAPHS = "kernels do not run when a captured graph is replayed"
 
 
 def items() -> list[Item]:
@@ -285,7 +284,7 @@ def may_start(item: Item, running: Sequence[Running]) -> bool:
 
 def variables() -> dict[str, str]:
     folders = [str(Path(PYTHON).parent), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    path = [*(str(ROOT / folder) for folder in ("python", "tests/support", PACKAGES))]
+    path = [str(ROOT / folder) for folder in ("python", "tests/support", PACKAGES)]
     path.append(os.environ.get("PYTHONPATH", ""))
     return {
         "PATH": os.pathsep.join(filter(None, folders)),

@@ -21,7 +21,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 import torch
-from environment import device, environment, keep, quick, slug
+from environment import base, device, environment, keep, quick, slug
 from goals import RATIOS, goals
 from host_memory import keep_freed_memory
 from language_model import BILLION, TINY, language_model
@@ -123,7 +123,7 @@ def run_scaling(systems: list[System], slopes: list[dict[str, Any]]) -> dict[str
 
 
 def write(results: dict[str, Any], folder: Path, plot: bool) -> None:
-    path = folder / slug(results["environment"])
+    path = base(results, folder)
     written = ["json", "md"]
     write_results(path, results, markdown(results))
     try:

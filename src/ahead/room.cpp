@@ -35,6 +35,8 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
     return !passed.back() || !passed.back()->lookahead->holds.load();
   };
   std::lock_guard<std::mutex> lock(mutex_);
+  passed.insert(passed.end(), asked_.begin(), asked_.end());
+  asked_.clear();
   std::erase_if(
       open_, [&](const WeakGraph& weak) { return weak.expired() || weak == WeakGraph(graph); });
   while (!closed_.empty() && keepsNothing(closed_.front())) {

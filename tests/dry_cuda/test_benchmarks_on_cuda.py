@@ -12,7 +12,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 def test_bytes_and_times_of_a_step(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     steps, systems, workloads = map(__import__, ("steps", "systems", "workloads"))
-    monkeypatch.setattr(steps, "check_exactness", lambda _, all: {one.name: "" for one in all})
+    monkeypatch.setattr(steps, "check_exactness", lambda _, ways: {way.name: "" for way in ways})
     recomputed = next(s for s in systems.ebb_systems() if s.name == "ebb recompute_all")
 
     eager, ours = steps.measure_steps(

@@ -106,8 +106,8 @@ def test_offloaded_inputs(modules, x):
 
     assert did["failures"] == 0
     assert after["bytes_fetched"] > before["bytes_fetched"]
-    late = after["fetched_late"] - before["fetched_late"]
-    assert late <= 3 * STEPS  # backward's first, and what the worker needs before it is sent back
+    # The first two of each step, and inputs of a region whose replay ahead begins before that.
+    assert after["fetched_late"] - before["fetched_late"] <= 3 * STEPS
 
 
 @RUNS_PAGE_KERNELS
@@ -171,5 +171,5 @@ def test_memory_is_back_after_each_step(modules, x):
     wait_for_replays()
     torch.cuda.synchronize()
 
-    assert torch.cuda.memory_allocated() <= allocated  # less if an earlier test failed
+    assert torch.cuda.memory_allocated() == allocated
     assert torch.cuda.memory_reserved() <= reserved + 64 * MIB  # blocks of a step in another order

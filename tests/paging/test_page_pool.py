@@ -6,14 +6,14 @@ import time
 
 import pytest
 import torch
+from gpus import RUNS_PAGE_KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ebb._C  # noqa: F401
 from ebb._testing import PagePool
 
-RUNS_KERNELS = pytest.mark.not_dry("page pools run kernels of ebb")
-CUDA = pytest.param("cuda", marks=[pytest.mark.needs_cuda, RUNS_KERNELS])
+CUDA = pytest.param("cuda", marks=[pytest.mark.needs_cuda, RUNS_PAGE_KERNELS])
 AVAILABLE = ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"]
 DEVICES = pytest.mark.parametrize("device", AVAILABLE)
 UNTOUCHED, FILLED, FIRST_ROW = range(3)

@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from exactness import POLICIES, assert_like_eager
+from gpus import DRAWS_NUMBERS, USES_CUDNN
 from torch import nn
 from torch.nn import functional as F
 
@@ -72,9 +73,11 @@ def explicit_generator(x, w):
     return (x * mask).exp() + torch.rand(1, generator=generator, device=x.device)
 
 
-DRAWS = pytest.mark.not_dry("random numbers of CUDA's kernels")
 PROGRAMS = [
-    *(pytest.param(one, marks=DRAWS) for one in (transformer, in_place, explicit_generator)),
+    *(
+        pytest.param(one, marks=DRAWS_NUMBERS)
+        for one in (transformer, in_place, explicit_generator)
+    ),
     under_autocast,
     through_the_host,
 ]
@@ -95,7 +98,7 @@ def test_gradients_and_random_state(program, policy, device):
     assert_like_eager(run, POLICIES[policy])
 
 
-@pytest.mark.not_dry("cuDNN needs a GPU")
+@USES_CUDNN
 @pytest.mark.parametrize("policy", POLICIES)
 def test_convolutions_and_batch_norm(policy, device):
     plain = nn.Sequential(

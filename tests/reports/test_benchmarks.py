@@ -203,3 +203,25 @@ def test_selective_checkpointing_saves_what_ebb_saves(load):
     assert {torch.ops.aten.mm.default, torch.ops.aten.convolution.default} <= saved
     assert torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default in saved
     assert torch.ops.aten.add.Tensor not in saved
+
+
+def test_steps_of_a_gpu_are_reported_in_milliseconds_and_with_reserved_bytes(load):
+    row = {
+        "workload": "w",
+        "system": "eager",
+        "family": "f",
+        "ratio": 1.0,
+        "ratio_of_medians": 1.0,
+        "seconds": 2.0,
+        "host_seconds": 0.5,
+        "steps": 1,
+        "note": "",
+        "held_bytes": 0,
+        "peak_bytes": 20,
+        "peak_reserved_bytes": 50,
+    }
+    header, _, line = load("report").steps_table([row]).splitlines()[-3:]
+
+    cells = dict(zip(header.split("|"), line.split("|"), strict=True))
+    assert cells[" step ms "] == " 2000.00 "
+    assert cells[" peak reserved "] == " 50 "

@@ -10,6 +10,7 @@ import fake_cuda
 import pytest
 import torch
 from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, like_eager
+from gpus import DRAWS_NUMBERS
 from other_threads import run_in_threads
 from torch import nn
 from torch.nn import functional as F
@@ -197,12 +198,11 @@ def test_in_a_capture_the_generator_is_set_and_other_captures_are_refused(tmp_pa
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-draws_on_cuda = pytest.mark.not_dry("random numbers of CUDA's kernels")
 
 
 @pytest.mark.needs_cuda
 @needs_cuda
-@draws_on_cuda
+@DRAWS_NUMBERS
 @like_eager(ebb.policies.recompute_all)
 def test_replays_on_a_gpu_leave_the_masks_of_recurrent_layers_as_in_eager(region):
     lstm = nn.LSTM(8, 16, num_layers=2, dropout=0.5).cuda()
@@ -225,7 +225,7 @@ DRAWS_ON_A_GPU = {
 
 @pytest.mark.needs_cuda
 @needs_cuda
-@draws_on_cuda
+@DRAWS_NUMBERS
 @pytest.mark.parametrize("draws", DRAWS_ON_A_GPU)
 def test_a_captured_step_draws_what_its_forward_drew(draws):
     x = torch.randn(1000, device="cuda", requires_grad=True)

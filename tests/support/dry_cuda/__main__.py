@@ -7,7 +7,8 @@ import sys
 
 from . import build, environment
 
-# What a process runs whose kernels give values. sys.argv: "-c", and then Python's arguments.
+# A program for python -c: makes kernels compute values, then runs what its arguments name, in the
+# way that Python runs it: -c code, -m module or a file, with arguments.
 WITH_VALUES = """
 import runpy, sys, dry_cuda
 dry_cuda.give_values()
