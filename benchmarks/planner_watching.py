@@ -23,7 +23,7 @@ SIZES = (64, 4096, 1 << 20)  # bytes; ebb keeps the size of the largest in a tab
 ALLOCATING = f"""
 import json, sys, time, torch, ebb
 if sys.argv[1] == "counted":
-    ebb._C.count_host_tensors()
+    ebb._C.use_counting_allocator()
 torch.set_num_threads(1)
 found = {{}}
 for size in {SIZES}:

@@ -170,7 +170,7 @@ def run_job(make: Callable[[], Job], text: str = "", *, gives_up: bool = False) 
     """Trains under a budget, or without ebb. `gives_up`: all blocks stay recomputed, no plan."""
     run = Run()
     gc.collect()
-    _C.count_host_tensors()
+    _C.use_counting_allocator()
     outside = _C.tensor_bytes()[0]
     found: list[Budget] = []
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,21 @@ def test_names_of_classes(kind):
     found = {name for name in dir(kind) if name[0] != "_"} - fields.keys()
 
     assert found == set(METHODS[kind].split()) - fields.keys()
+
+
+def test_programs_call_functions_that_the_library_has():
+    root = Path(__file__).resolve().parents[2]
+    call = re.compile(r"(?<!torch\.)\b_C\.(\w+)\(")
+
+    called = {
+        (str(file.relative_to(root)), name)
+        for folder in ("python", "benchmarks", "examples", "integration", "tests")
+        for file in (root / folder).rglob("*.py")
+        for name in call.findall(file.read_text())
+    }
+
+    assert len(called) > 100
+    assert not [(file, name) for file, name in sorted(called) if not hasattr(ebb._C, name)]
 
 
 def test_there_are_few():
