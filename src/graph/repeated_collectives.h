@@ -36,8 +36,8 @@ struct Graph;
 //    too. See Note [Lists that change later].
 //    ebb detects later differences on the CPU only, by the fingerprints of repeated results. ebb
 //    compares each result of the list, whether or not this rank still has or needs its bytes.
-// 4. Nothing else repeats a collective: no replay ahead of backward, no second run after an
-//    allocation has failed, and no unpack outside of backward.
+// 4. Nothing else repeats a collective: no replay ahead of backward, and no unpack outside of
+//    backward.
 class RepeatedCollectives {
  public:
   // The region records a collective of the process group `group`, which a replay may repeat.

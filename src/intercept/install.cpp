@@ -33,7 +33,7 @@ void show(
     run();
     return stack->data() + first;
   };
-  Call call{traits, below, repeatable, stack->data() + first, runAndShow, stack};
+  Call call{traits, below, repeatable, stack->data() + first, runAndShow};
   interceptor.call(call);
 }
 

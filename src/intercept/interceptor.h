@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
-#include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/FunctionRef.h>
 
@@ -19,9 +18,6 @@ struct Call {
   c10::IValue* arguments;     // valid until `run`; the interceptor may replace a generator
   // Runs the op; returns the results, which are valid as long as this call.
   c10::function_ref<const c10::IValue*()> run;
-  // For a boxed call, the stack with the arguments on top. The arguments may be gone after the op
-  // has run or thrown. Null: the arguments stay, and the op can be run again.
-  torch::jit::Stack* stack = nullptr;
 };
 
 class Interceptor {

@@ -164,7 +164,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
     std::optional<Stored> result;
     std::optional<ShownResult<std::remove_reference_t<Result>>> shownResult;
     auto run = [&]() -> const c10::IValue* {
-      result.emplace(op_.redispatch(below, arguments...));  // not moved: the op may be run again
+      result.emplace(op_.redispatch(below, std::forward<Arguments>(arguments)...));
       return shownResult.emplace(*result).values.data();
     };
     Call call{traits_, below, areRepeatable(keys), shown.data(), run};
