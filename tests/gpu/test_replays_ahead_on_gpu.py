@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 import torch
@@ -159,17 +160,21 @@ def test_a_capture_between_steps(modules, x):
         assert same(gradients(modules, x), expected)
 
 
+def allocated_between_steps():
+    """torch's autograd thread holds the gradients for a moment after backward has returned."""
+    wait_for_replays()
+    torch.cuda.synchronize()
+    time.sleep(0.2)
+    return torch.cuda.memory_allocated()
+
+
 def test_memory_is_back_after_each_step(modules, x):
     """No more is held between steps, whichever stream it was allocated on."""
     for _ in range(3):
         gradients(modules, x)
-    wait_for_replays()
-    torch.cuda.synchronize()
-    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    allocated, reserved = allocated_between_steps(), torch.cuda.memory_reserved()
     for _ in range(STEPS):
         gradients(modules, x)
-    wait_for_replays()
-    torch.cuda.synchronize()
 
-    assert torch.cuda.memory_allocated() == allocated
+    assert allocated_between_steps() == allocated
     assert torch.cuda.memory_reserved() <= reserved + 64 * MIB  # blocks of a step in another order
