@@ -207,7 +207,7 @@ std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   const bool isOn = Ahead::get().isOn();
   const bool hasRoom = Room::get().isOn();
   const bool profiled = graph.journal && graph.journal->isProfile();
-  if ((!isOn && !hasRoom) || graph.verify != VerifyMode::Off || profiled) {
+  if ((!isOn && !hasRoom) || graph.rules.onlyInBackward || profiled) {
     return nullptr;
   }
   return std::make_unique<Lookahead>(++numbers, graph.journal, hasRoom);

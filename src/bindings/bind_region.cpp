@@ -14,7 +14,7 @@
 #include "replay/escapes.h"
 #include "saved/hooked_inputs.h"
 #include "saved/placeholder.h"
-#include "verify/compare.h"
+#include "plugins/verify/compare.h"
 
 template <>
 struct pybind11::detail::type_caster<ebb::VerifyMode>

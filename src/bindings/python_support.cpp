@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings/bindings.h"
-#include "graph/witness.h"
+#include "plugins/verify/witness.h"
 #include "saved/handle.h"
 
 namespace ebb::bindings {

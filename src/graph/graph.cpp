@@ -18,6 +18,7 @@ void Graph::release_resources() {
   collectives.clear();
   escapes.all.clear();
   pages.reset();
+  observers.clear();
   journal.reset();
   names.clear();
 }

@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "ebb/verify.h"
 #include "graph/lookahead.h"
 #include "graph/pack_order.h"
 #include "graph/region_names.h"
 #include "graph/repeated_collectives.h"
 #include "graph/streams.h"
 #include "graph/value.h"
+#include "hooks/observer.h"
 #include "kernel/kernel_state.h"
 #include "report/journal.h"
 #include "support/python_mutex.h"
@@ -39,6 +39,19 @@ struct RecipeNumbers {
   uint64_t sequence = 0;  // of the last recorded recipe; replays run in this order
   uint32_t visit = 0;     // of the last search, which writes the number into each recipe visited
   PackOrder packs;        // see Note [Saved by one node]
+};
+
+// How plug-ins want the graph to be replayed. Set when the graph opens.
+struct GraphRules {
+  // All bits of each replay are compared with the forward's, and all of each leaf with what recipes
+  // read, whatever that costs.
+  bool compareAll = false;
+  bool raiseIfDifferent = false;  // false: a difference is mended
+  bool onlyInBackward = false;    // no replays ahead of backward
+
+  FingerprintOf fingerprints() const {
+    return compareAll ? FingerprintOf::Everything : FingerprintOf::Samples;
+  }
 };
 
 // Note [Escapes]
@@ -94,7 +107,8 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   KernelStates kernelStates;  // settings under which recipes were recorded
   GraphStreams streams;       // see Note [Bytes of several streams]
   RecipeNumbers numbers;
-  VerifyMode verify = VerifyMode::Off;  // see Note [Verify mode]
+  GraphRules rules;
+  Observers observers;
   JournalPtr journal;                   // null unless reports are recorded
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
   Escapes escapes;                   // see Note [Escapes]

@@ -5,8 +5,6 @@
 #include "graph/geometry.h"
 #include "graph/recipe.h"
 #include "graph/rows.h"
-#include "graph/witness.h"
-#include "kernel/fingerprint.h"
 #include "memory/stash.h"
 
 namespace ebb {
@@ -53,7 +51,7 @@ void Value::stamp(const at::Tensor& tensor) {
 }
 
 bool Value::releaseGone() {
-  const bool isGone = home.storage().expired();
+  const bool isGone = !facts.compared && home.storage().expired();
   if (isGone) {
     home.leave();
     versions.releaseOwn();
@@ -74,7 +72,7 @@ c10::Storage Value::available() const {
                 (versions.hold() && !home.isSuperseded() && bytes.nbytes() == home.nbytes()))) {
     return bytes;
   }
-  return !versions.hold() || (rare->witness && recipe_) ? c10::Storage() : home.living();
+  return !versions.hold() || (facts.compared && recipe_) ? c10::Storage() : home.living();
 }
 
 void Value::release_resources() {
@@ -101,8 +99,7 @@ bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {
   return value.use_count() == value->uses.handles();
 }
 
-bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode) {
-  const auto what = mode == VerifyMode::Off ? FingerprintOf::Samples : FingerprintOf::Everything;
+bool hasChanged(const Value& value, const c10::Storage& storage, FingerprintOf what) {
   return value.home.fingerprint() != 0 && fingerprint(storage, what) != value.home.fingerprint();
 }
 

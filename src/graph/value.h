@@ -11,28 +11,28 @@
 #include <utility>
 
 #include "ebb/policy.h"
-#include "ebb/verify.h"
 #include "graph/home.h"
 #include "graph/saved_slice.h"
 #include "graph/versions.h"
+#include "hooks/slots.h"
+#include "kernel/fingerprint.h"
 #include "memory/arena.h"
 #include "report/journal.h"
 
 namespace ebb {
 
 struct Recipe;
-struct Witness;
 class Stash;
 struct Rows;
 
 // The parts that few values have.
 struct RareParts : InArena {
   std::unique_ptr<Rows> rows;         // see Note [Rows]; null: valid rows are unknown
-  std::unique_ptr<Witness> witness;   // null outside verify mode
   EntryPtr entry;                     // null unless reports are recorded; see Note [The journal]
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]
   std::unique_ptr<SavedSlice> slice;  // the part that is or will be in the stash; null: all
   c10::Storage redefined;             // handles show this storage; see Note [Silent writes]
+  Extras extras;                      // of plug-ins
   // Fingerprint of the value as a result of a custom operator on the CPU; 0: unknown.
   uint64_t fingerprint = 0;
 
@@ -54,6 +54,13 @@ class Rare {
     if (parts_) {
       (*parts_).*part = std::move(to);
     }
+  }
+  template <class Part>
+  void add(c10::intrusive_ptr<Part> extra) {
+    if (!parts_) {
+      allocate();
+    }
+    parts_->extras.set(std::move(extra));
   }
   void clear() {
     parts_.reset();
@@ -213,6 +220,9 @@ struct StateFacts {
   // show the new contents.
   bool follows : 1 = false;
   bool wasLast : 1 = false;  // ebb dropped the last reference to bytes from outside
+  // An observer compares each replay of the value with its storage, and may read the value when the
+  // storage is freed. So ebb replays the value even while the storage lives.
+  bool compared : 1 = false;
 };
 
 // GraphStreams' notes about the bytes.
@@ -266,6 +276,11 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   const c10::intrusive_ptr<Stash>& stash() const {
     return rare->stash;
   }
+  // What a plug-in keeps with the value, or null.
+  template <class Part>
+  Part* extra() const {
+    return rare->extras.get<Part>();
+  }
   // The part that is or will be in the stash; null: all.
   const SavedSlice* slice() const {
     return rare->slice.get();
@@ -286,15 +301,15 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void stamp(const at::Tensor& tensor);
 
   // If the storage is gone, returns true, and releases what torch keeps allocated for the weak
-  // reference and for the version counter.
+  // reference and for the version counter. Does nothing for a compared value.
   bool releaseGone();
 
   // The storage has another state from now on. Handles show `now`, as eager's saved tensors do.
   void supersede(const c10::Storage& now);
 
   // A storage that has this value's bytes now: one that ebb holds, or one that other code keeps
-  // alive and has not written. Null if there is neither, so at most a recipe or a stash is left. In
-  // verify mode, null for a value with a recipe even if its storage lives.
+  // alive and has not written. Null if there is neither, so at most a recipe or a stash is left.
+  // Null for a compared value with a recipe, even if its storage lives.
   c10::Storage available() const;
 
   void release_resources() override;
@@ -310,6 +325,6 @@ bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value);
 
 // True if the fingerprint shows that the leaf's `storage` has changed since the fingerprint was
 // taken.
-bool hasChanged(const Value& value, const c10::Storage& storage, VerifyMode mode);
+bool hasChanged(const Value& value, const c10::Storage& storage, FingerprintOf what);
 
 }  // namespace ebb

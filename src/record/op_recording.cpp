@@ -17,7 +17,6 @@
 #include "record/unsaid_writes.h"
 #include "record/written.h"
 #include "stream/event.h"
-#include "verify/compare.h"
 
 namespace ebb {
 namespace {
@@ -130,11 +129,11 @@ uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
   return whole ? fingerprint(result.storage()) : 0;
 }
 
-// True if ebb waits for a collective, to compare or fingerprint complete results. Outside verify
-// mode, ebb waits only on the CPU, and only for synchronous collectives, for which the program
-// waits too. A wait for an asynchronous collective could keep the other ranks waiting.
+// True if ebb waits for a collective, to compare or fingerprint complete results. Unless all
+// results are compared, ebb waits only on the CPU, and only for synchronous collectives, for which
+// the program waits too. A wait for an asynchronous collective could keep the other ranks waiting.
 bool mayWait(const Context& context, const Call& call, const Arguments& arguments) {
-  return context.graph->verify != VerifyMode::Off ||
+  return context.graph->rules.compareAll ||
          (!arguments.areOffCpu() && isSynchronous(call.op, call.arguments));
 }
 
@@ -167,7 +166,7 @@ void OpRecording::run() {
     runKernel();
   }
   // Results are not visible to other threads yet, so only writes need the lock again.
-  if (!arguments_.writes().empty() || context_.graph->verify != VerifyMode::Off) {
+  if (!arguments_.writes().empty() || context_.graph->observers.any()) {
     lockAgain(lock_);
     recordWrites();
   }
@@ -351,9 +350,8 @@ void OpRecording::addOutput(
   value->setRecipe(replay_.recipe);
   output.value = c10::weak_intrusive_ptr<Value>(value);
   replay_.recipe->outputs.push_back(std::move(output));
-  if (context_.graph->verify != VerifyMode::Off) {
-    witness(*replay_.recipe, replay_.recipe->outputs.back(), tensor);
-  }
+  context_.graph->observers.tell(
+      &Observer::canBeReplayed, *replay_.recipe, replay_.recipe->outputs.back(), tensor);
 }
 
 [[gnu::noinline]] void OpRecording::keepIfUntrusted(

@@ -474,9 +474,7 @@ void Recorder::emptyEscapes(
 
 void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
-  // In verify mode, poison.cpp may be reading the versions.
-  const bool isGone = context_.graph->verify == VerifyMode::Off && value.releaseGone();
-  if (isGone && !value.home.bytes()) {
+  if (value.releaseGone() && !value.home.bytes()) {
     return;  // nothing can be written or read
   }
   guardAgainstWrites(context_, sender_, value);

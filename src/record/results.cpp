@@ -8,7 +8,6 @@
 #include "memory/stash.h"
 #include "record/arguments.h"
 #include "record/value_map.h"
-#include "verify/compare.h"
 
 namespace ebb {
 namespace {
@@ -39,9 +38,7 @@ void supersedeEarlier(
   }
   const bool copies =
       needsCopy(graph, value) && value.home.hasMemoryOf(*storage.unsafeGetStorageImpl());
-  if (value.rare->witness) {
-    stateEnds(value, true);
-  }
+  graph.observers.tell(&Observer::stateEnds, value, true);
   value.home.supersede();  // before the copy, which may fail: a replay then raises
   if (value.uses.handles() > 0) {
     value.rare.set(&RareParts::redefined, storage);

@@ -178,7 +178,7 @@ RowCountPtr RowMarks::countOf(const at::Tensor& tensor, const at::Tensor& rows) 
   }
   auto count =
       rows.is_cpu() ? c10::make_intrusive<RowCount>(live) : c10::make_intrusive<RowCount>(rows);
-  const bool shows = context_.graph->verify == VerifyMode::Raise;
+  const bool shows = context_.graph->rules.raiseIfDifferent;
   count->padding = shows ? DeadRows::Nan : Paging::get().settings().deadRows;
   return counts_.emplace_back(std::move(count));
 }

@@ -77,10 +77,10 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
   }
   const Rows& rows = *value.rare->rows;
   const char* op = value.recipe() ? value.recipe()->op.name.c_str() : "an input";
-  const bool verify = context_.graph->verify == VerifyMode::Raise;
+  const bool check = context_.graph->rules.raiseIfDifferent;
   value.send(
       Paging::get().send(
-          {storage, rows.dtype, rows.live->kept, rows.total, op, verify}, context_.graph->pages));
+          {storage, rows.dtype, rows.live->kept, rows.total, op, check}, context_.graph->pages));
   if (context_.graph->pages->resident) {
     context_.counters->bytesSaved += value.home.nbytes();
     context_.counters->bytesPacked += value.home.nbytes();
@@ -178,15 +178,14 @@ void Sender::keep(Value& value, const at::Tensor& tensor) {
 }
 
 void Sender::takeFingerprint(Value& value) {
-  const bool verify = context_.graph->verify != VerifyMode::Off;
-  const auto what = verify ? FingerprintOf::Everything : FingerprintOf::Samples;
-  value.home.setFingerprint(fingerprint(value.home.bytes(), what));
+  value.home.setFingerprint(
+      fingerprint(value.home.bytes(), context_.graph->rules.fingerprints()));
 }
 
 void Sender::watchEscaped(Value& value) {
   const c10::Storage storage = value.home.living();
-  const bool compared = context_.graph->verify != VerifyMode::Off;  // verify mode compares all bits
-  if (storage && !value.home.isPrivate() && !compared && value.versions.hold()) {
+  const bool isCompared = context_.graph->rules.compareAll;
+  if (storage && !value.home.isPrivate() && !isCompared && value.versions.hold()) {
     value.home.setFingerprint(fingerprint(storage));
   }
 }

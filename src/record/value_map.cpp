@@ -11,7 +11,6 @@
 #include "record/notes.h"
 #include "record/results.h"
 #include "record/sender.h"
-#include "verify/compare.h"
 
 namespace ebb {
 namespace {
@@ -128,7 +127,7 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
   graph.streams.use(value, value.home.bytes());
   value.home.hold(copyOf(value.home.bytes(), value.home.nbytes()), true);
   graph.streams.made(value, value.home.bytes());
-  value.facts.tampered = hasChanged(value, value.home.bytes(), graph.verify);
+  value.facts.tampered = hasChanged(value, value.home.bytes(), graph.rules.fingerprints());
   counters.bytesCopied += value.home.nbytes();
   if (value.rare->entry) {
     noteCopied(value);
@@ -198,9 +197,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   }
   if (slot) {
     slot->supersede(tensor.storage());
-    if (slot->rare->witness) {
-      stateEnds(*slot, false);
-    }
+    context_.graph->observers.tell(&Observer::stateEnds, *slot, false);
   }
   slot = leafOf(tensor, slot);
   if (context_.graph->journal) {
@@ -235,9 +232,7 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
 // still need the bytes, ebb copies them first, so a replay sees the same contents as the forward. A
 // value with a recipe is recomputed instead.
 void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
-  if (value->rare->witness) {
-    stateEnds(*value, true);
-  }
+  context_.graph->observers.tell(&Observer::stateEnds, *value, true);
   value->home.supersede();
   value->home.leave();
   if (value->slice() && value->home.bytes()) {
@@ -290,9 +285,7 @@ ValueMap& ValueMap::settle() {
 
 [[gnu::cold]] void ValueMap::storageGrew(
     const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
-  if (value->rare->witness) {
-    stateEnds(*value, false);
-  }
+  context_.graph->observers.tell(&Observer::stateEnds, *value, false);
   value->supersede(storage);
   if (value->home.bytes() && !value->home.isPrivate() && !value->recipe()) {
     makePrivate(*context_.graph, *value, *context_.counters);
@@ -351,9 +344,7 @@ size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<V
     if (!isDead(entry->second)) {
       return false;
     }
-    if (context_.graph->verify == VerifyMode::Off) {  // else poison.cpp may be reading the versions
-      entry->second->releaseGone();
-    }
+    entry->second->releaseGone();
     values_.erase(entry);
     return true;
   });

@@ -22,7 +22,6 @@
 #include "report/statistics.h"
 #include "saved/engine.h"
 #include "support/thread_owned.h"
-#include "verify/compare.h"
 
 namespace ebb {
 namespace {
@@ -135,7 +134,7 @@ class ThreadRegions {
     statisticsRegionEntered();
     count(liveCounts().regions, 1);
     auto graph = c10::make_intrusive<Graph>();
-    graph->verify = verifyMode();
+    addObservers(*graph);
     graph->journal = currentJournal();
     graph->lookahead = newLookahead(*graph);
     opened(graph);

@@ -203,7 +203,7 @@ class Slice {
 
   bool hasChanged(const Value& value, const c10::Storage& storage) const {
     return value.facts.tampered ||
-           (!value.home.isPrivate() && ebb::hasChanged(value, storage, graph_.verify));
+           (!value.home.isPrivate() && ebb::hasChanged(value, storage, graph_.rules.fingerprints()));
   }
 
   // Makes ebb recompute a value whose storage an unseen write has changed. From then on, recipes
@@ -213,11 +213,11 @@ class Slice {
     value.home.take();
   }
 
-  // Throws if an input without a recipe has changed. In verify mode, ebb compares the results
-  // instead, since the change may not matter.
+  // Throws if an input without a recipe has changed. If all results are compared, ebb leaves it to
+  // the comparison, since the change may not matter.
   void checkUnchanged(bool changed, const Recipe& consumer) const {
     TORCH_CHECK(
-        !changed || graph_.verify != VerifyMode::Off,
+        !changed || graph_.rules.compareAll,
         "one of the variables needed for gradient computation has been modified without a change "
         "of its version counter: ebb must recompute ",
         where(graph_, consumer),
@@ -304,7 +304,7 @@ void compareWithOtherRanks(const Graph& graph) {
       region,
       "' in a program without Python: its ranks cannot compare them. Use a policy that keeps the "
       "results of collectives.");
-  const bool always = graph.verify != VerifyMode::Off;
+  const bool always = graph.rules.compareAll;
   for (const auto& [group, words] : graph.collectives.ofGroups()) {
     const std::string why =
         python->collectives.compare(group, region, words.place, words.list, always);

@@ -18,8 +18,6 @@
 #include "memory/bytes.h"
 #include "replay/buffers.h"
 #include "stream/event.h"
-#include "verify/compare.h"
-#include "verify/poison.h"
 
 namespace ebb {
 namespace {
@@ -241,7 +239,7 @@ class Rerun {
       }
       const c10::Storage storage = input.value->available();
       TORCH_CHECK(
-          storage && !hasChanged(*input.value, storage, VerifyMode::Off),
+          storage && !hasChanged(*input.value, storage, FingerprintOf::Samples),
           "ebb: an input of ",
           where(graph_, recipe_),
           " was written while it was being recomputed ahead");
@@ -312,9 +310,7 @@ class Rerun {
       if (value->rare->entry) {
         note(*value, std::exchange(start, kNever), asker_ == Asker::Nobody);
       }
-      if (graph_.verify != VerifyMode::Off) {
-        verify(*value);
-      }
+      graph_.observers.tell(&Observer::replayed, graph_, recipe_, *value);
     }
   }
 
@@ -327,9 +323,9 @@ class Rerun {
     }
   }
 
-  // See Note [Operators from elsewhere]. Verify mode compares all bits and gives a better message.
+  // See Note [Operators from elsewhere]. An observer that compares all bits gives a better message.
   void checkRepeats(const Output& output, uint64_t expected, const c10::Storage& storage) const {
-    if (expected == 0 || graph_.verify != VerifyMode::Off) {
+    if (expected == 0 || graph_.rules.compareAll) {
       return;
     }
     const bool isWhole = output.written || recipe_.op.limits.communicates;
@@ -349,14 +345,6 @@ class Rerun {
         "EBB='recompute_all,",
         recipe_.op.op.schema().name(),
         ":save'.");
-  }
-
-  // See Note [Verify mode]
-  void verify(Value& value) const {
-    if (value.rare->witness) {
-      compareReplay(graph_, recipe_, value);
-      poisonWhenFreed(value.home.bytes(), value.rare->witness->dtype, {});
-    }
   }
 
   c10::Storage storageOf(const Output& output) const {

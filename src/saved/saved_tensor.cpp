@@ -19,7 +19,6 @@
 #include "replay/same_node.h"
 #include "report/statistics.h"
 #include "support/python_support.h"
-#include "verify/compare.h"
 
 namespace ebb {
 namespace {
@@ -68,16 +67,13 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
   return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
 }
 
-// Compares the replayed bytes with the forward's. Returns the replayed bytes if they are equal. If
-// not, throws, or with EBB_VERIFY=demote returns the forward's bytes.
-[[gnu::cold]] c10::Storage verified(
-    const Graph& graph, Value& value, const Geometry& geometry, const c10::Storage& replayed) {
-  const c10::Storage truth = trueBytes(value, replayed);
-  if (!truth || sameBits(geometry, replayed, truth)) {
-    return replayed;
+// Lets the observers compare the replayed bytes with the forward's. Returns the bytes to use.
+[[gnu::cold]] c10::Storage checked(
+    const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) {
+  for (const auto& observer : graph.observers.all()) {
+    bytes = observer->checked(graph, value, geometry, std::move(bytes));
   }
-  reportMismatch(graph.verify, mismatchOf(graph, value, truth));
-  return truth;
+  return bytes;
 }
 
 // True if only handles and the value itself hold `storage`, the bytes of a saved value, besides the
@@ -105,7 +101,7 @@ c10::Storage withPadding(const Packed& packed, const Graph& graph, c10::Storage 
     return storage;
   }
   // A kernel of another stream may still read the storage.
-  const bool mayBeRead = graph.verify != VerifyMode::Off || graph.streams.areSeveral();
+  const bool mayBeRead = graph.rules.compareAll || graph.streams.areSeveral();
   if (rows != nullptr && !mayBeRead && isOnlyOurs(packed, storage)) {
     rows->padded = true;
     writePadding(storage, node->rows);
@@ -310,7 +306,7 @@ void SavedTensor::giveUp() {
   const bool only = packed_.recompute && packed_.value->home.isPrivate() &&
                     packed_.value->home.bytes() && !packed_.value->rare->redefined &&
                     packed_.value->uses.handles() == 1 && onlyHandlesOwn(packed_.value) &&
-                    graph_->verify == VerifyMode::Off;
+                    !packed_.value->facts.compared;
   if (!only || !isLastUnpack()) {
     return;
   }
@@ -351,9 +347,9 @@ c10::Storage SavedTensor::materialised() const {
   if (storage && packed_.value->stash()) {
     materialise(*graph_, *packed_.value);  // the storage lives: nothing is copied back
   }
-  if (packed_.recompute && packed_.value->rare->witness) {
+  if (packed_.recompute && packed_.value->facts.compared) {
     const c10::Storage right =
-        verified(*graph_, *packed_.value, geometry_, materialise(*graph_, *packed_.value));
+        checked(*graph_, *packed_.value, geometry_, materialise(*graph_, *packed_.value));
     storage = storage ? storage : right;
   } else if (!storage) {
     storage = broughtBack();

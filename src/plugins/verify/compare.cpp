@@ -1,16 +1,13 @@
-#include "verify/compare.h"
+#include "plugins/verify/compare.h"
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <string_view>
 #include <utility>
 
 #include "graph/recipe.h"
@@ -22,21 +19,9 @@
 #include "memory/bytes.h"
 #include "report/statistics.h"
 #include "support/python_support.h"
-#include "verify/poison.h"
 
 namespace ebb {
 namespace {
-
-bool sameBytes(const c10::Storage& a, const c10::Storage& b) {
-  if (a.nbytes() != b.nbytes()) {
-    return false;
-  }
-  if (a.device().is_cpu()) {
-    return a.nbytes() == 0 || std::memcmp(a.data(), b.data(), a.nbytes()) == 0;
-  }
-  const auto below = belowEverything();
-  return at::equal(bytesOf(a), bytesOf(b));
-}
 
 // All of a storage as a vector of `dtype`, on the CPU.
 at::Tensor elementsOf(const c10::Storage& storage, c10::ScalarType dtype) {
@@ -80,24 +65,6 @@ void measure(
   }
 }
 
-// The names of arguments whose contents have changed since the op read them, although no version
-// counter has moved.
-std::string changedInputsOf(const Recipe& recipe) {
-  std::string changed;
-  for (const Input& input : recipe.inputs()) {
-    if (!input.value) {
-      continue;
-    }
-    const Value& value = *input.value;
-    const c10::Storage storage = value.home.isPrivate() ? c10::Storage() : value.available();
-    if (value.facts.tampered || (storage && hasChanged(value, storage, VerifyMode::Raise))) {
-      const auto& argument = recipe.op.op.schema().arguments()[input.argument];
-      changed += (changed.empty() ? "'" : ", '") + argument.name() + "'";
-    }
-  }
-  return changed;
-}
-
 // "ebb: replay mismatch: ..." with likely causes and the fix.
 std::string describe(const Mismatch& mismatch) {
   const std::string& op = mismatch.op->name;
@@ -132,84 +99,41 @@ std::string describe(const Mismatch& mismatch) {
       " the decision SAVE, which EBB_VERIFY=demote does by itself.");
 }
 
-VerifyMode modeFromEnvironment() {
-  const char* variable = std::getenv("EBB_VERIFY");
-  const std::string_view value = variable == nullptr ? "" : variable;
-  if (value.empty() || value == "0") {
-    return VerifyMode::Off;
+// The storage with the forward's bytes of `value`; null if unknown.
+c10::Storage forwardsBytes(Value& value) {
+  Witness& record = *value.extra<Witness>();
+  {
+    std::lock_guard<std::mutex> lock(record.mutex);
+    if (record.lost) {
+      return {};
+    }
+    if (record.bytes) {
+      return record.bytes;
+    }
   }
-  if (value == "1") {
-    return VerifyMode::Raise;
+  if (value.home.isSuperseded() || !value.versions.hold()) {
+    return {};
   }
-  TORCH_CHECK_VALUE(
-      value == "demote", "ebb: EBB_VERIFY must be 0, 1 or demote; it is '", value, "'");
-  return VerifyMode::Demote;
-}
-
-std::atomic<VerifyMode>& currentMode() {
-  static std::atomic<VerifyMode> mode{modeFromEnvironment()};
-  return mode;
+  auto living = value.home.storage().lock();
+  return living && living->nbytes() == value.home.nbytes() ? c10::Storage(std::move(living))
+                                                           : c10::Storage();
 }
 
 }  // namespace
 
-[[gnu::cold]] void witness(const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
-  const auto value = output.value.lock();
-  value->rare.set(&RareParts::witness, std::make_unique<Witness>());
-  Witness& record = *value->rare->witness;
-  record.op = &recipe.op;
-  record.region = recipe.region;
-  record.output.written = output.written;
-  record.output.slot = output.slot;
-  record.output.element = output.element;
-  record.dtype = tensor.scalar_type();
-  record.lost = !output.written && isWorkspace(recipe.op.op.schema().name(), output.slot);
-  if (!poisonWhenFreed(tensor.storage(), record.dtype, value) && !record.lost) {
-    record.bytes = tensor.storage();  // keeps the storage alive: ebb would not notice its end
+bool sameBytes(const c10::Storage& a, const c10::Storage& b) {
+  if (a.nbytes() != b.nbytes()) {
+    return false;
   }
-}
-
-[[gnu::cold]] void stateEnds(Value& value, bool seen) {
-  const auto living = value.home.storage().lock();
-  if (!living) {
-    return;
+  if (a.device().is_cpu()) {
+    return a.nbytes() == 0 || std::memcmp(a.data(), b.data(), a.nbytes()) == 0;
   }
-  const c10::Storage storage{living};
-  forgetOwner(storage);
-  Witness& record = *value.rare->witness;
-  const auto isCopied = [&] { return record.bytes && !record.bytes.is_alias_of(storage); };
-  {
-    std::lock_guard<std::mutex> lock(record.mutex);
-    seen = seen && !record.lost;
-    if (seen && isCopied()) {
-      return;
-    }
-  }
-  c10::Storage bytes = seen ? copyOf(storage) : c10::Storage();
-  std::lock_guard<std::mutex> lock(record.mutex);
-  record.lost |= !seen;
-  if (record.lost || !isCopied()) {
-    std::swap(record.bytes, bytes);  // the old bytes die after the lock is released
-  }
-}
-
-[[gnu::cold]] void compareReplay(const Graph& graph, const Recipe& recipe, Value& value) {
-  const c10::Storage truth = trueBytes(value, value.home.bytes());
-  if (!truth || sameBytes(value.home.bytes(), truth)) {
-    return;
-  }
-  for (const Input& input : recipe.inputs()) {
-    if (input.value && input.value->rare->witness && input.value->rare->witness->mismatch) {
-      value.rare->witness->mismatch = input.value->rare->witness->mismatch;
-      return;
-    }
-  }
-  value.rare->witness->changedInputs = changedInputsOf(recipe);
-  mismatchOf(graph, value, truth);
+  const auto below = belowEverything();
+  return at::equal(bytesOf(a), bytesOf(b));
 }
 
 const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage& truth) {
-  Witness& record = *value.rare->witness;
+  Witness& record = *value.extra<Witness>();
   if (!record.mismatch) {
     auto mismatch = std::make_shared<Mismatch>();
     mismatch->region = graph.names[record.region];
@@ -230,8 +154,8 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
 
 // The padding rows of the result are those of `replayed`, since padding rows may differ after a
 // replay: see Note [Rows].
-[[gnu::cold]] c10::Storage trueBytes(Value& value, const c10::Storage& replayed) {
-  const c10::Storage truth = trueBytes(value);
+c10::Storage trueBytes(Value& value, const c10::Storage& replayed) {
+  const c10::Storage truth = forwardsBytes(value);
   if (!truth || !value.rare->rows || replayed.nbytes() != truth.nbytes()) {
     return truth;
   }
@@ -247,25 +171,6 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
   return expected;
 }
 
-[[gnu::cold]] c10::Storage trueBytes(Value& value) {
-  Witness& record = *value.rare->witness;
-  {
-    std::lock_guard<std::mutex> lock(record.mutex);
-    if (record.lost) {
-      return {};
-    }
-    if (record.bytes) {
-      return record.bytes;
-    }
-  }
-  if (value.home.isSuperseded() || !value.versions.hold()) {
-    return {};
-  }
-  auto living = value.home.storage().lock();
-  return living && living->nbytes() == value.home.nbytes() ? c10::Storage(std::move(living))
-                                                           : c10::Storage();
-}
-
 bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b) {
   const auto below = belowEverything();
   const auto bits = [&](const c10::Storage& storage) {
@@ -274,14 +179,6 @@ bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storag
   const at::Tensor x = bits(a);
   const at::Tensor y = bits(b);
   return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
-}
-
-VerifyMode verifyMode() {
-  return currentMode().load(std::memory_order_relaxed);
-}
-
-VerifyMode setVerifyMode(VerifyMode mode) {
-  return currentMode().exchange(mode);
 }
 
 void reportMismatch(VerifyMode mode, const Mismatch& mismatch) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "graph/recipe.h"
+#include "hooks/slots.h"
 
 namespace ebb {
 
@@ -31,7 +32,9 @@ struct Mismatch {
 // forward's bytes. A difference is an error only in a tensor unpacked by backward, since gradients
 // depend on nothing else. `mismatch` tells where the difference began: an output that differs
 // although no input of its op does.
-struct Witness {
+struct Witness final : Extra {
+  static const SlotNumber kSlot;
+
   // Guards bytes and lost: a storage may die on any thread. Code that holds it neither allocates
   // nor drops bytes, since both may need the GIL: see Note [Locks and the GIL].
   std::mutex mutex;

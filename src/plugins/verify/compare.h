@@ -1,4 +1,4 @@
-// The verify mode: compares replays with the forward's results, and handles differences. See Note
+// How verify mode compares replays with the forward's results, and handles differences. See Note
 // [Verify mode].
 #pragma once
 
@@ -8,27 +8,18 @@
 #include "graph/geometry.h"
 #include "graph/graph.h"
 #include "graph/recipe.h"
-#include "graph/witness.h"
+#include "plugins/verify/witness.h"
 
 namespace ebb {
-
-// Called after an op has made a value, shown by `tensor`.
-void witness(const Recipe& recipe, const Output& output, const at::Tensor& tensor);
-
-// Called before the storage of `value` is written (`seen`), or after ebb detects an unseen write.
-void stateEnds(Value& value, bool seen);
-
-// Called after a replay has given `value` its bytes.
-void compareReplay(const Graph& graph, const Recipe& recipe, Value& value);
 
 // Finds where the difference between the bytes of `value` and `truth` began.
 const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage& truth);
 
-// The storage with the forward's bytes of `value`; null if unknown.
-c10::Storage trueBytes(Value& value);
-
 // The forward's bytes of `value`, for a comparison with `replayed`.
 c10::Storage trueBytes(Value& value, const c10::Storage& replayed);
+
+// True if both storages have the same bytes.
+bool sameBytes(const c10::Storage& a, const c10::Storage& b);
 
 // True if both storages show the same bits under this geometry.
 bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storage& b);

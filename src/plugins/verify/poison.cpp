@@ -1,4 +1,4 @@
-#include "verify/poison.h"
+#include "plugins/verify/poison.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
@@ -8,7 +8,7 @@
 #include <mutex>
 #include <utility>
 
-#include "graph/witness.h"
+#include "plugins/verify/witness.h"
 
 namespace ebb {
 namespace {
@@ -22,7 +22,7 @@ struct Wrapper {
 };
 
 // Returns null if there is no memory: a deleter must not raise.
-c10::Storage copyOf(const Wrapper& wrapper) {
+c10::Storage copied(const Wrapper& wrapper) {
   try {
     c10::Storage copy(
         c10::Storage::use_byte_size_t(),
@@ -41,10 +41,10 @@ c10::Storage copyOf(const Wrapper& wrapper) {
 // last reference.
 void tellOwner(const Wrapper& wrapper) {
   const auto owner = wrapper.owner.lock();
-  if (!owner || !owner->rare->witness || owner->home.isSuperseded() || !owner->versions.hold()) {
+  if (!owner || owner->home.isSuperseded() || !owner->versions.hold()) {
     return;
   }
-  Witness& record = *owner->rare->witness;
+  Witness& record = *owner->extra<Witness>();
   const auto isOver = [&] { return record.bytes || record.lost; };
   {
     std::lock_guard<std::mutex> lock(record.mutex);
@@ -52,7 +52,7 @@ void tellOwner(const Wrapper& wrapper) {
       return;
     }
   }
-  c10::Storage copy = copyOf(wrapper);
+  c10::Storage copy = copied(wrapper);
   std::lock_guard<std::mutex> lock(record.mutex);
   if (!isOver()) {
     record.lost = !copy;

@@ -1,0 +1,188 @@
+// The core's door for plug-ins that look at regions: reports, verify mode. See
+// docs/design/plugins.md.
+#pragma once
+
+#include <ATen/core/TensorBody.h>
+#include <c10/core/Storage.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace ebb {
+
+class Arguments;
+class Geometry;
+class Policy;
+class ValueMap;
+struct Call;
+struct Context;
+struct Graph;
+struct Output;
+struct Recipe;
+struct Value;
+
+// What an observer keeps with a handle, as long as the handle lives.
+struct HandleNote : c10::intrusive_ptr_target {
+  // Backward node number `node` unpacks the handle. Called without a lock, on backward's thread.
+  virtual void unpacks(uint32_t node) = 0;
+};
+using HandleNotePtr = c10::intrusive_ptr<HandleNote>;
+
+// What an observer keeps with an open region. Destroyed when the thread leaves the region.
+struct RegionNote {
+  virtual ~RegionNote() = default;
+};
+
+// A value that an op has made, or that a region has met.
+struct Made {
+  const Context& context;
+  Value& value;
+  const at::Tensor& tensor;  // shows the value
+  const std::string& op;     // the op that made the value, or "from outside"
+  const char* whyKept;       // why the value cannot be recomputed; null if it can, or need not be
+};
+
+// Looks at one graph: a region and its backward. Decides nothing, with one exception: checked().
+// Each graph has observers of its own, which a function given to observeGraphs() adds. The calls
+// come under the graph's lock, which the observer must not release, except where a comment says
+// otherwise. While a region is open, its thread calls; afterwards, any thread that replays.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+
+  // The region's thread enters a region, perhaps a nested one. Without the lock.
+  virtual std::unique_ptr<RegionNote> enters(
+      const std::string& /*name*/, const std::shared_ptr<const Policy>& /*policy*/) {
+    return nullptr;
+  }
+
+  // True if a tensor that autograd saves, and that no op of the region has read, must get a value.
+  virtual bool wantsInput(const at::Tensor& /*tensor*/) {
+    return false;
+  }
+
+  // An op is about to run. `replayable`: it has a recipe.
+  virtual void willRun(
+      const Context& /*context*/,
+      ValueMap& /*values*/,
+      const Call& /*call*/,
+      const Arguments& /*arguments*/,
+      bool /*replayable*/) {
+  }
+  // The op's kernel has returned. Without the lock, as its results are not recorded yet.
+  virtual void hasRun() {
+  }
+  // All results of the op are recorded. Not called if the op has thrown.
+  virtual void recorded() {
+  }
+
+  // A value exists from now on.
+  virtual void made(const Made& /*made*/) {
+  }
+  // `output`, shown by `tensor`, can be recomputed from `recipe`. Comes before made().
+  virtual void canBeReplayed(
+      const Recipe& /*recipe*/, const Output& /*output*/, const at::Tensor& /*tensor*/) {
+  }
+  // The policy has decided again, because the program named the value.
+  virtual void decidedAgain(const Context& /*context*/, Value& /*value*/) {
+  }
+  // The value's storage is about to be written (`seen`), or an unseen write to it has been found.
+  virtual void stateEnds(Value& /*value*/, bool /*seen*/) {
+  }
+  // The value has got a copy of its bytes, because its storage is about to be written.
+  virtual void copied(Value& /*value*/) {
+  }
+  // Autograd has packed the value, shown by `tensor`. `stays`: its bytes stay in memory. May return
+  // a note for the handle.
+  virtual HandleNotePtr packed(Value& /*value*/, const at::Tensor& /*tensor*/, bool /*stays*/) {
+    return {};
+  }
+
+  // The region ends. Afterwards the core releases its references to the values.
+  virtual void closes(const ValueMap& /*values*/) {
+  }
+  // The core has released its references. Values that backward does not need are gone.
+  virtual void closed() {
+  }
+
+  // The bytes of a stashed value are about to come back, and have come back.
+  virtual void fetches(Value& /*value*/) {
+  }
+  virtual void fetched(Value& /*value*/) {
+  }
+
+  // A recipe is about to run again; `ahead`: before backward needs its results.
+  virtual void willReplay(const Recipe& /*recipe*/, bool /*ahead*/) {
+  }
+  // The recipe's kernel has returned.
+  virtual void hasReplayed() {
+  }
+  // The recipe has given `value` its bytes.
+  virtual void replayed(const Graph& /*graph*/, const Recipe& /*recipe*/, Value& /*value*/) {
+  }
+  // All results of the recipe have their bytes. Not called if the replay has thrown.
+  virtual void replayEnds(const Recipe& /*recipe*/) {
+  }
+  // The value is recomputed together with `asked`, which backward unpacks.
+  virtual void replaysWith(const Value& /*asked*/, const Value& /*value*/) {
+  }
+
+  // Backward unpacks `value`, whose replay gave `bytes`. Returns the bytes to use, or throws.
+  virtual c10::Storage checked(
+      const Graph& /*graph*/,
+      Value& /*value*/,
+      const Geometry& /*geometry*/,
+      c10::Storage bytes) {
+    return bytes;
+  }
+};
+
+// The observers of a graph. A graph nearly always has none.
+class Observers {
+ public:
+  void add(std::unique_ptr<Observer> observer) {
+    all_.push_back(std::move(observer));
+  }
+  void clear() {
+    all_.clear();
+  }
+  bool any() const {
+    return !all_.empty();
+  }
+
+  // Calls a method of each observer.
+  template <class... Parameters, class... Arguments>
+  void tell(void (Observer::*what)(Parameters...), Arguments&&... arguments) const {
+    if (any()) [[unlikely]] {
+      tellAll(what, arguments...);
+    }
+  }
+
+  const auto& all() const {
+    return all_;
+  }
+
+ private:
+  template <class... Parameters, class... Arguments>
+  [[gnu::cold, gnu::noinline]] void tellAll(
+      void (Observer::*what)(Parameters...), Arguments&... arguments) const {
+    for (const auto& observer : all_) {
+      (observer.get()->*what)(arguments...);
+    }
+  }
+
+  c10::SmallVector<std::unique_ptr<Observer>, 2> all_;
+};
+
+// From now on `add` is called for each graph that a region opens: it may add observers, and set
+// Graph::rules. Returns true, so that a plug-in can call it when the library is loaded.
+bool observeGraphs(void (*add)(Graph& graph));
+
+// Calls the functions given to observeGraphs().
+void addObservers(Graph& graph);
+
+}  // namespace ebb

@@ -1,0 +1,51 @@
+// What plug-ins keep with a value.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <array>
+#include <cstddef>
+#include <utility>
+
+namespace ebb {
+
+// What one plug-in keeps with one value, as long as the value lives or others refer to it.
+struct Extra : c10::intrusive_ptr_target {
+  // True if the recorder must keep the value until its region ends, even if the value's storage is
+  // gone.
+  virtual bool waitsForEnd() const {
+    return false;
+  }
+};
+
+// The number of a slot. A class derived from Extra has a static member `kSlot`, which takeSlot()
+// gives when the library is loaded.
+using SlotNumber = size_t;
+constexpr SlotNumber kMostSlots = 4;
+SlotNumber takeSlot();
+
+// The extras of a value: at most one for each slot.
+class Extras {
+ public:
+  template <class Part>
+  Part* get() const {
+    return static_cast<Part*>(all_[Part::kSlot].get());
+  }
+  template <class Part>
+  void set(c10::intrusive_ptr<Part> extra) {
+    all_[Part::kSlot] = std::move(extra);
+  }
+  bool waitForEnd() const {
+    for (const auto& extra : all_) {
+      if (extra && extra->waitsForEnd()) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  std::array<c10::intrusive_ptr<Extra>, kMostSlots> all_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,168 @@
+// The observer of verify mode.
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "graph/graph.h"
+#include "graph/recipe.h"
+#include "hooks/observer.h"
+#include "intercept/op_tables.h"
+#include "memory/bytes.h"
+#include "plugins/verify/compare.h"
+#include "plugins/verify/poison.h"
+
+namespace ebb {
+namespace {
+
+// The names of arguments whose contents have changed since the op read them, although no version
+// counter has moved.
+std::string changedInputsOf(const Recipe& recipe) {
+  std::string changed;
+  for (const Input& input : recipe.inputs()) {
+    if (!input.value) {
+      continue;
+    }
+    const Value& value = *input.value;
+    const c10::Storage storage = value.home.isPrivate() ? c10::Storage() : value.available();
+    if (value.facts.tampered ||
+        (storage && hasChanged(value, storage, FingerprintOf::Everything))) {
+      const auto& argument = recipe.op.op.schema().arguments()[input.argument];
+      changed += (changed.empty() ? "'" : ", '") + argument.name() + "'";
+    }
+  }
+  return changed;
+}
+
+// See Note [Verify mode]
+class Verifier final : public Observer {
+ public:
+  explicit Verifier(VerifyMode mode) : mode_(mode) {
+  }
+
+  void canBeReplayed(
+      const Recipe& recipe, const Output& output, const at::Tensor& tensor) override {
+    const auto value = output.value.lock();
+    auto record = c10::make_intrusive<Witness>();
+    record->op = &recipe.op;
+    record->region = recipe.region;
+    record->output.written = output.written;
+    record->output.slot = output.slot;
+    record->output.element = output.element;
+    record->dtype = tensor.scalar_type();
+    record->lost = !output.written && isWorkspace(recipe.op.op.schema().name(), output.slot);
+    value->facts.compared = true;
+    value->rare.add(record);
+    if (!poisonWhenFreed(tensor.storage(), record->dtype, value) && !record->lost) {
+      record->bytes = tensor.storage();  // keeps the storage alive: its end would not be noticed
+    }
+  }
+
+  void stateEnds(Value& value, bool seen) override {
+    Witness* record = value.extra<Witness>();
+    const auto living = record ? value.home.storage().lock() : nullptr;
+    if (!living) {
+      return;
+    }
+    const c10::Storage storage{living};
+    forgetOwner(storage);
+    const auto isCopied = [&] { return record->bytes && !record->bytes.is_alias_of(storage); };
+    {
+      std::lock_guard<std::mutex> lock(record->mutex);
+      seen = seen && !record->lost;
+      if (seen && isCopied()) {
+        return;
+      }
+    }
+    c10::Storage bytes = seen ? copyOf(storage) : c10::Storage();
+    std::lock_guard<std::mutex> lock(record->mutex);
+    record->lost |= !seen;
+    if (record->lost || !isCopied()) {
+      std::swap(record->bytes, bytes);  // the old bytes die after the lock is released
+    }
+  }
+
+  void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
+    if (const Witness* record = value.extra<Witness>()) {
+      compare(graph, recipe, value);
+      poisonWhenFreed(value.home.bytes(), record->dtype, {});
+    }
+  }
+
+  // Throws if the replay differs; in the mode Demote, warns and returns the forward's bytes.
+  c10::Storage checked(
+      const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) override {
+    const c10::Storage truth = trueBytes(value, bytes);
+    if (!truth || sameBits(geometry, bytes, truth)) {
+      return bytes;
+    }
+    reportMismatch(mode_, mismatchOf(graph, value, truth));
+    return truth;
+  }
+
+ private:
+  // Notes in the value's witness whether a replay has given other bytes, and where that began.
+  static void compare(const Graph& graph, const Recipe& recipe, Value& value) {
+    const c10::Storage truth = trueBytes(value, value.home.bytes());
+    if (!truth || sameBytes(value.home.bytes(), truth)) {
+      return;
+    }
+    Witness& record = *value.extra<Witness>();
+    for (const Input& input : recipe.inputs()) {
+      const Witness* read = input.value ? input.value->extra<Witness>() : nullptr;
+      if (read != nullptr && read->mismatch) {
+        record.mismatch = read->mismatch;
+        return;
+      }
+    }
+    record.changedInputs = changedInputsOf(recipe);
+    mismatchOf(graph, value, truth);
+  }
+
+  const VerifyMode mode_;
+};
+
+VerifyMode modeFromEnvironment() {
+  const char* variable = std::getenv("EBB_VERIFY");
+  const std::string_view value = variable == nullptr ? "" : variable;
+  if (value.empty() || value == "0") {
+    return VerifyMode::Off;
+  }
+  if (value == "1") {
+    return VerifyMode::Raise;
+  }
+  TORCH_CHECK_VALUE(
+      value == "demote", "ebb: EBB_VERIFY must be 0, 1 or demote; it is '", value, "'");
+  return VerifyMode::Demote;
+}
+
+std::atomic<VerifyMode>& currentMode() {
+  static std::atomic<VerifyMode> mode{modeFromEnvironment()};
+  return mode;
+}
+
+[[maybe_unused]] const bool isRegistered = observeGraphs([](Graph& graph) {
+  const VerifyMode mode = verifyMode();
+  if (mode != VerifyMode::Off) {
+    graph.rules.compareAll = true;
+    graph.rules.onlyInBackward = true;
+    graph.rules.raiseIfDifferent = mode == VerifyMode::Raise;
+    graph.observers.add(std::make_unique<Verifier>(mode));
+  }
+});
+
+}  // namespace
+
+const SlotNumber Witness::kSlot = takeSlot();
+
+VerifyMode verifyMode() {
+  return currentMode().load(std::memory_order_relaxed);
+}
+
+VerifyMode setVerifyMode(VerifyMode mode) {
+  return currentMode().exchange(mode);
+}
+
+}  // namespace ebb
