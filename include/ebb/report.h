@@ -29,13 +29,12 @@ struct RegionCounters {
   uint64_t bytesPaged = 0;        // storages whose valid rows went to pages
   uint64_t bytesNotPaged = 0;     // decision Page, but kept: the valid rows are unknown
   uint64_t bytesEscaped = 0;      // recomputable, but in use by the program at the region's end
-  uint64_t bytesFromOutside = 0;  // inputs of which ebb dropped the last reference
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 
   EBB_FIELDS(RegionCounters, entered, opsSeen, opsRecorded, opsReplayed, opsReplayedAhead,
              bytesSaved, bytesPacked, bytesDropped, bytesCopied, bytesOffloaded, bytesFellBack,
-             bytesPaged, bytesNotPaged, bytesEscaped, bytesFromOutside)
+             bytesPaged, bytesNotPaged, bytesEscaped)
 };
 
 // Transfers of the offloaded values of one op of one region, in bytes.

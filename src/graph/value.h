@@ -219,7 +219,6 @@ struct StateFacts {
   // subclass, or an alias with a counter of its own. Eager's backward sees such writes, so handles
   // show the new contents.
   bool follows : 1 = false;
-  bool wasLast : 1 = false;  // ebb dropped the last reference to bytes from outside
   // An observer compares each replay of the value with its storage, and may read the value when the
   // storage is freed. So ebb replays the value even while the storage lives.
   bool compared : 1 = false;
@@ -315,8 +314,6 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void release_resources() override;
 
  private:
-  void noteEnd();
-
   c10::intrusive_ptr<Recipe> recipe_;
 };
 

@@ -124,9 +124,7 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
 }
 
 bool isReported(const Context& context, const at::Tensor& tensor) {
-  const JournalPtr& journal = context.graph->journal;
-  return journal &&
-         (tensor.grad_fn() != nullptr || (!journal->isProfile() && !tensor.requires_grad()));
+  return context.graph->journal && tensor.grad_fn() != nullptr;
 }
 
 [[gnu::cold]] void notePacked(Value& value, const at::Tensor& tensor, bool kept) {

@@ -41,9 +41,8 @@ void noteMade(
     const char* reason);
 
 // Called when autograd saves `tensor`, which no op of the region has read. True if ebb creates a
-// value for the tensor, only for the report or the profile. A profile then shows when backward
-// unpacks a tensor computed outside of the region; a report shows whether only autograd still
-// refers to the tensor.
+// value for the tensor, only for the report or the profile. These then show when backward unpacks a
+// tensor computed outside of the region.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
 // Notes the policy's rule that decided on the value.

@@ -74,7 +74,6 @@ struct LineMemory {
 struct LineUse {
   bool packed = false;              // by autograd
   bool wasRead = false;             // input of a replay in a report
-  bool wasLast = false;             // made outside, and ebb dropped the last reference
   uint32_t handlesWithStorage = 0;  // from outside: number of autograd's handles with the storage
   uint32_t node = 0;                // number of the backward node that unpacked it first
 };
@@ -307,11 +306,6 @@ void Entry::update(const EntryPtr& entry, const Change& change) {
     std::lock_guard<std::mutex> lock(entry->journal_->mutex_);
     change(entry->line_);
   }
-}
-
-// Notes that ebb dropped the last reference to a storage from outside.
-inline void noteLast(const EntryPtr& entry) {
-  Entry::update(entry, [](Line& line) { line.use.wasLast = true; });
 }
 
 }  // namespace ebb

@@ -28,7 +28,7 @@ OnlyOurs::OnlyOurs(const std::deque<Line>& lines) {
 }
 
 bool OnlyOurs::has(const Line& line) {
-  return line.fate == Fate::Outside && (line.use.wasLast || line.times.letGo != kNever);
+  return line.fate == Fate::Outside && line.times.letGo != kNever;
 }
 
 bool OnlyOurs::isInEager(const Line& line) const {

@@ -9,9 +9,9 @@
 
 namespace ebb {
 
-// See Note [What only ebb holds]. Several lines may describe one storage: the line of the region
-// that made the storage, and one line of each region that reads it. All of these lines have the
-// same address.
+// Journal::watch() finds these storages. The program has dropped them, as an activation between two
+// blocks. Several lines may describe one storage: the line of the region that made the storage, and
+// one line of each region that reads it. All of these lines have the same address.
 class OnlyOurs {
  public:
   explicit OnlyOurs(const std::deque<Line>& lines);
