@@ -206,11 +206,10 @@ std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
   static std::atomic<uint64_t> numbers{0};
   const bool isOn = Ahead::get().isOn();
   const bool hasRoom = Room::get().isOn();
-  const bool profiled = graph.journal && graph.journal->isProfile();
-  if ((!isOn && !hasRoom) || graph.rules.onlyInBackward || profiled) {
+  if ((!isOn && !hasRoom) || graph.rules.onlyInBackward) {
     return nullptr;
   }
-  return std::make_unique<Lookahead>(++numbers, graph.journal, hasRoom);
+  return std::make_unique<Lookahead>(++numbers, graph.observers, hasRoom);
 }
 
 void makeRoom() {

@@ -14,7 +14,6 @@ void Graph::release_resources() {
   escapes.all.clear();
   pages.reset();
   observers.clear();
-  journal.reset();
   names.clear();
 }
 

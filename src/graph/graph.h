@@ -18,7 +18,6 @@
 #include "graph/value.h"
 #include "hooks/observer.h"
 #include "kernel/kernel_state.h"
-#include "report/journal.h"
 #include "support/python_mutex.h"
 
 namespace ebb {
@@ -93,7 +92,6 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   RecipeNumbers numbers;
   GraphRules rules;
   Observers observers;
-  JournalPtr journal;                   // null unless reports are recorded
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
   Escapes escapes;                   // see Note [Escapes]
   std::shared_ptr<InputsOfHooks> hooked;  // null unless hooks have saved inputs

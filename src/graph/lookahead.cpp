@@ -30,8 +30,8 @@ AheadCounts& AheadCounts::get() {
   return *instance;
 }
 
-Lookahead::Lookahead(uint64_t number, JournalPtr journal, bool hasRoom)
-    : number(number), journal(std::move(journal)), hasRoom(hasRoom) {
+Lookahead::Lookahead(uint64_t number, const Observers& observers, bool hasRoom)
+    : number(number), observers(observers), hasRoom(hasRoom) {
 }
 
 Lookahead::~Lookahead() {
@@ -44,9 +44,7 @@ Lookahead::~Lookahead() {
 
 void Lookahead::became(AheadFate fate) const {
   ++AheadCounts::get().graphs[static_cast<size_t>(fate)];
-  if (journal) {
-    journal->add(fate);
-  }
+  observers.tell(&Observer::counted, kAheadFates[static_cast<size_t>(fate)]);
 }
 
 bool Lookahead::take(size_t nbytes) {

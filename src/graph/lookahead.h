@@ -17,7 +17,7 @@
 #include "ebb/export.h"
 #include "graph/value.h"
 #include "memory/stash.h"
-#include "report/journal.h"
+#include "hooks/observer.h"
 
 namespace ebb {
 
@@ -48,9 +48,14 @@ enum class AheadState : uint8_t {
   Checked,   // as Reached, and no leaf that was read ahead has been written
 };
 
+// The outcome of a region that could be replayed ahead of backward, as the members of ReportAhead.
+enum class AheadFate : uint8_t { InTime, Late, InVain, Held, Stopped };
+constexpr std::array<const char*, 5> kAheadFates{
+    "regions in time", "regions late", "regions in vain", "regions held", "regions stopped"};
+
 // Process-wide counts of how replays ahead ended.
 struct AheadCounts {
-  std::array<std::atomic<uint64_t>, kAheadFates> graphs{};  // by AheadFate
+  std::array<std::atomic<uint64_t>, kAheadFates.size()> graphs{};  // by AheadFate
   std::atomic<uint64_t> failures{0};                        // replays that raised
 
   uint64_t of(AheadFate fate) const {
@@ -122,7 +127,7 @@ struct EBB_API Lookahead {
   };
 
   // `hasRoom`: see Note [Kept while there is room].
-  Lookahead(uint64_t number, JournalPtr journal, bool hasRoom);
+  Lookahead(uint64_t number, const Observers& observers, bool hasRoom);
   ~Lookahead();
 
   // Autograd has packed `value`, whose bytes are in `storage`.
@@ -150,7 +155,7 @@ struct EBB_API Lookahead {
   bool take(size_t nbytes);
   void giveBack(size_t nbytes);
 
-  // Counts `fate` for the process and for the step's report.
+  // Counts `fate` for the process, and tells the observers.
   void became(AheadFate fate) const;
 
   // Recording has ended. Notes which held storages the program holds too.
@@ -160,7 +165,7 @@ struct EBB_API Lookahead {
   static uint64_t closings();
 
   const uint64_t number;       // process-wide, in the order of recording
-  const JournalPtr journal;    // the graph's
+  const Observers& observers;  // the graph's
   const bool hasRoom;          // held bytes do not count against the limit
   uint64_t closed = 0;         // process-wide, in the order of closing, from 1
   std::vector<Wanted> wanted;  // in the order of packing

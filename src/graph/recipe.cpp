@@ -4,7 +4,7 @@
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
 #include "memory/arena.h"
-#include "report/live_counts.h"
+#include "counts/live_counts.h"
 
 namespace ebb {
 namespace {

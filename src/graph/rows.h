@@ -99,6 +99,7 @@ struct Rows {
   bool lossy = false;                                  // see Note [Rows]
   bool pads = false;    // a replay writes the padding rows: see Note [Dead rows]
   bool padded = false;  // the bytes that ebb made have such padding rows
+  bool mixed = false;   // saved by an operator whose results may mix several rows
 };
 
 // The values with rows that one autograd node has saved: see Note [Dead rows]. Their counts and

@@ -17,7 +17,6 @@
 #include "hooks/slots.h"
 #include "kernel/fingerprint.h"
 #include "memory/arena.h"
-#include "report/journal.h"
 
 namespace ebb {
 
@@ -28,7 +27,6 @@ struct Rows;
 // The parts that few values have.
 struct RareParts : InArena {
   std::unique_ptr<Rows> rows;         // see Note [Rows]; null: valid rows are unknown
-  EntryPtr entry;                     // null unless reports are recorded; see Note [The journal]
   c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]
   std::unique_ptr<SavedSlice> slice;  // the part that is or will be in the stash; null: all
   c10::Storage redefined;             // handles show this storage; see Note [Silent writes]
@@ -61,6 +59,10 @@ class Rare {
       allocate();
     }
     parts_->extras.set(std::move(extra));
+  }
+  // True if a plug-in needs the value until its region ends.
+  bool waitsForEnd() const {
+    return parts_ && parts_->extras.waitForEnd();
   }
   void clear() {
     parts_.reset();

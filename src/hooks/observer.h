@@ -7,10 +7,11 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
+
+#include "hooks/slots.h"
 
 namespace ebb {
 
@@ -24,13 +25,6 @@ struct Graph;
 struct Output;
 struct Recipe;
 struct Value;
-
-// What an observer keeps with a handle, as long as the handle lives.
-struct HandleNote : c10::intrusive_ptr_target {
-  // Backward node number `node` unpacks the handle. Called without a lock, on backward's thread.
-  virtual void unpacks(uint32_t node) = 0;
-};
-using HandleNotePtr = c10::intrusive_ptr<HandleNote>;
 
 // What an observer keeps with an open region. Destroyed when the thread leaves the region.
 struct RegionNote {
@@ -96,10 +90,28 @@ class Observer {
   // The value has got a copy of its bytes, because its storage is about to be written.
   virtual void copied(Value& /*value*/) {
   }
-  // Autograd has packed the value, shown by `tensor`. `stays`: its bytes stay in memory. May return
-  // a note for the handle.
-  virtual HandleNotePtr packed(Value& /*value*/, const at::Tensor& /*tensor*/, bool /*stays*/) {
+  // Autograd has packed the value, shown by `tensor`. `resident`: its bytes stay in memory. The
+  // handle keeps the result, which may be null.
+  virtual ExtraPtr packed(
+      Value& /*value*/, const at::Tensor& /*tensor*/, bool /*resident*/) {
     return {};
+  }
+  // A store has taken the value's bytes: `nbytes` of the tensor `of`. `kind` names the store.
+  virtual void sent(
+      Value& /*value*/, const char* /*kind*/, const std::string& /*of*/, size_t /*nbytes*/) {
+  }
+  // A store has not taken the value's bytes.
+  virtual void notSent(Value& /*value*/, const char* /*why*/) {
+  }
+  // The value's bytes stay in memory, although a store had taken them or should. `why`: null if
+  // this is what the policy wants.
+  virtual void stays(Value& /*value*/, const char* /*why*/) {
+  }
+  // A plug-in has changed what it keeps with the value.
+  virtual void extraChanged(Value& /*value*/) {
+  }
+  // A plug-in counts an event of the graph, under this name. Without the lock, on any thread.
+  virtual void counted(const char* /*what*/) {
   }
 
   // The region ends. Afterwards the core releases its references to the values.

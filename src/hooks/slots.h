@@ -1,22 +1,27 @@
-// What plug-ins keep with a value.
+// What plug-ins keep with a value or with a handle.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace ebb {
 
-// What one plug-in keeps with one value, as long as the value lives or others refer to it.
+// What one plug-in keeps with one value or handle, as long as one of them lives.
 struct Extra : c10::intrusive_ptr_target {
   // True if the recorder must keep the value until its region ends, even if the value's storage is
   // gone.
   virtual bool waitsForEnd() const {
     return false;
   }
+  // Backward node number `node` unpacks the handle. Called without a lock, on backward's thread.
+  virtual void unpacks(uint32_t /*node*/) {
+  }
 };
+using ExtraPtr = c10::intrusive_ptr<Extra>;
 
 // The number of a slot. A class derived from Extra has a static member `kSlot`, which takeSlot()
 // gives when the library is loaded.
@@ -45,7 +50,7 @@ class Extras {
   }
 
  private:
-  std::array<c10::intrusive_ptr<Extra>, kMostSlots> all_;
+  std::array<ExtraPtr, kMostSlots> all_;
 };
 
 }  // namespace ebb

@@ -17,7 +17,7 @@
 
 #include "memory/arena.h"
 #include "memory/stash.h"
-#include "report/statistics.h"
+#include "counts/statistics.h"
 #include "transfer/transfer.h"
 
 namespace ebb {

@@ -17,7 +17,7 @@
 #include "offload/offload_context.h"
 #include "offload/spill.h"
 #include "offload/stretches.h"
-#include "report/statistics.h"
+#include "counts/statistics.h"
 #include "transfer/transfer.h"
 
 namespace ebb {

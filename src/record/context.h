@@ -18,7 +18,6 @@ class Results;
 struct Context {
   c10::intrusive_ptr<Graph> graph{};     // shared with the handles; null between regions
   Decider* decider = nullptr;            // of the innermost region
-  uint64_t numberInJournal = 0;          // of `graph`, among the graphs recorded into the journal
   RegionCounters* counters = nullptr;    // of the innermost region
   uint16_t region = 0;                   // index of the innermost region in Graph::names
   uint32_t nested = 0;                   // see Recipe::nested

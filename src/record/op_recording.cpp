@@ -10,7 +10,6 @@
 #include "kernel/kernel_state.h"
 #include "kernel/repeatable.h"
 #include "record/fresh_results.h"
-#include "record/notes.h"
 #include "record/recipe_writer.h"
 #include "record/sender.h"
 #include "record/unrepeatable.h"
@@ -154,26 +153,21 @@ void OpRecording::run() {
   if (!arguments_.writes().empty()) {
     prepareWrites(values_, arguments_, replay_.recipe.get());
   }
-  if (context_.graph->journal) [[unlikely]] {
-    note_ = noteCall(context_, values_, call_, arguments_, replay_.recipe.defined());
-    if (note_) {
-      note_->readsRows = flow_ && flow_->readsRows();
-    }
-  }
+  const Observers& observers = context_.graph->observers;
+  observers.tell(
+      &Observer::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
   if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
     runUntrusted();
   } else {
     runKernel();
   }
   // Results are not visible to other threads yet, so only writes need the lock again.
-  if (!arguments_.writes().empty() || context_.graph->observers.any()) {
+  if (!arguments_.writes().empty() || observers.any()) {
     lockAgain(lock_);
     recordWrites();
   }
   recordOutputs();
-  if (note_) [[unlikely]] {
-    context_.graph->journal->add(std::move(*note_));
-  }
+  observers.tell(&Observer::recorded);
   if (values_.needsSweep()) {
     lockAgain(lock_);
     replay_.recipe.reset();
@@ -242,9 +236,7 @@ void OpRecording::runKernel() {
     } else {
       results_ = call_.run();
     }
-    if (note_) [[unlikely]] {
-      noteRun(*context_.graph->journal, *note_);
-    }
+    context_.graph->observers.tell(&Observer::hasRun);
     if (waits) [[unlikely]] {
       const auto group = processGroupOf(op_, replay_.recipe->others());
       waitForCollective(results_, op_.results.size(), [&] { checkOtherRanks(group); });
@@ -310,8 +302,8 @@ void OpRecording::runKernel() {
       values_.forget(write.storage);  // the op gave the tensor another storage
       continue;
     }
-    if (context_.graph->journal) {
-      noteMade(*after, write.tensor, verdict);
+    if (context_.graph->observers.any()) [[unlikely]] {
+      tellMade(*after, write.tensor, verdict);
     }
     const bool followed = before.uses.packed() > 0;
     values_.owe(
@@ -400,8 +392,8 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   if (!value->recipe() || op_.limits.constantFill) {
     value->decision.mustBeKept();
   }
-  if (context_.graph->journal) {
-    noteMade(*value, tensor, verdict);
+  if (context_.graph->observers.any()) [[unlikely]] {
+    tellMade(*value, tensor, verdict);
   }
   values_.put(storage, std::move(value));
 }
@@ -429,20 +421,16 @@ void OpRecording::decideOnResult(
   }
 }
 
-// See Note [The journal]
-[[gnu::cold]] void OpRecording::noteMade(
+[[gnu::cold]] void OpRecording::tellMade(
     Value& value, const at::Tensor& tensor, const Verdict& verdict) {
-  lockAgain(lock_);
   const bool wanted = recomputes(verdict.decision) && !value.decision.isSaved();
   const bool can = value.recipe() && !op_.limits.constantFill;
   if (!value.recipe()) {
     value.facts.rule = verdict.rule;
   }
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;
-  ebb::noteMade(context_, value, tensor, op_.name, why);
-  if (note_) {
-    note_->outputs.push_back(value.rare->entry->line());
-  }
+  context_.graph->observers.tell(
+      &Observer::made, Made{context_, value, tensor, op_.name, why});
 }
 
 // Returns why a result has no recipe, or why ebb keeps the result in spite of a recipe.

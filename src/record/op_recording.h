@@ -1,7 +1,6 @@
 // One intercepted call: runs the op and records its results. Lives on the stack of Recorder::call.
 #pragma once
 
-#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -53,7 +52,8 @@ class OpRecording {
   void runRandomKernel();
   void forgetWritten();
   Verdict verdictOn(const at::Tensor& result) const;
-  void noteMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
+  // Tells the observers of a new value.
+  void tellMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
   const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
   void recordWrites();
   // Gives `after`, the state after a write, its recipe. Without a recipe, its bytes must be kept.
@@ -83,7 +83,6 @@ class OpRecording {
   const c10::IValue* results_ = nullptr;  // set after the op has run
   Arguments arguments_;
   Replay replay_;
-  std::unique_ptr<OperatorLine> note_;  // null except for a profile
 };
 
 }  // namespace ebb

@@ -10,7 +10,6 @@
 #include "intercept/key.h"
 #include "memory/stash.h"
 #include "paging/paging_engine.h"
-#include "record/notes.h"
 #include "record/op_recording.h"
 #include "record/retention.h"
 #include "replay/escapes.h"
@@ -96,6 +95,26 @@ void addHandle(
   value.uses.gainHandle();
 }
 
+bool observersWant(const Graph& graph, const at::Tensor& tensor) {
+  const auto& all = graph.observers.all();
+  return std::any_of(all.begin(), all.end(), [&](const auto& observer) {
+    return observer->wantsInput(tensor);
+  });
+}
+
+// Returns what an observer wants to keep with the handle.
+[[gnu::cold]] ExtraPtr tellPacked(
+    const Graph& graph, Value& value, const at::Tensor& tensor, bool resident) {
+  ExtraPtr note;
+  for (const auto& observer : graph.observers.all()) {
+    if (auto given = observer->packed(value, tensor, resident)) {
+      TORCH_INTERNAL_ASSERT(!note, "two observers want to keep something with a handle");
+      note = std::move(given);
+    }
+  }
+  return note;
+}
+
 // Prepares a value for writes after the region's end, which ebb does not see.
 void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
   if (value.uses.readers() > 0) {
@@ -156,8 +175,6 @@ void Recorder::open(c10::intrusive_ptr<Graph> graph) {
   dropHeldOf(last_);
   before_ = std::exchange(last_, WeakGraph(graph));
   context_.graph = std::move(graph);
-  const JournalPtr& journal = context_.graph->journal;
-  context_.numberInJournal = journal ? journal->countRegion() : 0;
 }
 
 void Recorder::enter(
@@ -285,9 +302,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     return;
   }
   value->facts.rule = verdict->rule;
-  if (value->rare->entry) {
-    noteRule(context_, *value);
-  }
+  context_.graph->observers.tell(&Observer::decidedAgain, context_, *value);
   const bool wasKept = value->decision.isKept();
   decideAgain(*context_.counters, *value, verdict->decision);
   const bool needed = value->uses.packed() > 0 || value->uses.readers() > 0;
@@ -341,7 +356,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
   auto* known = values_.find(tensor);
-  if (known == nullptr && !sender_.offloadsInput(tensor) && !isReported(context_, tensor)) {
+  if (known == nullptr && !sender_.offloadsInput(tensor) && !observersWant(*context_.graph, tensor)) {
     return {};
   }
   return pack(known ? values_.current(*known, tensor) : values_.current(tensor), tensor, part);
@@ -365,11 +380,11 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
        .hasRecipe = value->recipe().defined()});
   countPacked(*context_.counters, *value, retention);
   value->uses.letRelyOnBytes(retention == Retention::Away);
-  if (value->rare->entry) {
-    const bool stays =
+  if (context_.graph->observers.any()) [[unlikely]] {
+    const bool staysInPages =
         value->decision.isPaged() && value->stash() && context_.graph->pages->resident;
-    notePacked(*value, tensor, isResident(retention) || stays);
-    packed.entry = value->rare->entry;
+    packed.note =
+        tellPacked(*context_.graph, *value, tensor, isResident(retention) || staysInPages);
   }
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
@@ -423,14 +438,15 @@ void Recorder::close(bool onlyPart) {
     closeOthers(entry.second);
   }
   followInBackward(*context_.graph, before_);
-  const auto closing = context_.graph->journal ? noteClosing(values_) : std::vector<Closing>();
+  const Observers& observers = context_.graph->observers;
+  observers.tell(&Observer::closes, values_);
   if (auto toSend = values_.keptToSend(); !toSend.empty()) {
     values_.clear();
     sender_.sendKept(std::move(toSend));
   }
-  if (!closing.empty()) {
+  if (observers.any()) {
     values_.clear();
-    noteClosed(closing);
+    observers.tell(&Observer::closed);
   }
 }
 

@@ -25,7 +25,7 @@ struct Packed {
   c10::intrusive_ptr<Value> value;  // null: a leaf, or unknown to the recorder; kept as in eager
   const char* producer = nullptr;   // the op that made the tensor, for messages; null for a leaf
   NodeRowsPtr nodeRows;             // null: no rows; see Note [Dead rows]
-  EntryPtr entry;                   // null unless reports are recorded
+  ExtraPtr note;                    // of an observer; nearly always null
   bool recompute = false;           // materialise `value`; else its bytes are kept
   uint32_t node = 0;                // number of the backward node; see Note [Saved by one node]
 };

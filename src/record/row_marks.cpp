@@ -9,7 +9,6 @@
 #include "memory/bytes.h"
 #include "memory/stash.h"
 #include "paging/paging_engine.h"
-#include "record/notes.h"
 #include "record/row_flow.h"
 #include "record/sender.h"
 #include "record/value_map.h"
@@ -55,7 +54,7 @@ void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr
   if (value.decision.isPaged() && value.uses.packed() == 0 && !value.stash()) {
     value.decision.setDue(true);
   }
-  noteRows(value);
+  context_.graph->observers.tell(&Observer::extraChanged, value);
 }
 
 bool RowMarks::isNode(uint64_t number, const at::Tensor& tensor) const {
@@ -148,7 +147,8 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
 }
 
 void RowMarks::keepWhole(Value& value, const at::Tensor& tensor) {
-  Entry::update(value.rare->entry, [](Line& line) { line.rows.mixed = true; });
+  value.rare->rows->mixed = true;
+  context_.graph->observers.tell(&Observer::extraChanged, value);
   const bool whole = value.home.bytes() && (value.home.isPrivate() || !value.recipe());
   if (!value.rare->rows->lossy || whole) {
     return;
@@ -161,10 +161,8 @@ void RowMarks::keepWhole(Value& value, const at::Tensor& tensor) {
   value.rare->rows->lossy = false;
   value.uses.letRelyOnBytes();
   sender_.keep(value, tensor);
-  Entry::update(value.rare->entry, [](Line& line) {
-    line.fate = Fate::Kept;
-    line.reason = "an operator that may mix its rows has saved it";
-  });
+  context_.graph->observers.tell(
+      &Observer::stays, value, "an operator that may mix its rows has saved it");
 }
 
 RowCountPtr RowMarks::countOf(const at::Tensor& tensor, const at::Tensor& rows) {

@@ -8,7 +8,6 @@
 #include "memory/bytes.h"
 #include "memory/stash.h"
 #include "memory/stillness.h"
-#include "record/notes.h"
 #include "record/results.h"
 #include "record/sender.h"
 
@@ -17,6 +16,10 @@ namespace {
 
 // See Note [When dead values are looked for]
 constexpr size_t kSweepBytes = size_t{16} << 20;
+
+// The ops of leaves, for observers.
+const std::string kFromOutside = "from outside";
+const std::string kOpaque = "ebb.opaque";
 
 // Simulates the release of references to values, and finds the values that would die.
 class Dying {
@@ -77,7 +80,7 @@ namespace {
 // True if the storage is gone, and the end of the region has nothing to do for the value.
 bool isDone(const c10::intrusive_ptr<Value>& value) {
   return value->home.storage().expired() && !value->home.bytes() && !value->stash() &&
-         !value->rare->entry && value->uses.handles() == 0;
+         !value->rare.waitsForEnd() && value->uses.handles() == 0;
 }
 
 // True if the value is done, or if only the map refers to the value and no other code holds the
@@ -129,9 +132,7 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
   graph.streams.made(value, value.home.bytes());
   value.facts.tampered = hasChanged(value, value.home.bytes(), graph.rules.fingerprints());
   counters.bytesCopied += value.home.nbytes();
-  if (value.rare->entry) {
-    noteCopied(value);
-  }
+  graph.observers.tell(&Observer::copied, value);
 }
 
 void ValueMap::clear() {
@@ -200,9 +201,8 @@ c10::intrusive_ptr<Value>& ValueMap::current(
     context_.graph->observers.tell(&Observer::stateEnds, *slot, false);
   }
   slot = leafOf(tensor, slot);
-  if (context_.graph->journal) {
-    noteMade(context_, *slot, tensor, "from outside", nullptr);
-  }
+  context_.graph->observers.tell(
+      &Observer::made, Made{context_, *slot, tensor, kFromOutside, nullptr});
   return slot;
 }
 
@@ -305,14 +305,14 @@ ValueMap& ValueMap::settle() {
   leaf->facts.madeHere = before->facts.madeHere;
   leaf->facts.writtenHere = !before->facts.madeHere;
   leaf->facts.opaque = before->facts.opaque;
-  if (context_.graph->journal) {
-    noteMade(
-        context_,
-        *leaf,
-        tensor,
-        "ebb.opaque",
-        "written by code that torch does not see (ebb.opaque)");
-  }
+  context_.graph->observers.tell(
+      &Observer::made,
+      Made{
+          context_,
+          *leaf,
+          tensor,
+          kOpaque,
+          "written by code that torch does not see (ebb.opaque)"});
   Value& now = *leaf;
   put(storageOf(tensor), std::move(leaf));
   return now;

@@ -18,8 +18,7 @@
 #include "intercept/install.h"
 #include "record/recorder.h"
 #include "replay/escapes.h"
-#include "report/shelf.h"
-#include "report/statistics.h"
+#include "counts/statistics.h"
 #include "saved/engine.h"
 #include "support/thread_owned.h"
 
@@ -35,7 +34,7 @@ struct Frame {
   uint32_t nested;                   // see Recipe::nested
   std::unique_ptr<Decider> decider;  // decides on the ops of this frame
   RegionCounters counters;           // added to the statistics when the frame ends
-  JournalTime entered;               // set if reports are recorded
+  std::vector<std::unique_ptr<RegionNote>> notes;  // of observers
   size_t hooks;                      // number of Python saved-tensor hooks on the stack at entry
 };
 
@@ -104,15 +103,6 @@ class Splitter final : public Interceptor {
   return c10::make_scope_exit([&flag] { flag = false; });
 }
 
-// Adds the rules that the user wrote. A report lists those that have no effect.
-void noteRules(Journal& journal, const Policy& policy) {
-  for (size_t rule = 0; rule < policy.rules().size(); ++rule) {
-    if (!policy.rules()[rule].preset) {
-      journal.names().addRule(ruleInWords(policy, static_cast<uint16_t>(rule)));
-    }
-  }
-}
-
 // The id of an entry that does nothing.
 constexpr uint64_t kNoRegion = std::numeric_limits<uint64_t>::max();
 
@@ -135,7 +125,6 @@ class ThreadRegions {
     count(liveCounts().regions, 1);
     auto graph = c10::make_intrusive<Graph>();
     addObservers(*graph);
-    graph->journal = currentJournal();
     graph->lookahead = newLookahead(*graph);
     opened(graph);
     recorder_.open(std::move(graph));
@@ -155,10 +144,9 @@ class ThreadRegions {
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
     const uint16_t region = recorder_.context().graph->names.indexOf(name);
-    const JournalPtr& journal = recorder_.context().graph->journal;
-    const JournalTime now = journal ? journal->now() : 0;
-    if (journal && journal->names().isNewPolicy(policy)) {
-      noteRules(*journal, *policy);
+    std::vector<std::unique_ptr<RegionNote>> notes;
+    for (const auto& observer : recorder_.context().graph->observers.all()) {
+      notes.push_back(observer->enters(name, policy));
     }
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
       repeats = Repeats::All;
@@ -166,7 +154,7 @@ class ThreadRegions {
     constexpr uint64_t kMostNested = (1 << Recipe::kNestedBits) - 1;
     const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(1 + id % kMostNested);
     frames_.push_back(
-        {id, repeats, std::move(name), region, nested, policy->activate(), {}, now, hookDepth()});
+        {id, repeats, std::move(name), region, nested, policy->activate(), {}, std::move(notes), hookDepth()});
     frames_.back().counters.entered = 1;
     activate();
     if (frames_.size() == 1) {
@@ -317,15 +305,9 @@ class ThreadRegions {
   }
 
   void closeInnermost() {
-    const JournalPtr journal = recorder_.context().graph->journal;
     Frame frame = std::move(frames_.back());
     frames_.pop_back();
-    const auto ended = c10::make_scope_exit([&] {
-      statisticsAdd(frame.name, frame.counters);
-      if (journal) {
-        journal->add("region", frame.name, frame.entered);
-      }
-    });
+    const auto ended = c10::make_scope_exit([&] { statisticsAdd(frame.name, frame.counters); });
     if (!frames_.empty()) {
       activate();
       return;

@@ -14,22 +14,11 @@
 #include "memory/stash.h"
 #include "replay/passing.h"
 #include "replay/rerun.h"
-#include "report/statistics.h"
+#include "counts/statistics.h"
 #include "support/python_support.h"
 
 namespace ebb {
 namespace {
-
-[[gnu::cold]] void noteReloaded(Value& value, JournalTime start) {
-  Journal& journal = value.rare->entry->journal();
-  std::string op;
-  Entry::update(value.rare->entry, [&](Line& line) {
-    line.times.back = journal.now();
-    line.memory.backAt = value.home.bytes().data();
-    op = *line.origin.op;
-  });
-  journal.add("reload", op, start, value.home.nbytes());
-}
 
 // Restores the bytes of an offloaded or paged value. Returns null if `watch` does not allow the
 // copy yet, or if an unseen write moved the version before a recorded write made the stash
@@ -40,7 +29,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
   if (!living && !value.home.isPrivate() && !value.versions.hold()) {
     return {};
   }
-  const JournalTime start = value.rare->entry ? value.rare->entry->journal().now() : 0;
+  graph.observers.tell(&Observer::fetches, value);
   const bool exact = living || value.stash()->isExact();
   c10::Storage bytes = living;
   if (!value.slice() || !living) {
@@ -60,9 +49,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
   if (value.rare->rows) {
     value.rare->rows->padded = !exact;
   }
-  if (value.rare->entry) {
-    noteReloaded(value, start);
-  }
+  graph.observers.tell(&Observer::fetched, value);
   return value.home.bytes();
 }
 

@@ -17,60 +17,9 @@
 #include "kernel/random_state.h"
 #include "memory/bytes.h"
 #include "replay/buffers.h"
-#include "stream/event.h"
 
 namespace ebb {
 namespace {
-
-// Starts a timer on the device of the recipe's inputs. Returns null if all are on the CPU.
-std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
-  std::unique_ptr<DeviceTimer> timer;
-  for (const Input& input : recipe.inputs()) {
-    if (input.value && !timer) {
-      timer = startTimer(input.flags.device);
-    }
-  }
-  return timer;
-}
-
-[[gnu::cold]] void noteRun(
-    Journal& journal,
-    const Recipe& recipe,
-    JournalTime waited,
-    std::unique_ptr<DeviceTimer> timer) {
-  OperatorLine call;
-  call.duration = waited;
-  call.timer = std::move(timer);
-  for (const Input& input : recipe.inputs()) {
-    if (input.value && input.value->rare->entry) {
-      call.inputs.push_back(input.value->rare->entry->line());
-    }
-  }
-  for (const Output& output : recipe.outputs) {
-    const auto value = output.value.lock();
-    if (value && value->rare->entry) {
-      call.outputs.push_back(value->rare->entry->line());
-    }
-  }
-  journal.add(std::move(call));
-}
-
-// Notes that a replay which began at `start` gave `value` its bytes. `start` is kNever except for
-// the replay's first result, so the time counts once.
-[[gnu::cold]] void note(Value& value, JournalTime start, bool ahead) {
-  Entry::update(value.rare->entry, [&](Line& line) {
-    const JournalTime now = value.rare->entry->journal().now();
-    if (!value.recipe()) {  // else the bytes are soon freed
-      line.times.back = now;
-      line.memory.backAt = value.home.bytes().data();
-    }
-    const JournalTime took = start == kNever ? 0 : now - start;
-    line.replays.time += took;
-    line.replays.timeAhead += ahead ? took : 0;
-    ++line.replays.count;
-    line.replays.ahead += ahead ? 1 : 0;
-  });
-}
 
 // Added to the message if a repeated collective gave other bits than in the forward.
 constexpr const char* kOtherOrder =
@@ -111,28 +60,17 @@ class Rerun {
 
   void run() {
     RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
-    const JournalTime start = graph_.journal ? graph_.journal->now() : 0;
+    graph_.observers.tell(&Observer::willReplay, recipe_, asker_ == Asker::Nobody);
     checkPrecision();
     checkCapture();
     pushArguments();
-    const bool isReported = graph_.journal && !graph_.journal->isProfile();
-    auto timer = isReported && asker_ == Asker::Backward ? timerOnDevice(recipe_) : nullptr;
     runKernel();
-    if (timer) {
-      timer->stop();
-    }
+    graph_.observers.tell(&Observer::hasReplayed);
     if (asker_ == Asker::Nobody) {
       checkInputsAreStill();
     }
-    handOut(start);
-    if (graph_.journal) {
-      const bool waited = asker_ == Asker::Backward;
-      graph_.journal->add(waited ? "replay" : "replay ahead", recipe_.op.name, start);
-      if (isReported) {
-        noteRun(
-            *graph_.journal, recipe_, waited ? graph_.journal->now() - start : 0, std::move(timer));
-      }
-    }
+    handOut();
+    graph_.observers.tell(&Observer::replayEnds, recipe_);
   }
 
  private:
@@ -287,7 +225,7 @@ class Rerun {
     return value.available() && !isRepeated;
   }
 
-  void handOut(JournalTime start) {
+  void handOut() {
     for (const Output& output : recipe_.outputs) {
       const auto value = output.value.lock();
       const bool hasBytes = value && hasItsBytes(*value);
@@ -307,9 +245,6 @@ class Rerun {
         continue;
       }
       graph_.streams.made(*value, value->home.bytes());
-      if (value->rare->entry) {
-        note(*value, std::exchange(start, kNever), asker_ == Asker::Nobody);
-      }
       graph_.observers.tell(&Observer::replayed, graph_, recipe_, *value);
     }
   }

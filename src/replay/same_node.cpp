@@ -37,9 +37,7 @@ void materialiseSameNode(Graph& graph, const Value& input, uint32_t node) {
     const bool waits = value->recipe() && value->uses.handles() > 0 && !value->available() &&
                        !value->decision.isMadeEachTime();
     if (waits && reads(graph, *value, input)) {
-      if (input.rare->entry && value->rare->entry) {
-        input.rare->entry->journal().askedWith(*input.rare->entry, *value->rare->entry);
-      }
+      graph.observers.tell(&Observer::replaysWith, input, *value);
       try {
         materialise(graph, *value);
       } catch (const std::exception&) {

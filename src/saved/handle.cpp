@@ -2,8 +2,8 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "report/live_counts.h"
-#include "report/statistics.h"
+#include "counts/live_counts.h"
+#include "counts/statistics.h"
 #include "support/python_support.h"
 
 namespace ebb {

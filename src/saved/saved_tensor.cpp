@@ -231,8 +231,8 @@ bool SavedTensor::isOffloaded() const {
 // again. If the tensor needs grad, torch makes a new tensor from the result of unpack, with and
 // without hooks.
 at::Tensor SavedTensor::unpack() {
-  if (packed_.entry) [[unlikely]] {
-    packed_.entry->journal().asked(*packed_.entry, packed_.node);
+  if (packed_.note) [[unlikely]] {
+    packed_.note->unpacks(packed_.node);
   }
   asksFor(*graph_);  // see Note [Replays ahead of backward]
   if (graph_->collectives.areDue()) [[unlikely]] {

@@ -44,7 +44,7 @@
 #include "paging/pool/movers.h"
 #include "policy/module_scope.h"
 #include "record/made_values.h"
-#include "report/journal.h"
+#include "plugins/report/journal.h"
 #include "stand_in_generator.h"
 #include "stream/capture.h"
 #include "stream/stream.h"

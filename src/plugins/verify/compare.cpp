@@ -17,7 +17,7 @@
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/bytes.h"
-#include "report/statistics.h"
+#include "counts/statistics.h"
 #include "support/python_support.h"
 
 namespace ebb {

@@ -1,4 +1,4 @@
-#include "report/live_counts.h"
+#include "counts/live_counts.h"
 
 #include <deque>
 #include <mutex>

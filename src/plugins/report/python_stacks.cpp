@@ -1,4 +1,4 @@
-#include "report/python_stacks.h"
+#include "plugins/report/python_stacks.h"
 
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/profiler/combined_traceback.h>

@@ -7,23 +7,25 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <array>
 #include <atomic>
 #include <compare>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "ebb/profile.h"
 #include "ebb/report.h"
-#include "report/python_stacks.h"
+#include "hooks/slots.h"
+#include "plugins/report/python_stacks.h"
 #include "stream/event.h"
 
 namespace ebb {
@@ -46,10 +48,6 @@ enum class Fate : uint8_t {
   Copied,      // a copy made before a write
   Outside,     // a parameter or input, made and held by other code
 };
-
-// The outcome of a region that could be replayed ahead of backward, as the members of ReportAhead.
-enum class AheadFate : uint8_t { InTime, Late, InVain, Held, Stopped };
-constexpr size_t kAheadFates = 5;
 
 using JournalTime = int64_t;  // nanoseconds since the step began
 constexpr JournalTime kNever = -1;
@@ -122,7 +120,7 @@ struct Line {
 // one replay, with its inputs, its results, and the time that backward waited for it.
 struct OperatorLine {
   Origin origin;
-  uint64_t call = 0;  // Context::numberInJournal
+  uint64_t call = 0;  // the number of outermost regions in the journal before
   JournalTime start = 0;
   JournalTime duration = 0;            // host time
   std::unique_ptr<DeviceTimer> timer;  // device time, if the op ran on a device
@@ -160,20 +158,23 @@ using JournalPtr = std::shared_ptr<Journal>;
 
 // Refers to the line of a value. The value and its handles share the entry. The line ends with the
 // entry.
-class Entry final : public c10::intrusive_ptr_target {
+class Entry final : public Extra {
  public:
+  static const SlotNumber kSlot;
+
   Entry(JournalPtr journal, Line& line) : journal_(std::move(journal)), line_(line) {
   }
   ~Entry() override;
 
-  // Calls `change` on the entry's line, under the journal's lock. Does nothing without an entry,
-  // that is, while reports are not recorded.
+  // Calls `change` on the line, under the journal's lock.
   template <class Change>
-  static void update(const EntryPtr& entry, const Change& change);
+  void update(const Change& change) const;
 
-  Journal& journal() const {
-    return *journal_;
+  // The value's fate is noted when its region ends.
+  bool waitsForEnd() const override {
+    return true;
   }
+  void unpacks(uint32_t node) override;
 
   Line* line() const {
     return &line_;
@@ -262,7 +263,8 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   EntryPtr add(Line line);
   void add(const char* kind, const std::string& name, JournalTime start, size_t nbytes = 0);
 
-  void add(AheadFate ofRegion);
+  // Counts an event under its name, such as "regions in time".
+  void count(const char* what);
   void add(OperatorLine call);
 
   // Counts an outermost region; returns the number of regions before.
@@ -297,15 +299,13 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   uint64_t regions_ = 0;                // outermost regions so far
   std::unordered_map<Line*, std::shared_ptr<Look>> watched_;  // values from outside, by line
   std::deque<Span> spans_;
-  std::array<uint64_t, kAheadFates> ahead_{};  // regions, by AheadFate
+  std::map<std::string_view, uint64_t> counted_;  // events, by name
 };
 
 template <class Change>
-void Entry::update(const EntryPtr& entry, const Change& change) {
-  if (entry) {
-    std::lock_guard<std::mutex> lock(entry->journal_->mutex_);
-    change(entry->line_);
-  }
+void Entry::update(const Change& change) const {
+  std::lock_guard<std::mutex> lock(journal_->mutex_);
+  change(line_);
 }
 
 }  // namespace ebb

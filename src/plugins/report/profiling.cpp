@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "memory/in_use.h"
-#include "report/journal.h"
-#include "report/shelf.h"
+#include "plugins/report/journal.h"
+#include "plugins/report/shelf.h"
 
 namespace ebb {
 namespace {

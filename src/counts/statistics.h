@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "ebb/report.h"
-#include "report/live_counts.h"
+#include "counts/live_counts.h"
 
 namespace ebb {
 
@@ -18,6 +18,11 @@ namespace ebb {
 // backward has used an earlier region. So after a backward, and until the next forward, the
 // statistics show exactly the last forward and backward.
 void statisticsRegionEntered();
+
+// From now on `begins` is called when a step begins, with its number. Returns true, so that a
+// plug-in can call this function when the library is loaded.
+bool callWhenStepBegins(void (*begins)(uint64_t step));
+
 void statisticsBackwardSeen();
 void statisticsDemoted(const std::string& op);
 void statisticsAdd(const std::string& region, const RegionCounters& counters);

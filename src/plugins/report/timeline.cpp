@@ -1,4 +1,4 @@
-#include "report/timeline.h"
+#include "plugins/report/timeline.h"
 
 #include <algorithm>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "report/shelf.h"
+#include "plugins/report/shelf.h"
 
 #include <algorithm>
 #include <atomic>

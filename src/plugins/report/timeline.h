@@ -4,7 +4,7 @@
 #include <deque>
 
 #include "ebb/report.h"
-#include "report/only_ours.h"
+#include "plugins/report/only_ours.h"
 
 namespace ebb {
 

@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "report/journal.h"
+#include "plugins/report/journal.h"
 
 namespace ebb {
 

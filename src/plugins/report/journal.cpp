@@ -1,4 +1,4 @@
-#include "report/journal.h"
+#include "plugins/report/journal.h"
 
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/StringUtil.h>
@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "report/only_ours.h"
-#include "report/timeline.h"
+#include "plugins/report/only_ours.h"
+#include "plugins/report/timeline.h"
 
 namespace ebb {
 namespace {
@@ -64,6 +64,10 @@ Entry::~Entry() {
       !journal_->isProfile()) {
     journal_->lines_.remove(line_);
   }
+}
+
+void Entry::unpacks(uint32_t node) {
+  journal_->asked(*this, node);
 }
 
 const std::string* JournalNames::intern(const std::string& text) {
@@ -216,9 +220,9 @@ void Journal::add(OperatorLine call) {
   operators_.push_back(std::move(call));
 }
 
-void Journal::add(AheadFate ofRegion) {
+void Journal::count(const char* what) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ++ahead_[static_cast<size_t>(ofRegion)];
+  ++counted_[what];
 }
 
 std::vector<PythonStack> Journal::stacks() const {
@@ -349,8 +353,12 @@ Report Journal::report() {
   report.step = step_;
   report.idleRules = names_.idleRules();
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto& [inTime, late, inVain, held, stopped] = ahead_;
-  report.ahead = {inTime, late, inVain, held, stopped};
+  report.ahead = {
+      counted_["regions in time"],
+      counted_["regions late"],
+      counted_["regions in vain"],
+      counted_["regions held"],
+      counted_["regions stopped"]};
   const OnlyOurs ours(lines_.all());
   ReportRows rows(report, ours, frames);
   const JournalTime now = this->now();

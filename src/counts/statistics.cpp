@@ -1,9 +1,9 @@
-#include "report/statistics.h"
+#include "counts/statistics.h"
 
 #include <atomic>
 #include <mutex>
+#include <vector>
 
-#include "report/shelf.h"
 
 namespace ebb {
 namespace {
@@ -21,11 +21,28 @@ Books& books() {
   return *instance;
 }
 
+// Filled while the library is loaded, so it needs no lock.
+std::vector<void (*)(uint64_t)>& callees() {
+  static auto* all = new std::vector<void (*)(uint64_t)>;
+  return *all;
+}
+
+void tellStepBegins(uint64_t step) {
+  for (const auto begins : callees()) {
+    begins(step);
+  }
+}
+
 }  // namespace
 
 RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
   forEachField<RegionCounters>([&](auto field) { this->*field.member += other.*field.member; });
   return *this;
+}
+
+bool callWhenStepBegins(void (*begins)(uint64_t step)) {
+  callees().push_back(begins);
+  return true;
 }
 
 void statisticsRegionEntered() {
@@ -44,7 +61,7 @@ void statisticsRegionEntered() {
     shared.step.total = {};
     step = ++shared.step.step;
   }
-  journalStepBegins(step);
+  tellStepBegins(step);
 }
 
 void statisticsBackwardSeen() {
@@ -105,7 +122,7 @@ void resetStats() {
     shared.step = {};
     shared.transfers.clear();
   }
-  journalStepBegins(0);
+  tellStepBegins(0);
 }
 
 }  // namespace ebb

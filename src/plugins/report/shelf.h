@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "report/journal.h"
+#include "plugins/report/journal.h"
 
 namespace ebb {
 

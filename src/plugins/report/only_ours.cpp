@@ -1,4 +1,4 @@
-#include "report/only_ours.h"
+#include "plugins/report/only_ours.h"
 
 namespace ebb {
 namespace {
