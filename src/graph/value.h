@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "ebb/export.h"
 #include "ebb/policy.h"
 #include "graph/home.h"
 #include "graph/saved_slice.h"
@@ -39,7 +40,7 @@ struct RareParts : InArena {
 };
 
 // The rare parts of a value, in a block of memory that exists once one of them has been set.
-class Rare {
+class EBB_API Rare {
  public:
   const RareParts* operator->() const {
     return parts_ ? parts_.get() : &kNone;

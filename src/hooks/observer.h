@@ -10,7 +10,9 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "ebb/export.h"
 #include "hooks/slots.h"
 
 namespace ebb {
@@ -40,13 +42,10 @@ struct Made {
   const char* whyKept;       // why the value cannot be recomputed; null if it can, or need not be
 };
 
-// Looks at one graph: a region and its backward. Decides nothing, with one exception: checked().
-// Each graph has observers of its own, which a function given to observeGraphs() adds. The calls
-// come under the graph's lock, which the observer must not release, except where a comment says
-// otherwise. While a region is open, its thread calls; afterwards, any thread that replays.
-class Observer {
+// What an observer sees while a region is recorded. The region's thread calls.
+class ForwardEvents {
  public:
-  virtual ~Observer() = default;
+  virtual ~ForwardEvents() = default;
 
   // The region's thread enters a region, perhaps a nested one. Without the lock.
   virtual std::unique_ptr<RegionNote> enters(
@@ -110,9 +109,6 @@ class Observer {
   // A plug-in has changed what it keeps with the value.
   virtual void extraChanged(Value& /*value*/) {
   }
-  // A plug-in counts an event of the graph, under this name. Without the lock, on any thread.
-  virtual void counted(const char* /*what*/) {
-  }
 
   // The region ends. Afterwards the core releases its references to the values.
   virtual void closes(const ValueMap& /*values*/) {
@@ -120,6 +116,12 @@ class Observer {
   // The core has released its references. Values that backward does not need are gone.
   virtual void closed() {
   }
+};
+
+// What an observer sees of a region's replays. Any thread calls, perhaps while the region is open.
+class BackwardEvents {
+ public:
+  virtual ~BackwardEvents() = default;
 
   // The bytes of a stashed value are about to come back, and have come back.
   virtual void fetches(Value& /*value*/) {
@@ -143,6 +145,10 @@ class Observer {
   virtual void replaysWith(const Value& /*asked*/, const Value& /*value*/) {
   }
 
+  // A plug-in counts an event of the graph, under this name. Without the lock.
+  virtual void counted(const char* /*what*/) {
+  }
+
   // Backward unpacks `value`, whose replay gave `bytes`. Returns the bytes to use, or throws.
   virtual c10::Storage checked(
       const Graph& /*graph*/,
@@ -152,6 +158,12 @@ class Observer {
     return bytes;
   }
 };
+
+// Looks at one graph: a region and its backward. Decides nothing, with one exception: checked().
+// Each graph has observers of its own, which a function given to observeGraphs() adds. The calls
+// come under the graph's lock, which the observer must not release, except where a comment says
+// otherwise.
+class Observer : public ForwardEvents, public BackwardEvents {};
 
 // The observers of a graph. A graph nearly always has none.
 class Observers {
@@ -167,21 +179,25 @@ class Observers {
   }
 
   // Calls a method of each observer.
-  template <class... Parameters, class... Arguments>
-  void tell(void (Observer::*what)(Parameters...), Arguments&&... arguments) const {
+  template <class Events, class... Parameters, class... Arguments>
+  void tell(void (Events::*what)(Parameters...), Arguments&&... arguments) const {
     if (any()) [[unlikely]] {
       tellAll(what, arguments...);
     }
   }
 
-  const auto& all() const {
-    return all_;
-  }
+  // The same for methods with results.
+  std::vector<std::unique_ptr<RegionNote>> enter(
+      const std::string& name, const std::shared_ptr<const Policy>& policy) const;
+  bool wantInput(const at::Tensor& tensor) const;
+  ExtraPtr packed(Value& value, const at::Tensor& tensor, bool resident) const;
+  c10::Storage checked(
+      const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) const;
 
  private:
-  template <class... Parameters, class... Arguments>
+  template <class Events, class... Parameters, class... Arguments>
   [[gnu::cold, gnu::noinline]] void tellAll(
-      void (Observer::*what)(Parameters...), Arguments&... arguments) const {
+      void (Events::*what)(Parameters...), Arguments&... arguments) const {
     for (const auto& observer : all_) {
       (observer.get()->*what)(arguments...);
     }
@@ -192,7 +208,7 @@ class Observers {
 
 // From now on `add` is called for each graph that a region opens: it may add observers, and set
 // Graph::rules. Returns true, so that a plug-in can call it when the library is loaded.
-bool observeGraphs(void (*add)(Graph& graph));
+EBB_API bool observeGraphs(void (*add)(Graph& graph));
 
 // Calls the functions given to observeGraphs().
 void addObservers(Graph& graph);

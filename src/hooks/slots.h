@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "ebb/export.h"
+
 namespace ebb {
 
 // What one plug-in keeps with one value or handle, as long as one of them lives.
@@ -27,7 +29,7 @@ using ExtraPtr = c10::intrusive_ptr<Extra>;
 // gives when the library is loaded.
 using SlotNumber = size_t;
 constexpr SlotNumber kMostSlots = 4;
-SlotNumber takeSlot();
+EBB_API SlotNumber takeSlot();
 
 // The extras of a value: at most one for each slot.
 class Extras {

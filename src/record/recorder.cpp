@@ -95,26 +95,6 @@ void addHandle(
   value.uses.gainHandle();
 }
 
-bool observersWant(const Graph& graph, const at::Tensor& tensor) {
-  const auto& all = graph.observers.all();
-  return std::any_of(all.begin(), all.end(), [&](const auto& observer) {
-    return observer->wantsInput(tensor);
-  });
-}
-
-// Returns what an observer wants to keep with the handle.
-[[gnu::cold]] ExtraPtr tellPacked(
-    const Graph& graph, Value& value, const at::Tensor& tensor, bool resident) {
-  ExtraPtr note;
-  for (const auto& observer : graph.observers.all()) {
-    if (auto given = observer->packed(value, tensor, resident)) {
-      TORCH_INTERNAL_ASSERT(!note, "two observers want to keep something with a handle");
-      note = std::move(given);
-    }
-  }
-  return note;
-}
-
 // Prepares a value for writes after the region's end, which ebb does not see.
 void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
   if (value.uses.readers() > 0) {
@@ -356,7 +336,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
   auto* known = values_.find(tensor);
-  if (known == nullptr && !sender_.offloadsInput(tensor) && !observersWant(*context_.graph, tensor)) {
+  if (known == nullptr && !sender_.offloadsInput(tensor) && !context_.graph->observers.wantInput(tensor)) {
     return {};
   }
   return pack(known ? values_.current(*known, tensor) : values_.current(tensor), tensor, part);
@@ -383,8 +363,8 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   if (context_.graph->observers.any()) [[unlikely]] {
     const bool staysInPages =
         value->decision.isPaged() && value->stash() && context_.graph->pages->resident;
-    packed.note =
-        tellPacked(*context_.graph, *value, tensor, isResident(retention) || staysInPages);
+    packed.note = context_.graph->observers.packed(
+        *value, tensor, isResident(retention) || staysInPages);
   }
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {

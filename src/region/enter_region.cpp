@@ -144,10 +144,7 @@ class ThreadRegions {
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
     const uint16_t region = recorder_.context().graph->names.indexOf(name);
-    std::vector<std::unique_ptr<RegionNote>> notes;
-    for (const auto& observer : recorder_.context().graph->observers.all()) {
-      notes.push_back(observer->enters(name, policy));
-    }
+    auto notes = recorder_.context().graph->observers.enter(name, policy);
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
       repeats = Repeats::All;
     }

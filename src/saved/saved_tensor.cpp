@@ -66,15 +66,6 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
   return read && read.unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
 }
 
-// Lets the observers compare the replayed bytes with the forward's. Returns the bytes to use.
-[[gnu::cold]] c10::Storage checked(
-    const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) {
-  for (const auto& observer : graph.observers.all()) {
-    bytes = observer->checked(graph, value, geometry, std::move(bytes));
-  }
-  return bytes;
-}
-
 // True if only handles and the value itself hold `storage`, the bytes of a saved value, besides the
 // caller.
 bool isOnlyOurs(const Packed& packed, const c10::Storage& storage) {
@@ -325,8 +316,8 @@ c10::Storage SavedTensor::materialised() const {
     materialise(*graph_, *packed_.value);  // the storage lives: nothing is copied back
   }
   if (packed_.recompute && packed_.value->facts.compared) {
-    const c10::Storage right =
-        checked(*graph_, *packed_.value, geometry_, materialise(*graph_, *packed_.value));
+    const c10::Storage right = graph_->observers.checked(
+        *graph_, *packed_.value, geometry_, materialise(*graph_, *packed_.value));
     storage = storage ? storage : right;
   } else if (!storage) {
     storage = broughtBack();

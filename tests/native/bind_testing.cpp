@@ -42,9 +42,10 @@
 #include "module.h"
 #include "offload/offload_engine.h"
 #include "paging/pool/movers.h"
+#include "plugins/report/journal.h"
 #include "policy/module_scope.h"
 #include "record/made_values.h"
-#include "plugins/report/journal.h"
+#include "recomputed_bytes.h"
 #include "stand_in_generator.h"
 #include "stream/capture.h"
 #include "stream/stream.h"
@@ -284,6 +285,8 @@ void bindTesting(py::module_& module) {
   module.def("fields", &fields);
   module.def("clear_reports", torch::wrap_pybind_function(&clearReports));
   module.def("live_journals", &Journal::live);
+  module.def("count_recomputed_bytes", &countRecomputedBytes);
+  module.def("recomputed_bytes", &recomputedBytes);
   module.def("failing_policy", [](uint32_t at) { return PyPolicy{failingPolicy(at)}; });
   module.def(
       "fail_allocations",

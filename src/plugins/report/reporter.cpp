@@ -121,9 +121,10 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
   return timer;
 }
 
-class Reporter final : public Observer {
+// Notes what the region does.
+class ForwardReporter final : public Observer {
  public:
-  explicit Reporter(JournalPtr journal)
+  explicit ForwardReporter(JournalPtr journal)
       : journal_(std::move(journal)), number_(journal_->countRegion()) {
   }
 
@@ -273,10 +274,6 @@ class Reporter final : public Observer {
     }
   }
 
-  void counted(const char* what) override {
-    journal_->count(what);
-  }
-
   void closes(const ValueMap& values) override {
     for (const auto& [storage, value] : values.all()) {
       if (const EntryPtr entry = entryOf(*value)) {
@@ -293,6 +290,46 @@ class Reporter final : public Observer {
     for (const Closing& last : std::exchange(closing_, {})) {
       noteClosed(last);
     }
+  }
+
+ private:
+  // The current region and module, and the op's name `op`.
+  Origin originOf(const Context& context, const std::string& op) {
+    JournalNames& names = journal_->names();
+    return {
+        names.intern(context.regionName()),
+        names.intern(context.decider->module()),
+        names.intern(op)};
+  }
+
+  static std::string ruleOf(const Context& context, const Value& value) {
+    return context.decider->ruleInWords(value.facts.rule);
+  }
+
+  void noteArgument(ValueMap& values, const OpTraits& op, const Argument& argument) {
+    if (!argument.tensor->defined()) {
+      return;
+    }
+    const auto* known = values.find(*argument.tensor);
+    const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
+    if (known != nullptr && !whole && !Input::isStandIn(argument.use)) {
+      addLine(**known, call_->inputs);
+    }
+    const bool reads = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
+    call_->readsRows |=
+        known != nullptr && reads && (*known)->rare->rows && op.rows.rule != RowRule::ShapeOnly;
+  }
+
+  const JournalPtr journal_;
+  const uint64_t number_;             // of the graph, in the journal
+  std::optional<OperatorLine> call_;  // of a profile: the op that runs
+  std::vector<Closing> closing_;      // between closes() and closed()
+};
+
+// Notes the graph's replays.
+class BackwardReporter final : public Observer {
+ public:
+  explicit BackwardReporter(JournalPtr journal) : journal_(std::move(journal)) {
   }
 
   void fetches(Value& /*value*/) override {
@@ -367,6 +404,10 @@ class Reporter final : public Observer {
     }
   }
 
+  void counted(const char* what) override {
+    journal_->count(what);
+  }
+
  private:
   // A replay in progress.
   struct Replay {
@@ -376,37 +417,7 @@ class Reporter final : public Observer {
     std::unique_ptr<DeviceTimer> timer{};
   };
 
-  // The current region and module, and the op's name `op`.
-  Origin originOf(const Context& context, const std::string& op) {
-    JournalNames& names = journal_->names();
-    return {
-        names.intern(context.regionName()),
-        names.intern(context.decider->module()),
-        names.intern(op)};
-  }
-
-  static std::string ruleOf(const Context& context, const Value& value) {
-    return context.decider->ruleInWords(value.facts.rule);
-  }
-
-  void noteArgument(ValueMap& values, const OpTraits& op, const Argument& argument) {
-    if (!argument.tensor->defined()) {
-      return;
-    }
-    const auto* known = values.find(*argument.tensor);
-    const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
-    if (known != nullptr && !whole && !Input::isStandIn(argument.use)) {
-      addLine(**known, call_->inputs);
-    }
-    const bool reads = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
-    call_->readsRows |=
-        known != nullptr && reads && (*known)->rare->rows && op.rows.rule != RowRule::ShapeOnly;
-  }
-
   const JournalPtr journal_;
-  const uint64_t number_;             // of the graph, in the journal
-  std::optional<OperatorLine> call_;  // of a profile: the op that runs
-  std::vector<Closing> closing_;      // between closes() and closed()
   JournalTime fetchBegan_ = 0;
   Replay replay_;
 };
@@ -414,7 +425,8 @@ class Reporter final : public Observer {
 [[maybe_unused]] const bool isRegistered = observeGraphs([](Graph& graph) {
   if (JournalPtr journal = currentJournal()) {
     graph.rules.onlyInBackward |= journal->isProfile();
-    graph.observers.add(std::make_unique<Reporter>(std::move(journal)));
+    graph.observers.add(std::make_unique<ForwardReporter>(journal));
+    graph.observers.add(std::make_unique<BackwardReporter>(std::move(journal)));
   }
 });
 [[maybe_unused]] const bool knowsSteps = callWhenStepBegins(&journalStepBegins);

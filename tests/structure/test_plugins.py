@@ -1,0 +1,78 @@
+"""The core's door: plug-ins use it, and nothing of the core needs a plug-in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import ebb
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = ROOT / "src/plugins"
+
+
+def includes(path):
+    return re.findall(r'^\s*#\s*include "(.+?)"', path.read_text(), re.M)
+
+
+def sources(folder):
+    return [path for path in folder.rglob("*") if path.suffix in (".h", ".cpp")]
+
+
+def test_only_bindings_include_plugins():
+    """Python sees what plug-ins have found; all else is told by the door."""
+    others = [p for p in sources(ROOT / "src") if PLUGINS not in p.parents]
+    using = {p.parent.name for p in others if any(i.startswith("plugins/") for i in includes(p))}
+
+    assert len(others) > 100
+    assert using == {"bindings"}
+
+
+@pytest.mark.parametrize("plugin", sorted(p.name for p in PLUGINS.iterdir()))
+def test_no_plugin_includes_another(plugin):
+    used = {i for path in sources(PLUGINS / plugin) for i in includes(path)}
+
+    assert {i.split("/")[1] for i in used if i.startswith("plugins/")} <= {plugin}
+    assert any(i.startswith("hooks/") for i in used)
+
+
+def test_the_door_includes_nothing_of_the_core():
+    used = {i for path in sources(ROOT / "src/hooks") for i in includes(path)}
+
+    assert {i.split("/")[0] for i in used} == {"ebb", "hooks"}
+
+
+def test_the_example_of_the_design_page_is_the_code_that_is_built():
+    page = (ROOT / "docs/design/plugins.md").read_text()
+    (shown,) = re.findall(r"```cpp\n(.*?)```", page, re.S)
+
+    assert shown in (ROOT / "tests/native/recomputed_bytes.cpp").read_text()
+    assert shown.count("\n") <= 40
+
+
+def test_the_example_counts_recomputed_bytes_of_each_module():
+    testing = pytest.importorskip("ebb._testing")
+
+    def block():
+        return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+
+    model = torch.nn.Sequential(block(), block())
+    before = testing.recomputed_bytes()
+    policy = ebb.Policy([ebb.Rule("*", ebb.RECOMPUTE, module="*")])  # asks for modules' names
+    with ebb.apply(model, policy, modules=["0", "1"]):
+        testing.count_recomputed_bytes(True)
+        try:
+            loss = model(torch.randn(4, 8, requires_grad=True)).sum()
+        finally:
+            testing.count_recomputed_bytes(False)
+        loss.backward()
+    counted = {
+        module: nbytes - before.get(module, 0)
+        for module, nbytes in testing.recomputed_bytes().items()
+    }
+
+    # the result of each linear layer, which the backward of GELU needs
+    assert counted == {"0.0": 4 * 8 * 4, "1.0": 4 * 8 * 4}
