@@ -44,7 +44,7 @@ Lookahead::~Lookahead() {
 
 void Lookahead::became(AheadFate fate) const {
   ++AheadCounts::get().graphs[static_cast<size_t>(fate)];
-  observers.tell(&Observer::counted, kAheadFates[static_cast<size_t>(fate)]);
+  observers.tell(&BackwardEvents::counted, kAheadFates[static_cast<size_t>(fate)]);
 }
 
 bool Lookahead::take(size_t nbytes) {

@@ -7,34 +7,44 @@
 namespace ebb {
 namespace {
 
-// Filled while the library is loaded, so it needs no lock.
-std::vector<void (*)(Graph&)>& plugins() {
-  static auto* all = new std::vector<void (*)(Graph&)>;
+// Filled while libraries are loaded, so the lists need no lock.
+std::vector<void (*)(Graph&)>& plugins(Turn turn) {
+  static auto* any = new std::vector<void (*)(Graph&)>;
+  static auto* last = new std::vector<void (*)(Graph&)>;
+  return turn == Turn::Any ? *any : *last;
+}
+
+std::vector<void (*)(const at::Tensor&)>& beforeWrites() {
+  static auto* all = new std::vector<void (*)(const at::Tensor&)>;
   return *all;
 }
 
 }  // namespace
 
+void Observers::clear() {
+  *this = Observers();
+}
+
 std::vector<std::unique_ptr<RegionNote>> Observers::enter(
     const std::string& name, const std::shared_ptr<const Policy>& policy) const {
   std::vector<std::unique_ptr<RegionNote>> notes;
-  for (const auto& observer : all_) {
+  for (RegionEvents* observer : regions_) {
     notes.push_back(observer->enters(name, policy));
   }
   return notes;
 }
 
 bool Observers::wantInput(const at::Tensor& tensor) const {
-  return std::any_of(all_.begin(), all_.end(), [&](const auto& observer) {
+  return std::any_of(regions_.begin(), regions_.end(), [&](RegionEvents* observer) {
     return observer->wantsInput(tensor);
   });
 }
 
-[[gnu::cold]] ExtraPtr Observers::packed(
-    Value& value, const at::Tensor& tensor, bool resident) const {
+[[gnu::cold]] ExtraPtr Observers::tellPacked(
+    Value& value, const at::Tensor& tensor, Retention retention) const {
   ExtraPtr note;
-  for (const auto& observer : all_) {
-    if (auto given = observer->packed(value, tensor, resident)) {
+  for (RegionEvents* observer : regions_) {
+    if (auto given = observer->packed(value, tensor, retention)) {
       TORCH_INTERNAL_ASSERT(!note, "two observers want to keep something with a handle");
       note = std::move(given);
     }
@@ -44,20 +54,33 @@ bool Observers::wantInput(const at::Tensor& tensor) const {
 
 [[gnu::cold]] c10::Storage Observers::checked(
     const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) const {
-  for (const auto& observer : all_) {
+  for (BackwardEvents* observer : backwards_) {
     bytes = observer->checked(graph, value, geometry, std::move(bytes));
   }
   return bytes;
 }
 
-bool observeGraphs(void (*add)(Graph& graph)) {
-  plugins().push_back(add);
+bool observeGraphs(void (*add)(Graph& graph), Turn turn) {
+  plugins(turn).push_back(add);
   return true;
 }
 
 void addObservers(Graph& graph) {
-  for (const auto add : plugins()) {
-    add(graph);
+  for (const Turn turn : {Turn::Any, Turn::Last}) {
+    for (const auto add : plugins(turn)) {
+      add(graph);
+    }
+  }
+}
+
+bool callBeforeUnseenWrites(void (*before)(const at::Tensor& tensor)) {
+  beforeWrites().push_back(before);
+  return true;
+}
+
+void beforeUnseenWrite(const at::Tensor& tensor) {
+  for (const auto before : beforeWrites()) {
+    before(tensor);
   }
 }
 

@@ -4,11 +4,12 @@
 
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Storage.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,7 @@ class Arguments;
 class Geometry;
 class Policy;
 class ValueMap;
+enum class Retention : uint8_t;
 struct Call;
 struct Context;
 struct Graph;
@@ -28,7 +30,7 @@ struct Output;
 struct Recipe;
 struct Value;
 
-// What an observer keeps with an open region. Destroyed when the thread leaves the region.
+// What a plug-in keeps with an open region. Destroyed when the thread leaves the region.
 struct RegionNote {
   virtual ~RegionNote() = default;
 };
@@ -42,29 +44,22 @@ struct Made {
   const char* whyKept;       // why the value cannot be recomputed; null if it can, or need not be
 };
 
-// What an observer sees while a region is recorded. The region's thread calls.
-class ForwardEvents {
- public:
-  virtual ~ForwardEvents() = default;
+// An observer looks at one graph, that is, a region and its backward, and decides nothing, with one
+// exception: BackwardEvents::checked(). Its class derives from one or more of the three classes
+// below. Calls come under the graph's lock, except where a comment says otherwise.
+struct Observer {
+  virtual ~Observer() = default;
+};
 
-  // The region's thread enters a region, perhaps a nested one. Without the lock.
-  virtual std::unique_ptr<RegionNote> enters(
-      const std::string& /*name*/, const std::shared_ptr<const Policy>& /*policy*/) {
-    return nullptr;
-  }
-
-  // True if a tensor that autograd saves, and that no op of the region has read, must get a value.
-  virtual bool wantsInput(const at::Tensor& /*tensor*/) {
-    return false;
-  }
-
+// What happens to the ops of a region, on the region's thread.
+struct OpEvents : virtual Observer {
   // An op is about to run. `replayable`: it has a recipe.
   virtual void willRun(
-      const Context& /*context*/,
-      ValueMap& /*values*/,
-      const Call& /*call*/,
-      const Arguments& /*arguments*/,
-      bool /*replayable*/) {
+      const Context& context,
+      ValueMap& values,
+      const Call& call,
+      const Arguments& arguments,
+      bool replayable) {
   }
   // The op's kernel has returned. Without the lock, as its results are not recorded yet.
   virtual void hasRun() {
@@ -74,115 +69,133 @@ class ForwardEvents {
   }
 
   // A value exists from now on.
-  virtual void made(const Made& /*made*/) {
+  virtual void made(const Made& made) {
   }
   // `output`, shown by `tensor`, can be recomputed from `recipe`. Comes before made().
   virtual void canBeReplayed(
-      const Recipe& /*recipe*/, const Output& /*output*/, const at::Tensor& /*tensor*/) {
+      const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
   }
-  // The policy has decided again, because the program named the value.
-  virtual void decidedAgain(const Context& /*context*/, Value& /*value*/) {
+  // The policy has decided again, because the program has named the value.
+  virtual void decidedAgain(const Context& context, Value& value) {
   }
   // The value's storage is about to be written (`seen`), or an unseen write to it has been found.
-  virtual void stateEnds(Value& /*value*/, bool /*seen*/) {
+  virtual void stateEnds(Value& value, bool seen) {
   }
   // The value has got a copy of its bytes, because its storage is about to be written.
-  virtual void copied(Value& /*value*/) {
-  }
-  // Autograd has packed the value, shown by `tensor`. `resident`: its bytes stay in memory. The
-  // handle keeps the result, which may be null.
-  virtual ExtraPtr packed(
-      Value& /*value*/, const at::Tensor& /*tensor*/, bool /*resident*/) {
-    return {};
+  virtual void copied(Value& value) {
   }
   // A store has taken the value's bytes: `nbytes` of the tensor `of`. `kind` names the store.
-  virtual void sent(
-      Value& /*value*/, const char* /*kind*/, const std::string& /*of*/, size_t /*nbytes*/) {
+  virtual void sent(Value& value, const char* kind, const std::string& of, size_t nbytes) {
   }
   // A store has not taken the value's bytes.
-  virtual void notSent(Value& /*value*/, const char* /*why*/) {
+  virtual void notSent(Value& value, const char* why) {
   }
   // The value's bytes stay in memory, although a store had taken them or should. `why`: null if
   // this is what the policy wants.
-  virtual void stays(Value& /*value*/, const char* /*why*/) {
+  virtual void stays(Value& value, const char* why) {
   }
   // A plug-in has changed what it keeps with the value.
-  virtual void extraChanged(Value& /*value*/) {
+  virtual void extraChanged(Value& value) {
+  }
+};
+
+// What happens to a region and to the tensors that autograd saves there, on the region's thread.
+struct RegionEvents : virtual Observer {
+  // The thread enters a region, perhaps a nested one. Without the lock.
+  virtual std::unique_ptr<RegionNote> enters(
+      const std::string& name, const std::shared_ptr<const Policy>& policy) {
+    return nullptr;
+  }
+  // True if a tensor that autograd saves, and that no op of the region has read, must get a value.
+  virtual bool wantsInput(const at::Tensor& tensor) {
+    return false;
+  }
+  // Autograd has packed the value, shown by `tensor`. The handle keeps the result, which may be
+  // null.
+  virtual ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) {
+    return {};
+  }
+  // The region reads a result of the region of `maker`.
+  virtual void readsResultOf(const c10::weak_intrusive_ptr<Graph>& maker) {
   }
 
+  // The region is about to end.
+  virtual void willClose() {
+  }
   // The region ends. Afterwards the core releases its references to the values.
-  virtual void closes(const ValueMap& /*values*/) {
+  virtual void closes(const ValueMap& values) {
   }
   // The core has released its references. Values that backward does not need are gone.
   virtual void closed() {
   }
+  // The thread has left the region. Without the lock.
+  virtual void left(const c10::intrusive_ptr<Graph>& graph) {
+  }
 };
 
-// What an observer sees of a region's replays. Any thread calls, perhaps while the region is open.
-class BackwardEvents {
- public:
-  virtual ~BackwardEvents() = default;
+// What happens to a graph's saved tensors. Any thread calls, perhaps while the region is open.
+struct BackwardEvents : virtual Observer {
+  // A saved tensor is about to be unpacked, usually by backward. Without the lock.
+  virtual void unpacks(Graph& graph) {
+  }
 
   // The bytes of a stashed value are about to come back, and have come back.
-  virtual void fetches(Value& /*value*/) {
+  virtual void fetches(Value& value) {
   }
-  virtual void fetched(Value& /*value*/) {
+  virtual void fetched(Value& value) {
   }
 
   // A recipe is about to run again; `ahead`: before backward needs its results.
-  virtual void willReplay(const Recipe& /*recipe*/, bool /*ahead*/) {
+  virtual void willReplay(const Recipe& recipe, bool ahead) {
   }
   // The recipe's kernel has returned.
   virtual void hasReplayed() {
   }
   // The recipe has given `value` its bytes.
-  virtual void replayed(const Graph& /*graph*/, const Recipe& /*recipe*/, Value& /*value*/) {
+  virtual void replayed(const Graph& graph, const Recipe& recipe, Value& value) {
   }
   // All results of the recipe have their bytes. Not called if the replay has thrown.
-  virtual void replayEnds(const Recipe& /*recipe*/) {
+  virtual void replayEnds(const Recipe& recipe) {
   }
   // The value is recomputed together with `asked`, which backward unpacks.
-  virtual void replaysWith(const Value& /*asked*/, const Value& /*value*/) {
+  virtual void replaysWith(const Value& asked, const Value& value) {
   }
-
   // A plug-in counts an event of the graph, under this name. Without the lock.
-  virtual void counted(const char* /*what*/) {
+  virtual void counted(const char* what) {
   }
 
   // Backward unpacks `value`, whose replay gave `bytes`. Returns the bytes to use, or throws.
   virtual c10::Storage checked(
-      const Graph& /*graph*/,
-      Value& /*value*/,
-      const Geometry& /*geometry*/,
-      c10::Storage bytes) {
+      const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) {
     return bytes;
   }
 };
 
-// Looks at one graph: a region and its backward. Decides nothing, with one exception: checked().
-// Each graph has observers of its own, which a function given to observeGraphs() adds. The calls
-// come under the graph's lock, which the observer must not release, except where a comment says
-// otherwise.
-class Observer : public ForwardEvents, public BackwardEvents {};
-
 // The observers of a graph. A graph nearly always has none.
 class Observers {
  public:
-  void add(std::unique_ptr<Observer> observer) {
+  template <class Derived>
+  void add(std::unique_ptr<Derived> observer) {
+    addTo(ops_, observer.get());
+    addTo(regions_, observer.get());
+    addTo(backwards_, observer.get());
     all_.push_back(std::move(observer));
   }
-  void clear() {
-    all_.clear();
+  void clear();
+
+  // True if an observer looks at ops.
+  bool seeOps() const {
+    return !ops_.empty();
   }
   bool any() const {
     return !all_.empty();
   }
 
-  // Calls a method of each observer.
+  // Calls a method of each observer that has the method.
   template <class Events, class... Parameters, class... Arguments>
   void tell(void (Events::*what)(Parameters...), Arguments&&... arguments) const {
-    if (any()) [[unlikely]] {
-      tellAll(what, arguments...);
+    if (!of<Events>().empty()) [[unlikely]] {
+      tellAll(of<Events>(), what, arguments...);
     }
   }
 
@@ -190,27 +203,60 @@ class Observers {
   std::vector<std::unique_ptr<RegionNote>> enter(
       const std::string& name, const std::shared_ptr<const Policy>& policy) const;
   bool wantInput(const at::Tensor& tensor) const;
-  ExtraPtr packed(Value& value, const at::Tensor& tensor, bool resident) const;
+  ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) const {
+    return regions_.empty() ? ExtraPtr() : tellPacked(value, tensor, retention);
+  }
   c10::Storage checked(
       const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) const;
 
  private:
-  template <class Events, class... Parameters, class... Arguments>
-  [[gnu::cold, gnu::noinline]] void tellAll(
-      void (Events::*what)(Parameters...), Arguments&... arguments) const {
-    for (const auto& observer : all_) {
-      (observer.get()->*what)(arguments...);
+  template <class Events, class Derived>
+  static void addTo(std::vector<Events*>& list, Derived* observer) {
+    if constexpr (std::is_base_of_v<Events, Derived>) {
+      list.push_back(observer);
     }
   }
 
-  c10::SmallVector<std::unique_ptr<Observer>, 2> all_;
+  template <class Events>
+  const std::vector<Events*>& of() const {
+    if constexpr (std::is_same_v<Events, OpEvents>) {
+      return ops_;
+    } else if constexpr (std::is_same_v<Events, RegionEvents>) {
+      return regions_;
+    } else {
+      return backwards_;
+    }
+  }
+
+  template <class Events, class... Parameters, class... Arguments>
+  [[gnu::cold, gnu::noinline]] static void tellAll(
+      const std::vector<Events*>& all,
+      void (Events::*what)(Parameters...),
+      Arguments&... arguments) {
+    for (Events* observer : all) {
+      (observer->*what)(arguments...);
+    }
+  }
+  ExtraPtr tellPacked(Value& value, const at::Tensor& tensor, Retention retention) const;
+
+  std::vector<std::unique_ptr<Observer>> all_;
+  std::vector<OpEvents*> ops_;
+  std::vector<RegionEvents*> regions_;
+  std::vector<BackwardEvents*> backwards_;
 };
+
+// When a plug-in adds its observers: those that depend on Graph::rules come last.
+enum class Turn : uint8_t { Any, Last };
 
 // From now on `add` is called for each graph that a region opens: it may add observers, and set
 // Graph::rules. Returns true, so that a plug-in can call it when the library is loaded.
-EBB_API bool observeGraphs(void (*add)(Graph& graph));
+EBB_API bool observeGraphs(void (*add)(Graph& graph), Turn turn = Turn::Any);
 
 // Calls the functions given to observeGraphs().
 void addObservers(Graph& graph);
+
+// From now on `before` is called before code that torch does not see may write to a tensor.
+bool callBeforeUnseenWrites(void (*before)(const at::Tensor& tensor));
+void beforeUnseenWrite(const at::Tensor& tensor);
 
 }  // namespace ebb

@@ -155,19 +155,19 @@ void OpRecording::run() {
   }
   const Observers& observers = context_.graph->observers;
   observers.tell(
-      &Observer::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
+      &OpEvents::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
   if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
     runUntrusted();
   } else {
     runKernel();
   }
   // Results are not visible to other threads yet, so only writes need the lock again.
-  if (!arguments_.writes().empty() || observers.any()) {
+  if (!arguments_.writes().empty() || observers.seeOps()) {
     lockAgain(lock_);
     recordWrites();
   }
   recordOutputs();
-  observers.tell(&Observer::recorded);
+  observers.tell(&OpEvents::recorded);
   if (values_.needsSweep()) {
     lockAgain(lock_);
     replay_.recipe.reset();
@@ -236,7 +236,7 @@ void OpRecording::runKernel() {
     } else {
       results_ = call_.run();
     }
-    context_.graph->observers.tell(&Observer::hasRun);
+    context_.graph->observers.tell(&OpEvents::hasRun);
     if (waits) [[unlikely]] {
       const auto group = processGroupOf(op_, replay_.recipe->others());
       waitForCollective(results_, op_.results.size(), [&] { checkOtherRanks(group); });
@@ -302,7 +302,7 @@ void OpRecording::runKernel() {
       values_.forget(write.storage);  // the op gave the tensor another storage
       continue;
     }
-    if (context_.graph->observers.any()) [[unlikely]] {
+    if (context_.graph->observers.seeOps()) [[unlikely]] {
       tellMade(*after, write.tensor, verdict);
     }
     const bool followed = before.uses.packed() > 0;
@@ -343,7 +343,7 @@ void OpRecording::addOutput(
   output.value = c10::weak_intrusive_ptr<Value>(value);
   replay_.recipe->outputs.push_back(std::move(output));
   context_.graph->observers.tell(
-      &Observer::canBeReplayed, *replay_.recipe, replay_.recipe->outputs.back(), tensor);
+      &OpEvents::canBeReplayed, *replay_.recipe, replay_.recipe->outputs.back(), tensor);
 }
 
 [[gnu::noinline]] void OpRecording::keepIfUntrusted(
@@ -392,7 +392,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   if (!value->recipe() || op_.limits.constantFill) {
     value->decision.mustBeKept();
   }
-  if (context_.graph->observers.any()) [[unlikely]] {
+  if (context_.graph->observers.seeOps()) [[unlikely]] {
     tellMade(*value, tensor, verdict);
   }
   values_.put(storage, std::move(value));
@@ -430,7 +430,7 @@ void OpRecording::decideOnResult(
   }
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;
   context_.graph->observers.tell(
-      &Observer::made, Made{context_, value, tensor, op_.name, why});
+      &OpEvents::made, Made{context_, value, tensor, op_.name, why});
 }
 
 // Returns why a result has no recipe, or why ebb keeps the result in spite of a recipe.

@@ -282,7 +282,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     return;
   }
   value->facts.rule = verdict->rule;
-  context_.graph->observers.tell(&Observer::decidedAgain, context_, *value);
+  context_.graph->observers.tell(&OpEvents::decidedAgain, context_, *value);
   const bool wasKept = value->decision.isKept();
   decideAgain(*context_.counters, *value, verdict->decision);
   const bool needed = value->uses.packed() > 0 || value->uses.readers() > 0;
@@ -360,12 +360,7 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
        .hasRecipe = value->recipe().defined()});
   countPacked(*context_.counters, *value, retention);
   value->uses.letRelyOnBytes(retention == Retention::Away);
-  if (context_.graph->observers.any()) [[unlikely]] {
-    const bool staysInPages =
-        value->decision.isPaged() && value->stash() && context_.graph->pages->resident;
-    packed.note = context_.graph->observers.packed(
-        *value, tensor, isResident(retention) || staysInPages);
-  }
+  packed.note = context_.graph->observers.packed(*value, tensor, retention);
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
     packed.value = value;
@@ -419,14 +414,14 @@ void Recorder::close(bool onlyPart) {
   }
   followInBackward(*context_.graph, before_);
   const Observers& observers = context_.graph->observers;
-  observers.tell(&Observer::closes, values_);
+  observers.tell(&RegionEvents::closes, values_);
   if (auto toSend = values_.keptToSend(); !toSend.empty()) {
     values_.clear();
     sender_.sendKept(std::move(toSend));
   }
   if (observers.any()) {
     values_.clear();
-    observers.tell(&Observer::closed);
+    observers.tell(&RegionEvents::closed);
   }
 }
 

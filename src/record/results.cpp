@@ -38,7 +38,7 @@ void supersedeEarlier(
   }
   const bool copies =
       needsCopy(graph, value) && value.home.hasMemoryOf(*storage.unsafeGetStorageImpl());
-  graph.observers.tell(&Observer::stateEnds, value, true);
+  graph.observers.tell(&OpEvents::stateEnds, value, true);
   value.home.supersede();  // before the copy, which may fail: a replay then raises
   if (value.uses.handles() > 0) {
     value.rare.set(&RareParts::redefined, storage);

@@ -54,7 +54,7 @@ void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr
   if (value.decision.isPaged() && value.uses.packed() == 0 && !value.stash()) {
     value.decision.setDue(true);
   }
-  context_.graph->observers.tell(&Observer::extraChanged, value);
+  context_.graph->observers.tell(&OpEvents::extraChanged, value);
 }
 
 bool RowMarks::isNode(uint64_t number, const at::Tensor& tensor) const {
@@ -148,7 +148,7 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
 
 void RowMarks::keepWhole(Value& value, const at::Tensor& tensor) {
   value.rare->rows->mixed = true;
-  context_.graph->observers.tell(&Observer::extraChanged, value);
+  context_.graph->observers.tell(&OpEvents::extraChanged, value);
   const bool whole = value.home.bytes() && (value.home.isPrivate() || !value.recipe());
   if (!value.rare->rows->lossy || whole) {
     return;
@@ -162,7 +162,7 @@ void RowMarks::keepWhole(Value& value, const at::Tensor& tensor) {
   value.uses.letRelyOnBytes();
   sender_.keep(value, tensor);
   context_.graph->observers.tell(
-      &Observer::stays, value, "an operator that may mix its rows has saved it");
+      &OpEvents::stays, value, "an operator that may mix its rows has saved it");
 }
 
 RowCountPtr RowMarks::countOf(const at::Tensor& tensor, const at::Tensor& rows) {

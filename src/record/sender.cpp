@@ -37,7 +37,7 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   value.setSlice(nullptr);
   context_.counters->bytesFellBack += value.home.nbytes();
   context_.graph->observers.tell(
-      &Observer::notSent, value, "no pinned host memory was left for OFFLOAD (pinned_limit)");
+      &OpEvents::notSent, value, "no pinned host memory was left for OFFLOAD (pinned_limit)");
   // All ranks must repeat the same collectives, but perhaps only this rank lacks memory. So a graph
   // with collectives keeps the value.
   const bool recomputes = value.recipe() && !context_.graph->collectives.any();
@@ -64,7 +64,7 @@ bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   value.send(std::move(stash));
   sendsToHost_ = true;
   context_.counters->bytesOffloaded += nbytes;
-  context_.graph->observers.tell(&Observer::sent, value, "offload", account->of, nbytes);
+  context_.graph->observers.tell(&OpEvents::sent, value, "offload", account->of, nbytes);
   return true;
 }
 
@@ -82,12 +82,12 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
   if (context_.graph->pages->resident) {
     context_.counters->bytesSaved += value.home.nbytes();
     context_.counters->bytesPacked += value.home.nbytes();
-    context_.graph->observers.tell(&Observer::stays, value, nullptr);
+    context_.graph->observers.tell(&OpEvents::stays, value, nullptr);
     return true;
   }
   rows.live->isPaged = true;
   context_.counters->bytesPaged += value.home.nbytes();
-  context_.graph->observers.tell(&Observer::sent, value, "stash", op, value.home.nbytes());
+  context_.graph->observers.tell(&OpEvents::sent, value, "stash", op, value.home.nbytes());
   return true;
 }
 

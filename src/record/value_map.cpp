@@ -132,7 +132,7 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
   graph.streams.made(value, value.home.bytes());
   value.facts.tampered = hasChanged(value, value.home.bytes(), graph.rules.fingerprints());
   counters.bytesCopied += value.home.nbytes();
-  graph.observers.tell(&Observer::copied, value);
+  graph.observers.tell(&OpEvents::copied, value);
 }
 
 void ValueMap::clear() {
@@ -198,11 +198,11 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   }
   if (slot) {
     slot->supersede(tensor.storage());
-    context_.graph->observers.tell(&Observer::stateEnds, *slot, false);
+    context_.graph->observers.tell(&OpEvents::stateEnds, *slot, false);
   }
   slot = leafOf(tensor, slot);
   context_.graph->observers.tell(
-      &Observer::made, Made{context_, *slot, tensor, kFromOutside, nullptr});
+      &OpEvents::made, Made{context_, *slot, tensor, kFromOutside, nullptr});
   return slot;
 }
 
@@ -232,7 +232,7 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
 // still need the bytes, ebb copies them first, so a replay sees the same contents as the forward. A
 // value with a recipe is recomputed instead.
 void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
-  context_.graph->observers.tell(&Observer::stateEnds, *value, true);
+  context_.graph->observers.tell(&OpEvents::stateEnds, *value, true);
   value->home.supersede();
   value->home.leave();
   if (value->slice() && value->home.bytes()) {
@@ -285,7 +285,7 @@ ValueMap& ValueMap::settle() {
 
 [[gnu::cold]] void ValueMap::storageGrew(
     const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
-  context_.graph->observers.tell(&Observer::stateEnds, *value, false);
+  context_.graph->observers.tell(&OpEvents::stateEnds, *value, false);
   value->supersede(storage);
   if (value->home.bytes() && !value->home.isPrivate() && !value->recipe()) {
     makePrivate(*context_.graph, *value, *context_.counters);
@@ -306,7 +306,7 @@ ValueMap& ValueMap::settle() {
   leaf->facts.writtenHere = !before->facts.madeHere;
   leaf->facts.opaque = before->facts.opaque;
   context_.graph->observers.tell(
-      &Observer::made,
+      &OpEvents::made,
       Made{
           context_,
           *leaf,

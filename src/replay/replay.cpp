@@ -29,7 +29,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
   if (!living && !value.home.isPrivate() && !value.versions.hold()) {
     return {};
   }
-  graph.observers.tell(&Observer::fetches, value);
+  graph.observers.tell(&BackwardEvents::fetches, value);
   const bool exact = living || value.stash()->isExact();
   c10::Storage bytes = living;
   if (!value.slice() || !living) {
@@ -49,7 +49,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
   if (value.rare->rows) {
     value.rare->rows->padded = !exact;
   }
-  graph.observers.tell(&Observer::fetched, value);
+  graph.observers.tell(&BackwardEvents::fetched, value);
   return value.home.bytes();
 }
 

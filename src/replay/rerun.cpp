@@ -60,17 +60,17 @@ class Rerun {
 
   void run() {
     RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
-    graph_.observers.tell(&Observer::willReplay, recipe_, asker_ == Asker::Nobody);
+    graph_.observers.tell(&BackwardEvents::willReplay, recipe_, asker_ == Asker::Nobody);
     checkPrecision();
     checkCapture();
     pushArguments();
     runKernel();
-    graph_.observers.tell(&Observer::hasReplayed);
+    graph_.observers.tell(&BackwardEvents::hasReplayed);
     if (asker_ == Asker::Nobody) {
       checkInputsAreStill();
     }
     handOut();
-    graph_.observers.tell(&Observer::replayEnds, recipe_);
+    graph_.observers.tell(&BackwardEvents::replayEnds, recipe_);
   }
 
  private:
@@ -245,7 +245,7 @@ class Rerun {
         continue;
       }
       graph_.streams.made(*value, value->home.bytes());
-      graph_.observers.tell(&Observer::replayed, graph_, recipe_, *value);
+      graph_.observers.tell(&BackwardEvents::replayed, graph_, recipe_, *value);
     }
   }
 

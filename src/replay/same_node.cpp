@@ -37,7 +37,7 @@ void materialiseSameNode(Graph& graph, const Value& input, uint32_t node) {
     const bool waits = value->recipe() && value->uses.handles() > 0 && !value->available() &&
                        !value->decision.isMadeEachTime();
     if (waits && reads(graph, *value, input)) {
-      graph.observers.tell(&Observer::replaysWith, input, *value);
+      graph.observers.tell(&BackwardEvents::replaysWith, input, *value);
       try {
         materialise(graph, *value);
       } catch (const std::exception&) {

@@ -27,12 +27,11 @@ struct Module final : Extra {
 };
 const SlotNumber Module::kSlot = takeSlot();
 
-class CountsBytes final : public Observer {
- public:
+struct CountsBytes final : OpEvents, BackwardEvents {
   void made(const Made& made) override {
     made.value.rare.add(c10::make_intrusive<Module>(made.context.decider->module()));
   }
-  void replayed(const Graph& /*graph*/, const Recipe& /*recipe*/, Value& value) override {
+  void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
     std::lock_guard<std::mutex> lock(mutex);
     recomputed[value.extra<Module>()->name] += value.home.nbytes();
   }

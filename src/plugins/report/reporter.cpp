@@ -19,6 +19,7 @@
 #include "policy/compiled_policy.h"
 #include "record/arguments.h"
 #include "record/context.h"
+#include "record/retention.h"
 #include "record/value_map.h"
 #include "stream/capture.h"
 #include "stream/event.h"
@@ -122,7 +123,7 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
 }
 
 // Notes what the region does.
-class ForwardReporter final : public Observer {
+class ForwardReporter final : public OpEvents, public RegionEvents {
  public:
   explicit ForwardReporter(JournalPtr journal)
       : journal_(std::move(journal)), number_(journal_->countRegion()) {
@@ -221,7 +222,7 @@ class ForwardReporter final : public Observer {
     value.rare.add(journal_->add(std::move(line)));
   }
 
-  ExtraPtr packed(Value& value, const at::Tensor& tensor, bool resident) override {
+  ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
     update(value, [&](Line& line) {
       line.use.packed = true;
       line.use.handlesWithStorage += tensor.grad_fn() != nullptr;
@@ -230,10 +231,10 @@ class ForwardReporter final : public Observer {
       }
       if (!value.facts.madeHere) {
         line.fate = Fate::Outside;
-      } else {
-        line.fate = !resident                ? Fate::Recomputed
-                    : line.reason != nullptr ? Fate::Kept
-                                             : Fate::Saved;
+      } else if (retention == Retention::Recomputed) {
+        line.fate = Fate::Recomputed;
+      } else if (retention != Retention::Away) {  // else sent() or stays() has told the fate
+        line.fate = line.reason != nullptr ? Fate::Kept : Fate::Saved;
       }
     });
     return entryOf(value);
@@ -327,12 +328,12 @@ class ForwardReporter final : public Observer {
 };
 
 // Notes the graph's replays.
-class BackwardReporter final : public Observer {
+class BackwardReporter final : public BackwardEvents {
  public:
   explicit BackwardReporter(JournalPtr journal) : journal_(std::move(journal)) {
   }
 
-  void fetches(Value& /*value*/) override {
+  void fetches(Value& value) override {
     fetchBegan_ = journal_->now();
   }
 
@@ -361,7 +362,7 @@ class BackwardReporter final : public Observer {
     }
   }
 
-  void replayed(const Graph& /*graph*/, const Recipe& /*recipe*/, Value& value) override {
+  void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
     const JournalTime began = std::exchange(replay_.firstBegan, kNever);
     update(value, [&](Line& line) {
       const JournalTime now = journal_->now();

@@ -37,7 +37,7 @@ std::string changedInputsOf(const Recipe& recipe) {
 }
 
 // See Note [Verify mode]
-class Verifier final : public Observer {
+class Verifier final : public OpEvents, public BackwardEvents {
  public:
   explicit Verifier(VerifyMode mode) : mode_(mode) {
   }
