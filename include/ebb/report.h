@@ -29,13 +29,12 @@ struct RegionCounters {
   uint64_t bytesPaged = 0;        // storages whose valid rows went to pages
   uint64_t bytesNotPaged = 0;     // decision Page, but kept: the valid rows are unknown
   uint64_t bytesEscaped = 0;      // recomputable, but in use by the program at the region's end
-  uint64_t bytesFromOutside = 0;  // inputs of which ebb dropped the last reference
 
   EBB_API RegionCounters& operator+=(const RegionCounters& other);
 
   EBB_FIELDS(RegionCounters, entered, opsSeen, opsRecorded, opsReplayed, opsReplayedAhead,
              bytesSaved, bytesPacked, bytesDropped, bytesCopied, bytesOffloaded, bytesFellBack,
-             bytesPaged, bytesNotPaged, bytesEscaped, bytesFromOutside)
+             bytesPaged, bytesNotPaged, bytesEscaped)
 };
 
 // Transfers of the offloaded values of one op of one region, in bytes.
@@ -81,8 +80,8 @@ struct ReportRow {
   // "saved" (by the policy), "kept" (cannot be recomputed), "recomputed", "offloaded", "paged",
   // "escaped" (recomputable, but the program referred to the storage when the region ended),
   // "result" (only the program refers to the storage), "copied" (before a write), "outside"
-  // (inputs, parameters) or "unneeded". A result or a storage from outside becomes "kept" once only
-  // ebb refers to the storage.
+  // (inputs, parameters) or "unneeded". An activation from outside is "kept" in the row of the
+  // region that made it, else of the first region whose backward needs it.
   std::string fate;
   std::string rule;           // deciding rule, in words
   std::string reason;         // why the storages are kept against the policy's decision; else empty

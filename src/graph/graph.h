@@ -64,28 +64,12 @@ struct Escapes {
   bool hadBackward = false;      // the thread unpacked a saved tensor while the region was open
 };
 
-// The values and inputs that a region did not make.
-struct GraphInputs {
-  std::vector<c10::weak_intrusive_ptr<Value>> values;  // see Note [What only ebb holds]
-  std::shared_ptr<InputsOfHooks> hooked;               // null unless hooks have saved inputs
-};
-
 // Note [One lock per graph]
 // Recipes never cross an outermost region: a storage first met in a region is a leaf there. So
 // graphs are independent and each has one lock. A region holds the lock while recording an op, but
 // not during the op's kernel. A replay holds the lock throughout, kernels included; see Note [Locks
 // and the GIL]. Destructors of handles, values and recipes take no lock of a graph: they only count
 // references.
-//
-// Note [What only ebb holds]
-// The program holds most inputs of regions itself, such as parameters and a batch. The program
-// drops others, such as an activation between two blocks, or a weight dequantised for one call.
-// From then on only ebb keeps such a storage alive, for backward. ebb notices this only when the
-// storage is freed: the statistic `bytes_from_outside` counts a storage if ebb drops the last
-// reference. The last reference may belong to a value, a handle or a replay. A handle or a replay
-// adds the bytes to the statistic at once. A value does not know its region, so ebb marks the
-// value, and the graph adds the bytes when the graph dies. If the recorder's map has the last
-// reference, backward did not need the storage, and ebb does not count the bytes.
 //
 // A graph: the classes that record a region store data for backward here.
 struct EBB_API Graph final : c10::intrusive_ptr_target {
@@ -98,7 +82,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   JournalPtr journal;                   // null unless reports are recorded
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
   Escapes escapes;                   // see Note [Escapes]
-  GraphInputs fromOutside;
+  std::shared_ptr<InputsOfHooks> hooked;  // null unless hooks have saved inputs
   // see Note [Replays ahead of backward]; null: no replays ahead
   std::unique_ptr<Lookahead> lookahead;
   RepeatedCollectives collectives;  // see Note [Repeated collectives]
@@ -106,9 +90,6 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   ~Graph() override;
 
   void release_resources() override;
-
- private:
-  void countFromOutside();
 };
 
 }  // namespace ebb

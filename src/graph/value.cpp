@@ -23,9 +23,7 @@ void Rare::allocate() {
 static_assert(alignof(Value) <= kArenaAlignment && alignof(RareParts) <= kArenaAlignment);
 Value::Value() = default;
 
-Value::~Value() {
-  noteEnd();
-}
+Value::~Value() = default;
 
 void Value::setRecipe(c10::intrusive_ptr<Recipe> recipe) {
   recipe_ = std::move(recipe);
@@ -78,23 +76,11 @@ c10::Storage Value::available() const {
 }
 
 void Value::release_resources() {
-  noteEnd();
   recipe_.reset();
   home.take();
   home.leave();
   versions = Versions();
   rare.clear();
-}
-
-// Notes if the value has the last reference to bytes from outside of the region: see Note [What
-// only ebb holds]. The comparison with Home::address() excludes ebb's own copies.
-void Value::noteEnd() {
-  const c10::Storage& bytes = home.bytes();
-  if (facts.madeHere || !bytes || bytes.use_count() > 1 || bytes.data() != home.address()) {
-    return;
-  }
-  facts.wasLast = true;
-  noteLast(rare->entry);
 }
 
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {

@@ -212,7 +212,6 @@ struct StateFacts {
   // subclass, or an alias with a counter of its own. Eager's backward sees such writes, so handles
   // show the new contents.
   bool follows : 1 = false;
-  bool wasLast : 1 = false;  // ebb dropped the last reference to bytes from outside
 };
 
 // GraphStreams' notes about the bytes.
@@ -300,8 +299,6 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void release_resources() override;
 
  private:
-  void noteEnd();
-
   c10::intrusive_ptr<Recipe> recipe_;
 };
 

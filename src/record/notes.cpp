@@ -6,6 +6,7 @@
 #include "graph/rows.h"
 #include "kernel/random_state.h"
 #include "record/arguments.h"
+#include "record/sender.h"
 #include "record/value_map.h"
 #include "stream/capture.h"
 #include "stream/event.h"
@@ -56,10 +57,11 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   line.sizes = tensor.sizes();
   line.memory.nbytes = value.home.nbytes();
   line.memory.address = value.home.address();
+  line.use.isActivation = !value.facts.madeHere && isActivation(tensor);
   line.stack = journal.isProfile() ? nullptr : pythonStack();
   value.rare.set(&RareParts::entry, journal.add(std::move(line)));
   noteRows(value);
-  if (!value.facts.madeHere) {
+  if (!value.facts.madeHere && journal.isProfile()) {
     const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
     journal.watch(*value.rare->entry, [weak] { return held(weak); });
   }
@@ -124,9 +126,7 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
 }
 
 bool isReported(const Context& context, const at::Tensor& tensor) {
-  const JournalPtr& journal = context.graph->journal;
-  return journal &&
-         (tensor.grad_fn() != nullptr || (!journal->isProfile() && !tensor.requires_grad()));
+  return context.graph->journal && tensor.grad_fn() != nullptr;
 }
 
 [[gnu::cold]] void notePacked(Value& value, const at::Tensor& tensor, bool kept) {

@@ -31,8 +31,7 @@ void noteRun(const Journal& journal, OperatorLine& note);
 
 // Adds a line for a new value to the report. `op` produced the value, and `tensor` is the result;
 // value.facts.rule must be set. `reason`: why the value cannot be recomputed; null if it can
-// be, or need not be. For values from outside, ebb checks later if the program still refers to
-// them.
+// be, or need not be.
 void noteMade(
     const Context& context,
     Value& value,
@@ -41,9 +40,8 @@ void noteMade(
     const char* reason);
 
 // Called when autograd saves `tensor`, which no op of the region has read. True if ebb creates a
-// value for the tensor, only for the report or the profile. A profile then shows when backward
-// unpacks a tensor computed outside of the region; a report shows whether only autograd still
-// refers to the tensor.
+// value for the tensor, only for the report or the profile. These then show when backward unpacks a
+// tensor computed outside of the region.
 bool isReported(const Context& context, const at::Tensor& tensor);
 
 // Notes the policy's rule that decided on the value.

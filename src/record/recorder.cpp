@@ -53,10 +53,6 @@ void closeOwned(Value& value) {
   }
 }
 
-bool isParameter(const at::Tensor& tensor) {
-  return tensor.requires_grad() && tensor.is_leaf();
-}
-
 // Called after the program has named a value that has a recipe. Replaces the value's decision by
 // that of the rule for this name: see Note [Names].
 void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
@@ -346,9 +342,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   values_.settle();
   auto* known = values_.find(tensor);
   if (known == nullptr && !sender_.offloadsInput(tensor) && !isReported(context_, tensor)) {
-    Packed packed;
-    packed.fromOutside = !isParameter(tensor);
-    return packed;
+    return {};
   }
   return pack(known ? values_.current(*known, tensor) : values_.current(tensor), tensor, part);
 }
@@ -371,7 +365,6 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
        .hasRecipe = value->recipe().defined()});
   countPacked(*context_.counters, *value, retention);
   value->uses.letRelyOnBytes(retention == Retention::Away);
-  packed.fromOutside = !isParameter(tensor) && isResident(retention) && !value->facts.madeHere;
   if (value->rare->entry) {
     const bool stays =
         value->decision.isPaged() && value->stash() && context_.graph->pages->resident;
@@ -414,8 +407,6 @@ void Recorder::close(bool onlyPart) {
     rows_.clear();
     sender_.clear();
     needed_.ended(onlyPart);
-    std::erase_if(
-        context_.graph->fromOutside.values, [](const auto& value) { return value.expired(); });
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
@@ -480,9 +471,7 @@ void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
     return;  // nothing can be written or read
   }
   guardAgainstWrites(context_, sender_, value);
-  if (value.home.bytes() && !value.facts.madeHere) {
-    context_.graph->fromOutside.values.emplace_back(entry);
-  } else if (value.home.bytes() && isOnlyRead(value)) {
+  if (value.home.bytes() && value.facts.madeHere && isOnlyRead(value)) {
     context_.counters->bytesSaved += value.home.nbytes();
   }
   if (value.home.isPrivate()) {

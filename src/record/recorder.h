@@ -27,7 +27,6 @@ struct Packed {
   NodeRowsPtr nodeRows;             // null: no rows; see Note [Dead rows]
   EntryPtr entry;                   // null unless reports are recorded
   bool recompute = false;           // materialise `value`; else its bytes are kept
-  bool fromOutside = false;         // kept, not made in the region, and not a parameter
   uint32_t node = 0;                // number of the backward node; see Note [Saved by one node]
 };
 

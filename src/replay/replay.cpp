@@ -130,35 +130,12 @@ class Slice {
       }
     }
     statisticsAdd(graph_.names[region], counters);
-    unpin();
+    pinned_.clear();
     return goesOn;
   }
 
  private:
   using Changes = KernelStateGuard::Changes;
-
-  // A living storage that the recipes read.
-  struct Pinned {
-    c10::Storage storage;
-    bool fromOutside;
-    EntryPtr entry;  // null unless reports are recorded
-  };
-
-  void pin(const Value& value, c10::Storage storage) {
-    const bool fromOutside = !value.facts.madeHere && storage.data() == value.home.address();
-    pinned_.push_back({std::move(storage), fromOutside, value.rare->entry});
-  }
-
-  // See Note [What only ebb holds]
-  void unpin() {
-    for (; !pinned_.empty(); pinned_.pop_back()) {
-      const auto& [storage, fromOutside, entry] = pinned_.back();
-      if (fromOutside && storage.use_count() == 1) {
-        statisticsFromOutside(graph_.names.front(), storage.nbytes());
-        noteLast(entry);
-      }
-    }
-  }
 
   void add(const c10::intrusive_ptr<Recipe>& recipe) {
     if (recipe->visit != graph_.numbers.visit) {
@@ -189,7 +166,7 @@ class Slice {
         return true;
       }
       checkUnchanged(changed, consumer);
-      pin(value, std::move(storage));
+      pinned_.push_back(std::move(storage));
     } else if (value.recipe()) {
       add(value.recipe());
       passing_.needs(consumer, value);
@@ -290,7 +267,7 @@ class Slice {
   Graph& graph_;
   AheadWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run, sorted by sequence
-  std::vector<Pinned> pinned_;
+  std::vector<c10::Storage> pinned_;                 // living storages that the recipes read
   Passing passing_;  // destroyed first: recipes_ keep its values alive
 };
 

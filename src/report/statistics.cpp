@@ -67,12 +67,6 @@ void statisticsAdd(const std::string& region, const RegionCounters& counters) {
   shared.step.total += counters;
 }
 
-void statisticsFromOutside(const std::string& region, size_t nbytes) {
-  RegionCounters counters;
-  counters.bytesFromOutside = nbytes;
-  statisticsAdd(region, counters);
-}
-
 TransferAccountPtr statisticsTransfers(const std::string& region, const std::string& op) {
   Books& shared = books();
   std::lock_guard<std::mutex> lock(shared.mutex);

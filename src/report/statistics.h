@@ -21,7 +21,6 @@ void statisticsRegionEntered();
 void statisticsBackwardSeen();
 void statisticsDemoted(const std::string& op);
 void statisticsAdd(const std::string& region, const RegionCounters& counters);
-void statisticsFromOutside(const std::string& region, size_t nbytes);
 
 // The transfers of the values of one op in one region, in bytes. The offload engine writes the
 // members, on any thread.

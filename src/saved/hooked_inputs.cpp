@@ -121,7 +121,7 @@ void HookedInputs::enterRegion(const std::shared_ptr<HookedInputs>& inputs) {
     }
   }
   if (recorder != nullptr) {
-    recorder->context().graph->fromOutside.hooked = inputs;
+    recorder->context().graph->hooked = inputs;
   }
 }
 

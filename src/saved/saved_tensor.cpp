@@ -17,7 +17,6 @@
 #include "replay/escapes.h"
 #include "replay/replay.h"
 #include "replay/same_node.h"
-#include "report/statistics.h"
 #include "support/python_support.h"
 #include "verify/compare.h"
 
@@ -180,28 +179,6 @@ SavedTensor::~SavedTensor() {
   if (packed_.value) {
     packed_.value->uses.loseHandle();
   }
-  if (packed_.fromOutside) {
-    dropFromOutside();
-  }
-}
-
-// See Note [What only ebb holds]. If only the kept tensor refers to its storage, the program may
-// still hold that tensor, for example through a Python object. So ebb drops its own reference and
-// then checks whether the tensor still exists.
-void SavedTensor::dropFromOutside() {
-  unpacked_.reset();
-  bool wasLast = storage_ && storage_.use_count() == 1;
-  size_t nbytes = wasLast ? storage_.nbytes() : 0;
-  if (kept_.defined() && kept_.has_storage() && kept_.storage().use_count() == 1) {
-    nbytes = kept_.storage().nbytes();
-    const c10::weak_intrusive_ptr<at::TensorImpl> kept(kept_.getIntrusivePtr());
-    kept_.reset();
-    wasLast = kept.expired();
-  }
-  if (wasLast) {
-    statisticsFromOutside(graph_->names.front(), nbytes);
-    noteLast(packed_.entry);
-  }
 }
 
 [[gnu::noinline]] bool SavedTensor::packParts(Recorder& recorder, const at::Tensor& tensor) {
@@ -268,10 +245,10 @@ at::Tensor SavedTensor::unpack() {
     repeatCollectives(*graph_);
   }
   refill(*graph_);  // see Note [Escapes]
-  if (graph_->fromOutside.hooked) [[unlikely]] {
+  if (graph_->hooked) [[unlikely]] {
     WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph_->mutex);
-    graph_->fromOutside.hooked->unpack();
+    graph_->hooked->unpack();
   }
   if (kept_.defined()) {
     return unpackKept();

@@ -54,7 +54,6 @@ class SavedTensor {
   struct Parts;  // of a wrapper subclass
 
   at::Tensor rebuild();
-  void dropFromOutside();
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
   c10::Storage materialised() const;
   // Recomputes or reloads the value's bytes, which no storage holds. Throws if ebb cannot.
