@@ -80,8 +80,8 @@ struct ReportRow {
   // "saved" (by the policy), "kept" (cannot be recomputed), "recomputed", "offloaded", "paged",
   // "escaped" (recomputable, but the program referred to the storage when the region ended),
   // "result" (only the program refers to the storage), "copied" (before a write), "outside"
-  // (inputs, parameters) or "unneeded". A result or a storage from outside becomes "kept" once only
-  // ebb refers to the storage.
+  // (inputs, parameters) or "unneeded". An activation from outside is "kept" in the row of the
+  // region that made it, else of the first region whose backward needs it.
   std::string fate;
   std::string rule;           // deciding rule, in words
   std::string reason;         // why the storages are kept against the policy's decision; else empty

@@ -14,6 +14,12 @@
 #include "stream/stream.h"
 
 namespace ebb {
+
+bool isActivation(const at::Tensor& tensor) {
+  return tensor.requires_grad() && !tensor.is_leaf() &&
+         !(tensor.is_view() && tensor._base().is_leaf());
+}
+
 // Note [Offloaded values]
 // ebb sends an offloaded value when autograd packs the value. A value read only by recipes at first
 // stays on the device, since most recipes are never needed. When the region ends, ebb sends such a
@@ -154,8 +160,7 @@ void Sender::sendKept(std::vector<c10::intrusive_ptr<Value>> values) {
 }
 
 bool Sender::offloadsInput(const at::Tensor& tensor) const {
-  return context_.decider->inputs() != Decision::Save && tensor.requires_grad() &&
-         !tensor.is_leaf() && !(tensor.is_view() && tensor._base().is_leaf());
+  return context_.decider->inputs() != Decision::Save && isActivation(tensor);
 }
 
 void Sender::keep(Value& value, const at::Tensor& tensor) {

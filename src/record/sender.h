@@ -14,6 +14,10 @@
 
 namespace ebb {
 
+// True if an autograd function outside of the region has computed `tensor`, an input of the region.
+// False for parameters and their views.
+bool isActivation(const at::Tensor& tensor);
+
 // See Note [Offloaded values]
 class Sender {
  public:
@@ -43,9 +47,7 @@ class Sender {
   // True if the value, shown by `tensor`, may be sent to its destination.
   static bool canLeave(const Value& value, const at::Tensor& tensor);
 
-  // True if ebb should offload or page `tensor`, an input of the region. The policy must say so,
-  // and an autograd function outside must have computed the tensor; parameters and their views
-  // stay.
+  // True if ebb should offload or page `tensor`, an input of the region.
   bool offloadsInput(const at::Tensor& tensor) const;
 
   // Sends those of `values` that a handle or a recipe needs, and releases the others. `values`

@@ -11,8 +11,8 @@ from ebb._support.old import Renamed
 
 FATES = {
     "saved": "saved on the device, as the policy decides",
-    "kept": "in memory although the policy would recompute it, or made outside of the region and "
-    "now referenced only by ebb",
+    "kept": "in memory although the policy would recompute it, or made outside of the region by "
+    "an autograd function and needed by its backward",
     "recomputed": "freed in forward, recomputed in backward",
     "offloaded": "moved to host memory or disk, copied back in backward",
     "paged": "valid rows moved to a page pool, and back in backward",
@@ -21,7 +21,7 @@ FATES = {
     "result": "referenced by the program when the region ended, and not needed by the region's "
     "backward (such as a return value)",
     "copied": "a copy, made before a write because a replay needs the old contents",
-    "outside": "made outside of the region (inputs, parameters): referenced by other code, or "
+    "outside": "made outside of the region (inputs, parameters): held by other code, or "
     "counted in another row",
     "unneeded": "not needed by autograd; recomputed only as an input of another replay",
 }

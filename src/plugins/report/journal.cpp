@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "plugins/report/only_ours.h"
+#include "plugins/report/input_lines.h"
 #include "plugins/report/timeline.h"
 
 namespace ebb {
@@ -24,8 +24,8 @@ std::atomic<int64_t> liveJournals{0};
 constexpr size_t kMostSpans = 1'000'000;  // in one step
 
 const std::vector<std::string> kNoFrames;
-const char* const kOnlyHere = "made outside of the region, now referenced only by ebb";
-const char* const kHandedOn = "needed by another region's backward, now referenced only by ebb";
+const char* const kOnlyHere = "made outside of the region, and needed by its backward";
+const char* const kHandedOn = "needed by another region's backward";
 
 // The name of each Fate, in the order of the enum.
 constexpr std::array kFates{
@@ -164,7 +164,7 @@ void Journal::watch(const Entry& entry, Look look) {
 
 void Journal::asked(const Entry& entry, uint32_t node) {
   const JournalTime time = now();
-  if (!wasAsked_.exchange(true)) {
+  if (isProfile() && !wasAsked_.exchange(true)) {
     look(time);
   }
   std::lock_guard<std::mutex> lock(mutex_);
@@ -239,8 +239,8 @@ namespace {
 // Groups the lines of a journal into rows of a report.
 class ReportRows {
  public:
-  ReportRows(Report& report, const OnlyOurs& ours, const Frames& frames)
-      : report_(report), ours_(ours), frames_(frames) {
+  ReportRows(Report& report, const InputLines& inputs, const Frames& frames)
+      : report_(report), inputs_(inputs), frames_(frames) {
   }
 
   void add(const Line& line) {
@@ -262,9 +262,9 @@ class ReportRows {
   // Adds the bytes that eager would hold to the rows. Called after the last line was added.
   void addEager() {
     for (const auto& [line, index] : values_) {
-      ReportValue& value = report_.values[values_.at(&ours_.first(*line))];
+      ReportValue& value = report_.values[values_.at(&inputs_.first(*line))];
       value.packed |= line->use.packed;
-      report_.rows[value.row].eager += ours_.isInEager(*line) ? line->memory.nbytes : 0;
+      report_.rows[value.row].eager += inputs_.isInEager(*line) ? line->memory.nbytes : 0;
     }
   }
 
@@ -284,7 +284,7 @@ class ReportRows {
       std::vector<std::string>>;
 
   uint64_t rowOf(const Line& line) {
-    const bool isKept = ours_.isKept(line);
+    const bool isKept = inputs_.isKept(line);
     const Fate fate = isKept ? Fate::Kept : line.fate;
     const char* reason = line.reason;
     if (isKept && reason == nullptr) {
@@ -312,7 +312,7 @@ class ReportRows {
   std::vector<uint64_t> indicesOf(const auto& lines) const {
     std::vector<uint64_t> indices;
     for (const Line* line : lines) {
-      const auto value = values_.find(&ours_.first(*line));
+      const auto value = values_.find(&inputs_.first(*line));
       if (value != values_.end()) {
         indices.push_back(value->second);
       }
@@ -321,7 +321,7 @@ class ReportRows {
   }
 
   Report& report_;
-  const OnlyOurs& ours_;
+  const InputLines& inputs_;
   const Frames& frames_;
   std::map<Key, uint64_t> rows_;                      // indices in Report::rows
   std::unordered_map<const Line*, uint64_t> values_;  // indices in Report::values
@@ -346,7 +346,6 @@ void addBackwards(Report& report, const std::deque<Line>& lines) {
 }  // namespace
 
 Report Journal::report() {
-  look(now());
   const auto frames = framesOf(stacks());
   const std::vector<JournalTime> durations = durationsOfOperators();
   Report report;
@@ -359,8 +358,8 @@ Report Journal::report() {
       counted_["regions in vain"],
       counted_["regions held"],
       counted_["regions stopped"]};
-  const OnlyOurs ours(lines_.all());
-  ReportRows rows(report, ours, frames);
+  const InputLines inputs(lines_.all());
+  ReportRows rows(report, inputs, frames);
   const JournalTime now = this->now();
   for (const Line& line : lines_.all()) {
     rows.add(line);
@@ -369,7 +368,7 @@ Report Journal::report() {
   for (size_t i = 0; i < durations.size(); ++i) {
     rows.add(operators_[i], durations[i]);
   }
-  addTimeline(report, lines_.all(), ours, now);
+  addTimeline(report, lines_.all(), inputs, now);
   addBackwards(report, lines_.all());
   for (const Span& span : spans_) {
     const double start = inSeconds(span.start);

@@ -72,6 +72,7 @@ struct LineMemory {
 struct LineUse {
   bool packed = false;              // by autograd
   bool wasRead = false;             // input of a replay in a report
+  bool isActivation = false;        // see isActivation() in record/sender.h
   uint32_t handlesWithStorage = 0;  // from outside: number of autograd's handles with the storage
   uint32_t node = 0;                // number of the backward node that unpacked it first
 };
@@ -270,9 +271,9 @@ class Journal final : public std::enable_shared_from_this<Journal> {
   // Counts an outermost region; returns the number of regions before.
   uint64_t countRegion();
 
-  // Registers a value whose storage the region did not compute. The journal calls `look` to find
-  // out if only regions hold the value: when backward first unpacks, when a report is made, and,
-  // for profiles, when a region is entered.
+  // For a profile: registers a value whose storage the region did not compute. The journal calls
+  // `look` to find out if only regions hold the value: when a region is entered, and when backward
+  // first unpacks.
   void watch(const Entry& entry, Look look);
   // Notes that backward node number `node` has unpacked the value of `entry`.
   void asked(const Entry& entry, uint32_t node);

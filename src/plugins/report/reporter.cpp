@@ -20,6 +20,7 @@
 #include "record/arguments.h"
 #include "record/context.h"
 #include "record/retention.h"
+#include "record/sender.h"
 #include "record/value_map.h"
 #include "stream/capture.h"
 #include "stream/event.h"
@@ -183,7 +184,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     }
   }
 
-  // For values from outside, ebb checks later if the program still refers to them.
+  // A profile checks later if the program still refers to values from outside.
   void made(const Made& made) override {
     Value& value = made.value;
     JournalNames& names = journal_->names();
@@ -195,10 +196,11 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     line.sizes = made.tensor.sizes();
     line.memory.nbytes = value.home.nbytes();
     line.memory.address = value.home.address();
+    line.use.isActivation = !value.facts.madeHere && isActivation(made.tensor);
     line.stack = journal_->isProfile() ? nullptr : pythonStack();
     value.rare.add(journal_->add(std::move(line)));
     extraChanged(value);
-    if (!value.facts.madeHere) {
+    if (!value.facts.madeHere && journal_->isProfile()) {
       const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
       journal_->watch(*value.extra<Entry>(), [weak] { return held(weak); });
     }

@@ -30,7 +30,7 @@ void addStretches(const Line& line, JournalTime end, std::vector<Stretch>& held)
     case Fate::Result:
       break;
     case Fate::Outside:
-      if (!OnlyOurs::has(line)) {
+      if (!InputLines::has(line)) {
         break;
       }
       [[fallthrough]];
@@ -74,7 +74,7 @@ void addHeld(std::vector<Stretch>& held, std::vector<Change>& events) {
 }
 
 std::vector<Change> eventsInOrder(
-    const std::deque<Line>& lines, const OnlyOurs& ours, JournalTime now) {
+    const std::deque<Line>& lines, const InputLines& inputs, JournalTime now) {
   std::vector<Change> events;
   std::vector<Stretch> stretches;
   for (const Line& line : lines) {
@@ -82,7 +82,7 @@ std::vector<Change> eventsInOrder(
     addStretches(line, end, stretches);
     const bool isPart =
         line.fate != Fate::Unneeded && line.fate != Fate::Result && line.fate != Fate::Copied;
-    if (isPart && ours.isInEager(line)) {
+    if (isPart && inputs.isInEager(line)) {
       events.push_back({line.times.made, 0, static_cast<int64_t>(line.memory.nbytes)});
       events.push_back({end, 0, -static_cast<int64_t>(line.memory.nbytes)});
     }
@@ -97,8 +97,8 @@ std::vector<Change> eventsInOrder(
 }  // namespace
 
 void addTimeline(
-    Report& report, const std::deque<Line>& lines, const OnlyOurs& ours, JournalTime now) {
-  const std::vector<Change> events = eventsInOrder(lines, ours, now);
+    Report& report, const std::deque<Line>& lines, const InputLines& inputs, JournalTime now) {
+  const std::vector<Change> events = eventsInOrder(lines, inputs, now);
   const size_t stretch = std::max<size_t>(1, 2 * events.size() / kMostPoints);
   int64_t held = 0;
   int64_t eager = 0;

@@ -4,12 +4,12 @@
 #include <deque>
 
 #include "ebb/report.h"
-#include "plugins/report/only_ours.h"
+#include "plugins/report/input_lines.h"
 
 namespace ebb {
 
 // Adds both curves and their peaks. Long curves lose points, but not the peak of held memory.
 void addTimeline(
-    Report& report, const std::deque<Line>& lines, const OnlyOurs& ours, JournalTime now);
+    Report& report, const std::deque<Line>& lines, const InputLines& inputs, JournalTime now);
 
 }  // namespace ebb

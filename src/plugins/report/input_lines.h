@@ -1,4 +1,4 @@
-// Storages that a region read but did not make, and that only ebb holds.
+// Activations from outside of a region that the region's backward needs.
 #pragma once
 
 #include <deque>
@@ -9,14 +9,14 @@
 
 namespace ebb {
 
-// Journal::watch() finds these storages. The program has dropped them, as an activation between two
-// blocks. Several lines may describe one storage: the line of the region that made the storage, and
-// one line of each region that reads it. All of these lines have the same address.
-class OnlyOurs {
+// An example is the activation between two blocks. Several lines may describe one storage: the line
+// of the region that made the storage, and one line of each region that reads it. All of these
+// lines have the same address.
+class InputLines {
  public:
-  explicit OnlyOurs(const std::deque<Line>& lines);
+  explicit InputLines(const std::deque<Line>& lines);
 
-  // True if `line` is about a value from outside that only ebb holds.
+  // True if `line` is about such an activation.
   static bool has(const Line& line);
 
   // True if the storage counts as kept in this line. A storage counts in one line only.

@@ -1,4 +1,4 @@
-#include "plugins/report/only_ours.h"
+#include "plugins/report/input_lines.h"
 
 namespace ebb {
 namespace {
@@ -11,7 +11,7 @@ bool isThere(const Line& line) {
 
 }  // namespace
 
-OnlyOurs::OnlyOurs(const std::deque<Line>& lines) {
+InputLines::InputLines(const std::deque<Line>& lines) {
   for (const Line& line : lines) {
     if (isThere(line) || has(line)) {
       lines_.emplace(line.memory.address, &line);
@@ -27,27 +27,27 @@ OnlyOurs::OnlyOurs(const std::deque<Line>& lines) {
   }
 }
 
-bool OnlyOurs::has(const Line& line) {
-  return line.fate == Fate::Outside && line.times.letGo != kNever;
+bool InputLines::has(const Line& line) {
+  return line.fate == Fate::Outside && line.use.isActivation;
 }
 
-bool OnlyOurs::isInEager(const Line& line) const {
+bool InputLines::isInEager(const Line& line) const {
   return line.use.packed && (line.fate != Fate::Outside || has(line)) && !wasPackedBefore(line);
 }
 
-const Line& OnlyOurs::first(const Line& line) const {
+const Line& InputLines::first(const Line& line) const {
   const Line* other = has(line) ? before(line) : nullptr;
   return other == nullptr ? line : first(*other);
 }
 
-bool OnlyOurs::wasPackedBefore(const Line& line) const {
+bool InputLines::wasPackedBefore(const Line& line) const {
   const Line* other = has(line) ? before(line) : nullptr;
   return other != nullptr && (other->use.packed || wasPackedBefore(*other));
 }
 
 // The latest earlier line about the same storage; null if there is none. The line of a region's
 // result counts, although that line ended with the region.
-const Line* OnlyOurs::before(const Line& line) const {
+const Line* InputLines::before(const Line& line) const {
   const Line* last = nullptr;
   const auto [begin, end] = lines_.equal_range(line.memory.address);
   for (auto place = begin; place != end; ++place) {
