@@ -1,7 +1,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "ahead/room.h"
+#include "plugins/ahead/room.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/ahead.h"

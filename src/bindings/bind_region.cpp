@@ -6,7 +6,6 @@
 #include <memory>
 #include <vector>
 
-#include "ahead/arrival.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "memory/share_storage.h"
@@ -31,7 +30,7 @@ void bindRegion(py::module_& module) {
              }));
   py::class_<Graph, c10::intrusive_ptr<Graph>>(module, "Escapes")
       .def("refill", torch::wrap_pybind_function([](Graph& graph) {
-             asksFor(graph);  // see Note [Replays ahead of backward]
+             graph.observers.tell(&BackwardEvents::unpacks, graph);
              refill(graph);
            }));
   module.def("share_storage", torch::wrap_pybind_function(&shareStorage));

@@ -10,7 +10,7 @@
 #include <optional>
 #include <utility>
 
-#include "ahead/arrival.h"
+#include "hooks/observer.h"
 #include "bindings/bindings.h"
 #include "ebb/region.h"
 #include "intercept/key.h"

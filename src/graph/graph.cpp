@@ -9,7 +9,7 @@ Graph::~Graph() = default;
 void Graph::release_resources() {
   hooked.reset();
   numbers.packs = {};
-  lookahead.reset();
+  extras = {};
   collectives.clear();
   escapes.all.clear();
   pages.reset();

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "graph/lookahead.h"
 #include "graph/pack_order.h"
 #include "graph/region_names.h"
 #include "graph/repeated_collectives.h"
@@ -22,6 +21,8 @@
 
 namespace ebb {
 
+struct Graph;
+using WeakGraph = c10::weak_intrusive_ptr<Graph>;
 struct PageGroup;
 
 // See Note [Hooks around a checkpointed call] in saved/hooked_inputs.h.
@@ -95,8 +96,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
   Escapes escapes;                   // see Note [Escapes]
   std::shared_ptr<InputsOfHooks> hooked;  // null unless hooks have saved inputs
-  // see Note [Replays ahead of backward]; null: no replays ahead
-  std::unique_ptr<Lookahead> lookahead;
+  Extras extras;                    // of plug-ins
   RepeatedCollectives collectives;  // see Note [Repeated collectives]
 
   ~Graph() override;

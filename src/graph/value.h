@@ -129,12 +129,12 @@ class Uses {
     relyOnBytes_ |= rely;
   }
 
-  // True if the graph's Lookahead holds the storage too.
-  bool isHeldAhead() const {
-    return isHeldAhead_;
+  // True if a plug-in holds the storage too.
+  bool isPinned() const {
+    return isPinned_;
   }
-  void holdAhead(bool on) {
-    isHeldAhead_ = on;
+  void pin(bool on) {
+    isPinned_ = on;
   }
 
  private:
@@ -143,7 +143,7 @@ class Uses {
   uint32_t read_ = 0;                // recipe inputs created
   uint32_t packed_ : 30 = 0;
   bool relyOnBytes_ : 1 = false;
-  bool isHeldAhead_ : 1 = false;
+  bool isPinned_ : 1 = false;
 };
 
 // The fate of a value's bytes if something needs them, and the reason.

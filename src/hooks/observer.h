@@ -257,6 +257,6 @@ void addObservers(Graph& graph);
 
 // From now on `before` is called before code that torch does not see may write to a tensor.
 bool callBeforeUnseenWrites(void (*before)(const at::Tensor& tensor));
-void beforeUnseenWrite(const at::Tensor& tensor);
+EBB_API void beforeUnseenWrite(const at::Tensor& tensor);
 
 }  // namespace ebb

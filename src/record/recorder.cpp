@@ -88,9 +88,6 @@ void addHandle(
     if (graph.collectives.any()) [[unlikely]] {
       graph.collectives.needs(packed.value);
     }
-    if (graph.lookahead && value.uses.packed() == 1 && !graph.lookahead->hasArrived()) {
-      graph.lookahead->wants(value, storage);
-    }
   }
   value.uses.gainHandle();
 }
@@ -116,35 +113,6 @@ void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
   }
 }
 
-void closeParts(Graph& graph) {
-  if (graph.lookahead) {
-    graph.lookahead->close();
-  }
-  if (graph.collectives.any()) {
-    graph.collectives.close(graph);
-  }
-}
-
-// Releases the storages that the previous region still holds for replays ahead, unless memory has
-// room for them.
-void dropHeldOf(const WeakGraph& weak) {
-  const auto graph = weak.lock();
-  const bool holds = graph && graph->lookahead && graph->lookahead->holds.load();
-  if (holds && !graph->lookahead->hasRoom) {
-    const WithoutGil withoutGil;
-    std::lock_guard<PythonMutex> lock(graph->mutex);
-    graph->lookahead->dropHeld();
-  }
-}
-
-// If `graph` reads no result of another graph, backward is expected to need `before` next: see Note
-// [Replays ahead of backward].
-void followInBackward(Graph& graph, const WeakGraph& before) {
-  if (graph.lookahead && graph.lookahead->before.empty()) {
-    graph.lookahead->before.push_back(before);
-  }
-}
-
 }  // namespace
 
 Recorder* openRecorder() {
@@ -152,8 +120,6 @@ Recorder* openRecorder() {
 }
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) {
-  dropHeldOf(last_);
-  before_ = std::exchange(last_, WeakGraph(graph));
   context_.graph = std::move(graph);
 }
 
@@ -400,7 +366,11 @@ void Recorder::close(bool onlyPart) {
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  closeParts(*context_.graph);
+  const Observers& observers = context_.graph->observers;
+  observers.tell(&RegionEvents::willClose);
+  if (context_.graph->collectives.any()) {
+    context_.graph->collectives.close(*context_.graph);
+  }
   values_.settle();
   unrepeatable_.closing();
   for (const auto& entry : values_.all()) {
@@ -412,8 +382,6 @@ void Recorder::close(bool onlyPart) {
   for (const auto& entry : values_.all()) {
     closeOthers(entry.second);
   }
-  followInBackward(*context_.graph, before_);
-  const Observers& observers = context_.graph->observers;
   observers.tell(&RegionEvents::closes, values_);
   if (auto toSend = values_.keptToSend(); !toSend.empty()) {
     values_.clear();

@@ -96,8 +96,6 @@ class Recorder final : public Interceptor {
   Results results_;
   NeededStorages needed_;
   Unrepeatable unrepeatable_;
-  WeakGraph last_{c10::intrusive_ptr<Graph>()};    // the graph opened last
-  WeakGraph before_{c10::intrusive_ptr<Graph>()};  // the graph opened before `last_`
 };
 
 // This thread's recorder if the thread is inside a region; else null.

@@ -6,7 +6,6 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "graph/graph.h"
-#include "graph/lookahead.h"
 #include "graph/value.h"
 #include "intercept/interceptor.h"
 #include "record/context.h"

@@ -102,7 +102,7 @@ c10::Storage escapedStorage(const Value& value) {
     return {};
   }
   c10::Storage living = value.home.living();
-  const size_t ours = value.uses.isHeldAhead() ? 2 : 1;
+  const size_t ours = value.uses.isPinned() ? 2 : 1;
   return living && living.use_count() > ours ? living : c10::Storage();
 }
 
@@ -213,9 +213,8 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
   leaf->facts.opaque = before ? before->facts.opaque : 0;
   if (const WeakGraph* maker = before ? nullptr : context_.results->madeBy(tensor)) {
     leaf->facts.isEarlierResult = true;
-    Lookahead* lookahead = context_.graph->lookahead.get();
-    if (lookahead && !maker->expired()) {
-      lookahead->reads(*maker);
+    if (!maker->expired()) {
+      context_.graph->observers.tell(&RegionEvents::readsResultOf, *maker);
     }
   }
   made_.add(storageOf(tensor), leaf.get());

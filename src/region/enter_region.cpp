@@ -11,7 +11,6 @@
 #include <deque>
 #include <set>
 
-#include "ahead/arrival.h"
 #include "ebb/paging.h"
 #include "ebb/region.h"
 #include "graph/recipe.h"
@@ -120,13 +119,10 @@ class ThreadRegions {
   // Begins an outermost region, or the next part of one.
   void openGraph() {
     const auto over = raise(isBusy_);
-    makeRoom();
     statisticsRegionEntered();
     count(liveCounts().regions, 1);
     auto graph = c10::make_intrusive<Graph>();
     addObservers(*graph);
-    graph->lookahead = newLookahead(*graph);
-    opened(graph);
     recorder_.open(std::move(graph));
   }
 
@@ -273,7 +269,7 @@ class ThreadRegions {
     count(liveCounts().regions, -1);
     const auto graph = recorder_.context().graph;
     recorder_.close(onlyPart);
-    closed(graph);
+    graph->observers.tell(&RegionEvents::left, graph);
   }
 
   void announceOpaqueWrites() {

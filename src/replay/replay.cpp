@@ -23,7 +23,7 @@ namespace {
 // Restores the bytes of an offloaded or paged value. Returns null if `watch` does not allow the
 // copy yet, or if an unseen write moved the version before a recorded write made the stash
 // independent of the storage (Home::isPrivate). See Note [Offloaded values].
-c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) {
+c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.home.living();
   if (!living && !value.home.isPrivate() && !value.versions.hold()) {
@@ -57,7 +57,7 @@ c10::Storage bringBack(Graph& graph, Value& value, AheadWatch* watch = nullptr) 
 class Slice {
  public:
   // `watch` is set for a replay ahead; null: backward waits for the value.
-  Slice(Graph& graph, Value& wanted, AheadWatch* watch = nullptr)
+  Slice(Graph& graph, Value& wanted, ReplayWatch* watch = nullptr)
       : graph_(graph), watch_(watch), passing_(wanted, watch == nullptr) {
   }
 
@@ -106,7 +106,7 @@ class Slice {
         state = recipe->kernel.state;
         guard.emplace(*state, watch_ ? Changes::OfThread : Changes::OfProcess);
       }
-      rerun(graph_, *recipe, stack, passing_, watch_ ? Asker::Nobody : Asker::Backward);
+      rerun(graph_, *recipe, stack, passing_, watch_ != nullptr);
       stack.clear();
       passing_.hasRun(*recipe);
       ++counters.opsReplayed;
@@ -252,7 +252,7 @@ class Slice {
   }
 
   Graph& graph_;
-  AheadWatch* const watch_;
+  ReplayWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run, sorted by sequence
   std::vector<c10::Storage> pinned_;  // living storages that the recipes read
   Passing passing_;  // destroyed first: recipes_ keep its values alive
@@ -346,7 +346,7 @@ c10::Storage materialise(Graph& graph, Value& value) {
   return value.home.bytes();
 }
 
-bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch) {
+bool materialiseWatched(Graph& graph, Value& value, ReplayWatch& watch) {
   if (!value.recipe() || value.available()) {
     return true;
   }

@@ -18,11 +18,11 @@ c10::Storage materialise(Graph& graph, Value& value);
 // and not the GIL.
 void repeatCollectives(Graph& graph);
 
-// Decides how far a replay ahead of backward may go. All methods are called under the graph's lock.
-// See Note [Replays ahead of backward].
-class AheadWatch {
+// Decides how far a replay may go that backward has not asked for. All methods are called under the
+// graph's lock.
+class ReplayWatch {
  public:
-  virtual ~AheadWatch() = default;
+  virtual ~ReplayWatch() = default;
 
   // True if recipe `by` may read the bytes of `input`, in `storage`, before backward would.
   virtual bool mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) = 0;
@@ -40,6 +40,6 @@ class AheadWatch {
 // Materialises `value` before backward needs it, as far as `watch` allows. If `watch` stops the
 // replay, the results of the recipes that have run stay, and a later call runs the others. Returns
 // true if `watch` allowed everything. Throws as materialise() does.
-bool materialiseAhead(Graph& graph, Value& value, AheadWatch& watch);
+bool materialiseWatched(Graph& graph, Value& value, ReplayWatch& watch);
 
 }  // namespace ebb

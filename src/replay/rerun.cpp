@@ -49,24 +49,24 @@ void checkSize(
 class Rerun {
  public:
   // `stack` is empty; its memory is reused.
-  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker)
+  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, bool ahead)
       : graph_(graph),
         recipe_(recipe),
         stack_(stack),
         passing_(passing),
-        asker_(asker),
-        buffers_(graph, recipe, passing, asker == Asker::Backward) {
+        ahead_(ahead),
+        buffers_(graph, recipe, passing, !ahead) {
   }
 
   void run() {
     RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
-    graph_.observers.tell(&BackwardEvents::willReplay, recipe_, asker_ == Asker::Nobody);
+    graph_.observers.tell(&BackwardEvents::willReplay, recipe_, ahead_);
     checkPrecision();
     checkCapture();
     pushArguments();
     runKernel();
     graph_.observers.tell(&BackwardEvents::hasReplayed);
-    if (asker_ == Asker::Nobody) {
+    if (ahead_) {
       checkInputsAreStill();
     }
     handOut();
@@ -311,14 +311,14 @@ class Rerun {
   Recipe& recipe_;
   torch::jit::Stack& stack_;
   Passing& passing_;
-  const Asker asker_;
+  const bool ahead_;
   Buffers buffers_;
 };
 
 }  // namespace
 
-void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, Asker asker) {
-  Rerun(graph, recipe, stack, passing, asker).run();
+void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, bool ahead) {
+  Rerun(graph, recipe, stack, passing, ahead).run();
 }
 
 }  // namespace ebb

@@ -11,7 +11,6 @@
 #include <optional>
 #include <typeinfo>
 
-#include "ahead/arrival.h"
 #include "graph/recipe.h"
 #include "memory/bytes.h"
 #include "replay/escapes.h"
@@ -225,7 +224,7 @@ at::Tensor SavedTensor::unpack() {
   if (packed_.note) [[unlikely]] {
     packed_.note->unpacks(packed_.node);
   }
-  asksFor(*graph_);  // see Note [Replays ahead of backward]
+  graph_->observers.tell(&BackwardEvents::unpacks, *graph_);
   if (graph_->collectives.areDue()) [[unlikely]] {
     WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph_->mutex);

@@ -20,10 +20,10 @@
 #include <utility>
 #include <vector>
 
-#include "ahead/arrival.h"
-#include "ahead/graph_replay.h"
-#include "ahead/idle_cores.h"
-#include "ahead/room.h"
+#include "plugins/ahead/arrival.h"
+#include "plugins/ahead/graph_replay.h"
+#include "plugins/ahead/idle_cores.h"
+#include "plugins/ahead/room.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"

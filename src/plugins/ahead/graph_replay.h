@@ -24,7 +24,7 @@ enum class AheadEnd : uint8_t {
 
 // Materialises the values that a graph's handles wait for, in the order of recording. Between two
 // recipes the replay ends if another thread is about to unpack a value of the graph.
-class GraphReplay final : public AheadWatch {
+class GraphReplay final : public ReplayWatch {
  public:
   // `ends`: becomes true when the thread is to end.
   GraphReplay(Graph& graph, const std::atomic<bool>& ends);

@@ -13,7 +13,7 @@
 
 #include "ebb/ahead.h"
 #include "graph/graph.h"
-#include "graph/lookahead.h"
+#include "plugins/ahead/lookahead.h"
 
 namespace ebb {
 

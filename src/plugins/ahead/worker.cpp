@@ -1,4 +1,4 @@
-#include "ahead/worker.h"
+#include "plugins/ahead/worker.h"
 
 #include <ATen/Context.h>
 #include <c10/core/StreamGuard.h>
@@ -9,7 +9,7 @@
 #include <chrono>
 #include <system_error>
 
-#include "ahead/idle_cores.h"
+#include "plugins/ahead/idle_cores.h"
 #include "stream/stream.h"
 
 namespace ebb {
@@ -35,12 +35,12 @@ void relax() {
 }
 
 bool canBegin(const Graph& graph) {
-  return graph.lookahead && graph.lookahead->state.load() == AheadState::Recorded &&
-         !graph.lookahead->asked.load();
+  return lookaheadOf(graph) && lookaheadOf(graph)->state.load() == AheadState::Recorded &&
+         !lookaheadOf(graph)->asked.load();
 }
 
 bool isAhead(const Graph& graph) {
-  return !graph.lookahead->asked.load();
+  return !lookaheadOf(graph)->asked.load();
 }
 
 // Removes graphs that no longer exist or for which `stays` is false.
@@ -52,7 +52,7 @@ void keepOnly(std::vector<WeakGraph>& graphs, bool (*stays)(const Graph&), Upcom
 }
 
 bool isBefore(const WeakGraph& a, const WeakGraph& b) {
-  return a.lock()->lookahead->number < b.lock()->lookahead->number;
+  return lookaheadOf(*a.lock())->number < lookaheadOf(*b.lock())->number;
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ c10::intrusive_ptr<Graph> Upcoming::take(size_t most, Seen& seen) {
   }
   auto latest = std::max_element(candidates_.begin(), candidates_.end(), &isBefore)->lock();
   auto recorded = AheadState::Recorded;
-  if (!latest->lookahead->state.compare_exchange_strong(recorded, AheadState::Begun)) {
+  if (!lookaheadOf(*latest)->state.compare_exchange_strong(recorded, AheadState::Begun)) {
     return {};  // backward has just arrived
   }
   ahead_.emplace_back(latest);
@@ -76,12 +76,12 @@ c10::Stream SideStream::after(c10::Stream compute, Graph& graph) {
   if (!stream_) {
     stream_ = streamFromPool(device_, /*isHighPriority=*/false);
   }
-  if (waited_ != compute || graph.lookahead->closed > waitedAfter_) {
+  if (waited_ != compute || lookaheadOf(graph)->closed > waitedAfter_) {
     waited_ = compute;
     waitedAfter_ = Lookahead::closings();
     orderAfter(*stream_, compute);
   }
-  graph.lookahead->onArrival.side = *stream_;
+  lookaheadOf(graph)->onArrival.side = *stream_;
   return *stream_;
 }
 
@@ -185,7 +185,7 @@ c10::intrusive_ptr<Graph> Worker::next() {
 AheadEnd Worker::replay(Graph& graph) {
   AheadEnd end = AheadEnd::Stopped;
   try {
-    if (graph.lookahead->closed > failedAfter_) {
+    if (lookaheadOf(graph)->closed > failedAfter_) {
       end = replayOnStream(graph);
     }
   } catch (const std::exception&) {
@@ -193,7 +193,7 @@ AheadEnd Worker::replay(Graph& graph) {
     failedAfter_ = Lookahead::closings();
   }
   if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
-    graph.lookahead->became(AheadFate::Stopped);
+    lookaheadOf(graph)->became(AheadFate::Stopped);
   }
   leave(
       graph,
@@ -207,13 +207,13 @@ AheadEnd Worker::replay(Graph& graph) {
 // backward may reach after `done` become candidates.
 void Worker::leave(Graph& done, AheadState now) {
   auto begun = AheadState::Begun;
-  done.lookahead->state.compare_exchange_strong(begun, now);
+  lookaheadOf(done)->state.compare_exchange_strong(begun, now);
   if (now != AheadState::Done) {
     return;
   }
   std::lock_guard<PythonMutex> lockGraph(done.mutex);
   std::lock_guard<std::mutex> lock(mutex_);
-  upcoming_.add(done.lookahead->before);
+  upcoming_.add(lookaheadOf(done)->before);
 }
 
 AheadEnd Worker::replayOnStream(Graph& graph) {

@@ -1,4 +1,4 @@
-#include "ahead/idle_cores.h"
+#include "plugins/ahead/idle_cores.h"
 
 #include <ATen/Parallel.h>
 
@@ -17,7 +17,7 @@
 #include <mutex>
 #include <vector>
 
-#include "graph/lookahead.h"
+#include "plugins/ahead/lookahead.h"
 
 namespace ebb {
 namespace {

@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "ahead/graph_replay.h"
+#include "plugins/ahead/graph_replay.h"
 #include "ebb/ahead.h"
-#include "graph/lookahead.h"
+#include "plugins/ahead/lookahead.h"
 
 namespace ebb {
 

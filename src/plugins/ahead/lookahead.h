@@ -15,14 +15,12 @@
 #include <vector>
 
 #include "ebb/export.h"
+#include "graph/graph.h"
 #include "graph/value.h"
 #include "memory/stash.h"
 #include "hooks/observer.h"
 
 namespace ebb {
-
-struct Graph;
-using WeakGraph = c10::weak_intrusive_ptr<Graph>;
 
 // Process-wide limit for the bytes of recomputable values that are replayed ahead, or that stay in
 // memory after packing until the thread enters the next outermost region. See Note [Replays ahead
@@ -117,7 +115,9 @@ struct EBB_API OnArrival {
 // the side stream waits for the graph's stream before the region's replay begins. Backward's stream
 // waits for the side stream when backward arrives. The allocator records both streams, as in Note
 // [Bytes of several streams].
-struct EBB_API Lookahead {
+struct EBB_API Lookahead final : Extra {
+  static const SlotNumber kSlot;
+
   // A value packed by autograd that must be recomputed.
   struct Wanted {
     c10::weak_intrusive_ptr<Value> value;
@@ -128,7 +128,7 @@ struct EBB_API Lookahead {
 
   // `hasRoom`: see Note [Kept while there is room].
   Lookahead(uint64_t number, const Observers& observers, bool hasRoom);
-  ~Lookahead();
+  ~Lookahead() override;
 
   // Autograd has packed `value`, whose bytes are in `storage`.
   void wants(Value& value, const c10::Storage& storage);
@@ -178,5 +178,10 @@ struct EBB_API Lookahead {
   std::atomic<bool> asked{false};  // backward is about to unpack, so the worker stops replaying
   std::atomic<AheadState> state{AheadState::Recorded};
 };
+
+// The graph's; null if nothing of the graph is replayed ahead or held.
+inline Lookahead* lookaheadOf(const Graph& graph) {
+  return graph.extras.get<Lookahead>();
+}
 
 }  // namespace ebb

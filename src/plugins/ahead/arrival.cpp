@@ -1,4 +1,4 @@
-#include "ahead/arrival.h"
+#include "plugins/ahead/arrival.h"
 
 #include <torch/csrc/autograd/engine.h>
 
@@ -12,14 +12,17 @@
 #include <unordered_map>
 #include <vector>
 
-#include "ahead/idle_cores.h"
-#include "ahead/room.h"
-#include "ahead/worker.h"
+#include "plugins/ahead/idle_cores.h"
+#include "plugins/ahead/room.h"
+#include "plugins/ahead/worker.h"
 #include "graph/geometry.h"
 #include "memory/in_use.h"
+#include "hooks/observer.h"
 #include "memory/stillness.h"
 #include "paging/paging_engine.h"
+#include "record/retention.h"
 #include "stream/capture.h"
+#include "support/thread_owned.h"
 
 namespace ebb {
 namespace {
@@ -131,7 +134,7 @@ bool isInBackward() {
 
 // See Note [Writes under a replay ahead]
 void checkInputs(const Graph& graph) {
-  const std::string* reader = graph.lookahead->onArrival.readerOfWritten();
+  const std::string* reader = lookaheadOf(graph)->onArrival.readerOfWritten();
   TORCH_CHECK(
       reader == nullptr,
       "one of the variables needed for gradient computation has been modified by an inplace "
@@ -153,7 +156,7 @@ bool mayRunBeside(c10::Device device, const AheadSettings& settings) {
 
 bool canBeReplayed(const WeakGraph& weak) {
   const auto graph = weak.lock();
-  return graph && graph->lookahead && !graph->lookahead->asked.load();
+  return graph && lookaheadOf(*graph) && !lookaheadOf(*graph)->asked.load();
 }
 
 void countArrival(const Lookahead& lookahead, AheadState before) {
@@ -202,28 +205,6 @@ void endAhead() {
   Ahead::get().end();
 }
 
-std::unique_ptr<Lookahead> newLookahead(const Graph& graph) {
-  static std::atomic<uint64_t> numbers{0};
-  const bool isOn = Ahead::get().isOn();
-  const bool hasRoom = Room::get().isOn();
-  if ((!isOn && !hasRoom) || graph.rules.onlyInBackward) {
-    return nullptr;
-  }
-  return std::make_unique<Lookahead>(++numbers, graph.observers, hasRoom);
-}
-
-void makeRoom() {
-  if (Room::get().isOn()) {
-    Room::get().make();
-  }
-}
-
-void beforeUnseenWrite(const at::Tensor& tensor) {
-  if (Ahead::get().isOn() && isRecordable(tensor)) {
-    noteHandOn(tensor.storage(), Lookahead::closings());
-  }
-}
-
 void replayWhenClosed(bool on) {
   fromTheStart.store(on);
 }
@@ -232,36 +213,13 @@ bool replaysAheadAreIdle() {
   return Ahead::get().areIdle();
 }
 
-void opened(const c10::intrusive_ptr<Graph>& graph) {
-  if (graph->lookahead) {
-    Room::get().opened(graph);
-  }
-}
-
-void closed(const c10::intrusive_ptr<Graph>& graph) {
-  if (graph->lookahead) {
-    Room::get().closed(graph);
-  }
-  if (!graph->lookahead || !fromTheStart.load(std::memory_order_relaxed)) {
-    return;
-  }
-  const c10::Device device = graph->lookahead->device;
-  {
-    std::lock_guard<PythonMutex> lock(graph->mutex);
-    graph->lookahead->dropHeld();
-  }
-  Ahead& ahead = Ahead::get();
-  const WeakGraph next(graph);
-  ahead.worker(device).reached(next, false, ahead.settings());
-}
-
 namespace {
 
 // Returns the graphs that backward may reach next; none if the program unpacks a saved tensor
 // outside of backward, or if backward has arrived before. Sets `expected` to true if a replay ahead
 // of `graph` has begun. Called under the graph's lock.
 std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
-  Lookahead& lookahead = *graph.lookahead;
+  Lookahead& lookahead = *lookaheadOf(graph);
   if (lookahead.hasArrived()) {
     return {};
   }
@@ -285,10 +243,8 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   return lookahead.before;
 }
 
-}  // namespace
-
 void arriveAt(Graph& graph) {
-  graph.lookahead->asked.store(true);
+  lookaheadOf(graph)->asked.store(true);
   bool expected = false;
   std::vector<WeakGraph> before;
   c10::Device device = c10::kCPU;
@@ -296,7 +252,7 @@ void arriveAt(Graph& graph) {
     const WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph.mutex);
     before = arrive(graph, expected);
-    device = graph.lookahead->device;
+    device = lookaheadOf(graph)->device;
   }
   Ahead& ahead = Ahead::get();
   if (!ahead.isOn() || !isInBackward()) {
@@ -308,5 +264,112 @@ void arriveAt(Graph& graph) {
     ahead.worker(device).reached(before, expected, settings);
   }
 }
+
+// Recording of `graph` has ended.
+void closed(const c10::intrusive_ptr<Graph>& graph) {
+  Room::get().closed(graph);
+  if (!fromTheStart.load(std::memory_order_relaxed)) {
+    return;
+  }
+  Lookahead& lookahead = *lookaheadOf(*graph);
+  {
+    std::lock_guard<PythonMutex> lock(graph->mutex);
+    lookahead.dropHeld();
+  }
+  Ahead& ahead = Ahead::get();
+  const WeakGraph next(graph);
+  ahead.worker(lookahead.device).reached(next, false, ahead.settings());
+}
+
+// See Note [Replays ahead of backward]
+class AheadObserver final : public RegionEvents, public BackwardEvents {
+ public:
+  // `before`: the graph that the thread recorded before.
+  AheadObserver(Lookahead& lookahead, WeakGraph before)
+      : lookahead_(lookahead), before_(std::move(before)) {
+  }
+
+  ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
+    const bool isFirst = retention == Retention::Recomputed && value.uses.packed() == 1;
+    if (isFirst && !lookahead_.hasArrived()) {
+      lookahead_.wants(value, tensor.storage());
+    }
+    return {};
+  }
+  void readsResultOf(const WeakGraph& maker) override {
+    lookahead_.reads(maker);
+  }
+  void willClose() override {
+    lookahead_.close();
+  }
+  // If the graph reads no result of another graph, backward is expected to need `before` next.
+  void closes(const ValueMap& values) override {
+    if (lookahead_.before.empty()) {
+      lookahead_.before.push_back(before_);
+    }
+  }
+  void left(const c10::intrusive_ptr<Graph>& graph) override {
+    ebb::closed(graph);
+  }
+  void unpacks(Graph& graph) override {
+    if (!lookahead_.hasArrived()) {
+      arriveAt(graph);
+    }
+  }
+
+ private:
+  Lookahead& lookahead_;
+  const WeakGraph before_;
+};
+
+// Releases the storages that the thread's previous region still holds for replays ahead, unless
+// memory has room for them.
+void dropHeldOf(const WeakGraph& weak) {
+  const auto graph = weak.lock();
+  Lookahead* lookahead = graph ? lookaheadOf(*graph) : nullptr;
+  if (lookahead != nullptr && lookahead->holds.load() && !lookahead->hasRoom) {
+    const WithoutGil withoutGil;
+    std::lock_guard<PythonMutex> lock(graph->mutex);
+    lookahead->dropHeld();
+  }
+}
+
+// The graph that a thread has opened last.
+struct LastGraph {
+  WeakGraph graph{c10::intrusive_ptr<Graph>()};
+};
+// See Note [Static TLS]
+[[gnu::tls_model("initial-exec")]] constinit thread_local LastGraph* tlsLast = nullptr;
+
+void open(Graph& graph) {
+  if (Room::get().isOn()) {
+    Room::get().make();
+  }
+  const auto self = c10::intrusive_ptr<Graph>::reclaim_copy(&graph);
+  LastGraph& last = threadOwned(tlsLast);
+  dropHeldOf(last.graph);
+  WeakGraph before = std::exchange(last.graph, WeakGraph(self));
+  const bool hasRoom = Room::get().isOn();
+  if ((!Ahead::get().isOn() && !hasRoom) || graph.rules.onlyInBackward) {
+    return;
+  }
+  static std::atomic<uint64_t> numbers{0};
+  auto lookahead = c10::make_intrusive<Lookahead>(++numbers, graph.observers, hasRoom);
+  graph.observers.add(std::make_unique<AheadObserver>(*lookahead, std::move(before)));
+  graph.extras.set(std::move(lookahead));
+  Room::get().opened(self);
+}
+
+// See Note [Hands on a storage]
+void noteHandOnStorageOf(const at::Tensor& tensor) {
+  if (Ahead::get().isOn() && isRecordable(tensor)) {
+    noteHandOn(tensor.storage(), Lookahead::closings());
+  }
+}
+
+[[maybe_unused]] const bool isRegistered =
+    observeGraphs(&open, Turn::Last) && callBeforeUnseenWrites(&noteHandOnStorageOf);
+
+}  // namespace
 
 }  // namespace ebb

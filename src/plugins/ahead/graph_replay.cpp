@@ -1,4 +1,4 @@
-#include "ahead/graph_replay.h"
+#include "plugins/ahead/graph_replay.h"
 
 #include <c10/util/ScopeExit.h>
 
@@ -14,7 +14,7 @@ namespace ebb {
 std::atomic<void (*)(uint64_t sequence)> beforeReplayAhead{nullptr};
 
 GraphReplay::GraphReplay(Graph& graph, const std::atomic<bool>& ends)
-    : graph_(graph), lookahead_(*graph.lookahead), ends_(ends) {
+    : graph_(graph), lookahead_(*lookaheadOf(graph)), ends_(ends) {
 }
 
 AheadEnd GraphReplay::run() {
@@ -41,9 +41,9 @@ bool GraphReplay::makeNext() {
     isPartLeft_ |= !value->available();
     return true;
   }
-  still_.emplace();  // before the first recipe, since materialiseAhead() also fetches inputs
+  still_.emplace();  // before the first recipe, since materialiseWatched() also fetches inputs
   const auto afterwards = c10::make_scope_exit([&] { end(); });
-  const bool isThere = still_->holds() && materialiseAhead(graph_, *value, *this);
+  const bool isThere = still_->holds() && materialiseWatched(graph_, *value, *this);
   return isThere || leave(why_ == AheadEnd::Done ? AheadEnd::Stopped : why_);
 }
 

@@ -1,4 +1,4 @@
-#include "graph/lookahead.h"
+#include "plugins/ahead/lookahead.h"
 
 #include <algorithm>
 #include <utility>
@@ -29,6 +29,8 @@ AheadCounts& AheadCounts::get() {
   static auto* instance = new AheadCounts;
   return *instance;
 }
+
+const SlotNumber Lookahead::kSlot = takeSlot();
 
 Lookahead::Lookahead(uint64_t number, const Observers& observers, bool hasRoom)
     : number(number), observers(observers), hasRoom(hasRoom) {
@@ -63,7 +65,7 @@ void Lookahead::wants(Value& value, const c10::Storage& storage) {
     device = storage.device();
   }
   const bool isHeld = hasRoom || (!value.decision.isMadeEachTime() && take(value.home.nbytes()));
-  value.uses.holdAhead(isHeld);
+  value.uses.pin(isHeld);
   if (isHeld) {
     holds.store(true);
   }
@@ -82,7 +84,7 @@ void Lookahead::dropHeld() {
       continue;
     }
     if (const auto value = each.value.lock()) {
-      value->uses.holdAhead(false);
+      value->uses.pin(false);
     }
     if (!hasRoom) {
       giveBack(each.nbytes);
@@ -98,7 +100,7 @@ size_t Lookahead::giveBackOn(c10::Device device, std::vector<c10::Storage>& free
     if (!mayBeGivenBack(each.held, device)) {
       continue;
     }
-    each.value._unsafe_get_target()->uses.holdAhead(false);
+    each.value._unsafe_get_target()->uses.pin(false);
     if (!hasRoom) {
       giveBack(each.nbytes);
     }
@@ -168,7 +170,7 @@ std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
     if (!value) {
       continue;
     }
-    value->uses.holdAhead(false);
+    value->uses.pin(false);
     if (each.held && isAlone(*value, each.held)) {
       if (each.wasShared && value->uses.readers() > 0) {
         value->supersede(each.held);

@@ -1,4 +1,4 @@
-#include "ahead/room.h"
+#include "plugins/ahead/room.h"
 
 #include <algorithm>
 #include <vector>
@@ -23,7 +23,7 @@ void Room::opened(const c10::intrusive_ptr<Graph>& graph) {
 }
 
 void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
-  const Lookahead& lookahead = *graph->lookahead;
+  const Lookahead& lookahead = *lookaheadOf(*graph);
   size_t kept = 0;
   {
     std::lock_guard<PythonMutex> lock(graph->mutex);  // another thread may free the kept values
@@ -32,7 +32,7 @@ void Room::closed(const c10::intrusive_ptr<Graph>& graph) {
   std::vector<c10::intrusive_ptr<Graph>> passed;  // dropped after the lock is released
   const auto keepsNothing = [&](const WeakGraph& weak) {
     passed.push_back(weak.lock());
-    return !passed.back() || !passed.back()->lookahead->holds.load();
+    return !passed.back() || !lookaheadOf(*passed.back())->holds.load();
   };
   std::lock_guard<std::mutex> lock(mutex_);
   passed.insert(passed.end(), asked_.begin(), asked_.end());
@@ -109,8 +109,8 @@ void Room::make(c10::Device device, size_t needed) {
     {
       const WithoutGil withoutGil;
       std::lock_guard<PythonMutex> lock(graph->mutex);
-      given = graph->lookahead->keptBytes();
-      graph->lookahead->dropHeld();
+      given = lookaheadOf(*graph)->keptBytes();
+      lookaheadOf(*graph)->dropHeld();
     }
     used -= std::min(used, given);
     std::lock_guard<std::mutex> lock(mutex_);
@@ -122,11 +122,11 @@ namespace {
 
 // Returns the number of freed bytes; 0 if a thread holds the graph's lock.
 size_t giveUp(Graph& graph, c10::Device device, std::vector<c10::Storage>& freed) {
-  if (!graph.lookahead->holds.load() || !graph.mutex.tryLockFree()) {
+  if (!lookaheadOf(graph)->holds.load() || !graph.mutex.tryLockFree()) {
     return 0;
   }
   const std::lock_guard<PythonMutex> lock(graph.mutex, std::adopt_lock);
-  return graph.lookahead->giveBackOn(device, freed);
+  return lookaheadOf(graph)->giveBackOn(device, freed);
 }
 
 }  // namespace
@@ -145,7 +145,7 @@ bool Room::giveBack(c10::Device device) {
     const size_t nbytes = giveUp(*graph, device, freed);
     count(nbytes);
     given += nbytes;
-    const bool isOver = !graph->lookahead->holds.load();
+    const bool isOver = !lookaheadOf(*graph)->holds.load();
     if (std::find(asked_.begin(), asked_.end(), graph) == asked_.end()) {
       asked_.push_back(std::move(graph));
     }
@@ -180,8 +180,8 @@ c10::intrusive_ptr<Graph> Room::takeFirst(c10::Device device) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto place = closed_.begin(); place != closed_.end();) {
     auto graph = place->lock();
-    const bool holds = graph && graph->lookahead->holds.load();
-    if (holds && graph->lookahead->device != device) {
+    const bool holds = graph && lookaheadOf(*graph)->holds.load();
+    if (holds && lookaheadOf(*graph)->device != device) {
       passed.push_back(std::move(graph));
       ++place;
       continue;
