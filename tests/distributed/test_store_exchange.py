@@ -281,8 +281,9 @@ def test_the_exchange_of_a_group():
         )
         mine = gathered(found, f"key {waiting}", f"{waiting}{rank}", expected=2)
         assert as_lists(mine) == (False, values)
-        default = dist.distributed_c10d._get_default_store()
-        assert found.store.underlying_store.timeout == default.timeout
+        store, shared = dist.distributed_c10d._get_process_group_store(both), found.store
+        assert shared.underlying_store.timeout == store.timeout
+        assert (shared.underlying_store is store) == (not waiting)  # else a connection of its own
     dist.barrier()
 
 
