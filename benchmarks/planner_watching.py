@@ -12,7 +12,7 @@ from environment import quick
 from planner_models import make
 
 import ebb
-from ebb._launch.watch import Watch
+from ebb._launch.step_memory_monitor import StepMemoryMonitor
 
 MODEL = "GPT"
 MOST = 0.002  # largest cost, as a share of a step
@@ -61,7 +61,7 @@ def measure_watching() -> dict[str, Any]:
         model.step()
         durations.append(time.perf_counter() - begin)
     allocations = sum(size > 0 for *_, size in ebb.profile(model.step, steps=1).allocations)
-    watch, ends = Watch(), []
+    watch, ends = StepMemoryMonitor(), []
     for _ in range(1000):
         begin = time.perf_counter()
         watch.step_ended()

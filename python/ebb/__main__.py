@@ -124,7 +124,7 @@ def list_modules(options: argparse.Namespace) -> None:
         try:
             run(options)
         finally:
-            listing.tell()
+            listing.print_found()
 
 
 def run(options: argparse.Namespace) -> None:

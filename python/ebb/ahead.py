@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from ebb import _C
-from ebb._region import commotion
+from ebb._region import global_state_guard
 from ebb._support import deferred, devices
 from ebb._support.old import old_function
 from ebb._support.sizes import Bytes, Checks, checked, number_of_bytes, switch, whole_number
@@ -68,7 +68,7 @@ def configure(
             "may reuse memory while the other stream still reads it"
         )
     if changed.get("regions"):
-        commotion.install()
+        global_state_guard.install()
     _C.configure_ahead(_C.ahead_settings() | changed)
     return _C.ahead_settings()
 

@@ -277,7 +277,7 @@ def test_nothing_begins_ahead_in_a_commotion(python_sine):
 
 
 def test_nothing_runs_ahead_in_a_commotion(python_sine):
-    """A graph's capture lasts, say: see commotion.py."""
+    """A graph's capture lasts, say: see global_state_guard.py."""
     now, seen = [False], []
 
     def look():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ebb
-from ebb._region import commotion
+from ebb._region import global_state_guard
 
 # Setters of torch._C that need not wait, and why.
 HARMLESS = re.compile(
@@ -28,8 +28,8 @@ HARMLESS = re.compile(
 
 def test_every_setter_of_torch_waits_or_need_not():
     setters = {name for name in dir(torch._C) if re.match(r"_?set_", name)}
-    assert {n for n in setters if not HARMLESS.fullmatch(n)} <= set(commotion.SETTERS)
-    assert not [name for name in commotion.SETTERS if HARMLESS.fullmatch(name)]
+    assert {n for n in setters if not HARMLESS.fullmatch(n)} <= set(global_state_guard.SETTERS)
+    assert not [name for name in global_state_guard.SETTERS if HARMLESS.fullmatch(name)]
 
 
 @pytest.mark.sweep
@@ -71,8 +71,10 @@ for regions in (1, 0):
 
 
 def test_every_function_that_is_to_be_watched_is():
-    commotion.install()
-    found = [(owner, name) for owner, name, _ in commotion.watched() if hasattr(owner, name)]
+    global_state_guard.install()
+    found = [
+        (owner, name) for owner, name, _ in global_state_guard.watched() if hasattr(owner, name)
+    ]
     assert len(found) > 40
     for owner, name in found:
         assert ebb._C.watch(getattr(owner, name), ebb._C.Watch.WAITS), name

@@ -118,15 +118,15 @@ def square(x, _exponent):
 
 def fail_after_the_offer():
     """A rank that fails when it has told the others its measurements, before there is a plan."""
-    say = Ranks._say
+    give = Ranks._give
 
-    def say_and_fail(ranks, offer):
+    def give_and_fail(ranks, offer):
         global now
-        say(ranks, offer)
+        give(ranks, offer)
         now = JOB["step"]
         fail_if_due("offer")
 
-    Ranks._say = say_and_fail
+    Ranks._give = give_and_fail
 
 
 def state_of(model, optimizer, step):

@@ -5,49 +5,32 @@ from __future__ import annotations
 import itertools
 import random
 
+from torch.distributed import HashStore
+
 from ebb._launch import agreeing
+from ebb._support.store_exchange import StoreExchange
 
 
 def test_an_attempt_after_a_restart_does_not_read_the_plan_of_the_one_before(monkeypatch):
-    prefixes = set()
+    prefixes = []
+    monkeypatch.setattr(agreeing, "has_ranks", lambda: True)
+    monkeypatch.setattr(agreeing, "exchange_of", lambda _group, prefix: prefixes.append(prefix))
     for attempt in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
         monkeypatch.setattr(agreeing, "_sessions", itertools.count())
-        prefixes.add(agreeing.Ranks(None, 0)._prefix)
-    assert len(prefixes) == 2
+        assert agreeing.ranks_of_job() is None
+    assert len(set(prefixes)) == 2
 
 
-class Store:
-    """A store with the interface of torch's, inside one process."""
-
-    def __init__(self):
-        self.values = {}
-
-    def set(self, key, value):
-        self.values[key] = value
-
-    def get(self, key):
-        return self.values[key]
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
-
-    def add(self, key, number):
-        self.values[key] = self.values.get(key, 0) + number
-        return self.values[key]
-
-    def compare_set(self, key, _expected, value):
-        self.values.setdefault(key, value)
+def joined(store, rank, size=5):
+    rank = agreeing.Ranks(StoreExchange(store, "", rank, size))
+    rank.join()
+    return rank
 
 
 def ranks_of(size):
-    store, session = Store(), next(agreeing._sessions)
-    made = []
-    for rank in range(size):
-        made.append(agreeing.Ranks(store, rank))
-        made[-1]._prefix = str(session)
-        made[-1].join()
-    return made
+    store = HashStore()
+    return [joined(store, rank) for rank in range(size)]
 
 
 def offer(kind="a", peak=100, budget=50, base=0, duration=1.0):
@@ -75,7 +58,7 @@ def test_the_rank_that_lacks_most_plans_for_the_largest_values():
     found = plans_of(ranks_of(4), offers, looks=3)
     together = agreeing.Offer("a", 100, 50, 2.0, 7)
     assert found == [together] * 3 + [offers[3]]
-    kinds = agreeing._combined([{"rank": n, "offer": vars(o)} for n, o in enumerate(offers)])
+    kinds = agreeing._combined([(n, vars(o)) for n, o in enumerate(offers)])
     assert {kind: entry["leader"] for kind, entry in kinds.items()} == {"a": 1, "b": 3}
 
 
@@ -86,10 +69,7 @@ def test_a_rank_that_gave_up_is_not_needed():
 def test_a_rank_that_gives_up_before_others_have_joined_settles_nothing():
     [first] = ranks_of(1)
     assert first.look(None, True, None) == (True, None)
-    others = [agreeing.Ranks(first._store, rank) for rank in (1, 2)]
-    for rank in others:
-        rank._prefix = first._prefix
-        rank.join()
+    others = [joined(first._exchange.store.underlying_store, rank) for rank in (1, 2)]
     assert plans_of(others, [offer(peak=3), offer(peak=7)], looks=2) == [offer(peak=7)] * 2
 
 
@@ -104,7 +84,7 @@ def test_a_rank_without_others_offers_plans_alone_after_a_while():
 def test_a_leader_that_leaves_keeps_no_other_from_its_plan():
     first, leader = ranks_of(2)
     assert first.look(offer(), False, lambda most: most) == (False, None)
-    leader._say(offer(peak=1000))
+    leader._give(offer(peak=1000))
     for _ in range(2 * agreeing._PATIENCE - 1):
         assert first.look(offer(), False, lambda most: most) == (False, None)
     assert first.look(offer(), False, lambda most: most) == (True, offer())
@@ -113,13 +93,9 @@ def test_a_leader_that_leaves_keeps_no_other_from_its_plan():
 def test_a_rank_that_comes_later_gets_the_plan_of_its_kind():
     [first] = ranks_of(1)
     assert first.look(offer(), False, lambda most: most) == (True, offer())
-    late = agreeing.Ranks(first._store, 1)
-    late._prefix = first._prefix
-    late.join()
+    late = joined(first._exchange.store.underlying_store, 1)
     assert late.look(offer(peak=1000), False, None) == (True, offer())
-    other = agreeing.Ranks(first._store, 2)
-    other._prefix = first._prefix
-    other.join()
+    other = joined(first._exchange.store.underlying_store, 2)
     assert other.look(offer(kind="b"), False, lambda most: most) == (True, offer(kind="b"))
 
 
@@ -133,9 +109,8 @@ class Schedule:
     def __init__(self, seed, *, in_turns):
         self.random = random.Random(seed)
         size = self.random.randint(2, 5)
-        self.ranks = [agreeing.Ranks(Store(), rank) for rank in range(size)]
-        for rank in self.ranks:
-            rank._store, rank._prefix = self.ranks[0]._store, ""
+        store = HashStore()
+        self.ranks = [agreeing.Ranks(StoreExchange(store, "", rank, size)) for rank in range(size)]
         self.in_turns = in_turns
         self.offers = [
             offer(self.random.choice("ab"), self.random.randint(1, 9)) for _ in range(size)

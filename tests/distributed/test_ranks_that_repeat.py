@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -14,6 +16,7 @@ from two_ranks import on_two_ranks
 
 import ebb
 from ebb import _C
+from ebb._region.repeated_collectives import compare
 
 
 def group_with_little_time():
@@ -353,3 +356,38 @@ def test_a_group_that_is_destroyed():
     dist.destroy_process_group(group)
     with pytest.raises(RuntimeError, match="region 'layer': their process group was destroyed"):
         loss.backward()
+
+
+@on_two_ranks
+def test_comparisons_leave_few_keys_in_the_store():
+    group, places = dist.new_group(), itertools.count()
+
+    def keys_after(count):
+        for _ in range(count):
+            assert compare(group.group_name, "layer", str(next(places)), "a, b", True) == ""
+        dist.barrier()
+        keys = dist.distributed_c10d._get_default_store().num_keys()
+        dist.barrier()
+        return keys
+
+    assert abs(keys_after(70) - keys_after(20)) <= 1  # a rank that has waited leaves one more
+
+
+@on_two_ranks
+def test_groups_that_compare_at_once():
+    """From two threads; the ranks differ in one group only."""
+    groups = [dist.new_group(timeout=timedelta(seconds=20)) for _ in range(2)]
+
+    def compare_all(index):
+        lists = ["a"] * 10
+        if index == 1:
+            lists[-1] = f"of rank {dist.get_rank()}"
+        name = groups[index].group_name
+        return [compare(name, "layer", str(place), own, True) for place, own in enumerate(lists)]
+
+    with ThreadPoolExecutor(2) as pool:
+        same, other = pool.map(compare_all, range(2))
+    assert same == [""] * 10
+    assert other[:9] == [""] * 9
+    assert f"rank {1 - dist.get_rank()} repeats other collectives" in other[9]
+    dist.barrier()

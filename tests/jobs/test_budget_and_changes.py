@@ -12,7 +12,7 @@ from other_threads import in_thread
 from torch import nn
 
 from ebb import _C
-from ebb._launch import watch
+from ebb._launch import step_memory_monitor
 from ebb._plan.measuring import base_bytes
 from ebb._region.blocks import find_blocks
 
@@ -245,7 +245,9 @@ def test_smaller_steps_are_measured_anew(install, told):
     found = Quiet(rows=lambda step: ROWS if step < PLANNED else ROWS // 3).train(PLANNED)
     assert regions(found.model)
 
-    found.train(2 * watch._STEPS_BELOW + PLANNED)  # they count anew after one that allocates more
+    found.train(
+        2 * step_memory_monitor._STEPS_BELOW + PLANNED
+    )  # they count anew after one that allocates more
 
     lines = told()
     assert regions(found.model) == {}, lines

@@ -16,7 +16,7 @@ from torch import nn
 
 import ebb
 from ebb._launch import budget as module
-from ebb._launch import checking, decided, takeover, watch
+from ebb._launch import checking, decided, step_memory_monitor, takeover
 from ebb._report.report import latest, reports
 
 CHECKED = PLANNED + len(checking._ORDER)
@@ -89,7 +89,7 @@ def test_a_batch_of_another_size_does_not_count(install):
 def test_batches_that_never_are_as_large_again(install):
     install("60%")
     job = Job(rows=lambda step: ROWS if step < PLANNED else ROWS // 2)
-    job.train(PLANNED + watch._STEPS_BELOW)
+    job.train(PLANNED + step_memory_monitor._STEPS_BELOW)
     assert plan_of_last_step() is None or plan_of_last_step().measured is None
 
     job.train(PLANNED + CHECKED)
@@ -165,7 +165,9 @@ def test_where_all_was_recomputed_when_it_was_measured(install, monkeypatch):
 def test_bytes_are_not_measured_while_replays_run_ahead(install, monkeypatch):
     monkeypatch.setattr(ebb._plan.plan, "ahead_is_on", lambda: False)  # a plan leaves them on
     ebb.ahead.configure(regions=1)
-    monkeypatch.setattr(watch, "_OVER", 2.0)  # with replays ahead the last region keeps all
+    monkeypatch.setattr(
+        step_memory_monitor, "_OVER", 2.0
+    )  # with replays ahead the last region keeps all
     install("60%")
     Job().train(CHECKED + 1)
 

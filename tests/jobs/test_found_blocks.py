@@ -160,7 +160,7 @@ def test_a_strict_job_that_ends_early_is_told(monkeypatch, capsys):
     monkeypatch.setenv("_EBB_TOLD", "")  # lines that were printed once
     taken = Assignment(ebb.policies.recompute_all, "EBB=1", ())
     blocks = FoundBlocks(taken, stay=False)
-    blocks.meet(Small())
+    blocks.on_new_model(Small())
 
     blocks._at_exit()
 

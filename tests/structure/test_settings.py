@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ebb._region.commotion import SETTERS
+from ebb._region.global_state_guard import SETTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL_STATE = (ROOT / "src/kernel/kernel_state.cpp").read_text()

@@ -13,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ebb._support.log import log
+from ebb._support.store_exchange import StoreExchange, Values, exchange_of
 
 _ASKS = 4  # interval in steps at which a rank checks if another rank has reached its limit
 _PATIENCE = 32  # steps until a rank with an offer stops expecting the offers of others
@@ -20,10 +21,9 @@ _sessions = itertools.count()
 
 
 # Note [Ranks that agree]
-# Ranks exchange data through the store of the default process group, not by collectives: a rank
-# that trains nothing takes no part, and the others must not hang. No rank ever waits: each looks
-# into the store at the end of its steps, and trains on with all blocks recomputed until its plan is
-# there. So ranks may apply the plan at different steps. Gradients do not depend on the plan.
+# No rank ever waits: each looks into the store at the end of its steps, and trains on with all
+# blocks recomputed until its plan is there. So ranks may apply the plan at different steps.
+# Gradients do not depend on the plan. See Note [Ranks exchange values through a store].
 #
 # 1. Each rank writes its measurements, an offer. The last rank to write combines all offers.
 # 2. Ranks with the same blocks and operators (data parallelism) form a kind. The leader, the rank
@@ -51,17 +51,14 @@ class Offer:
 class Ranks:
     """Connects this rank to the other ranks of the job."""
 
-    def __init__(self, store: Any, rank: int) -> None:
-        self._store = store
-        self._rank = rank
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may reuse the store
-        self._prefix = f"ebb/budget/{attempt}/{next(_sessions)}"
+    def __init__(self, exchange: StoreExchange) -> None:
+        self._exchange = exchange
         self._has_called = False  # True if this rank has asked the others to measure
         self._looks = 0  # number of calls of `look` with an offer
 
     def join(self) -> None:
         """Count this rank among those whose offers the others need."""
-        self._store.add(self._key("joined"), 1)
+        self._exchange.store.add("joined", 1)
 
     def begins(self, step: int, is_full: bool) -> bool:
         """True if all ranks begin to measure now. Call at the end of each step.
@@ -76,10 +73,9 @@ class Ranks:
         if is_full and not self._has_called:
             self._has_called = True
             first = step + _ASKS + -step % _ASKS
-            self._store.compare_set(self._key("full"), "", str(first))
-        if step % _ASKS or not self._store.check([self._key("full")]):
-            return False
-        return step >= int(self._store.get(self._key("full")))
+            self._exchange.store.compare_set("full", "", str(first))
+        agreed = None if step % _ASKS else self._exchange.read("full")
+        return agreed is not None and step >= agreed
 
     def look(
         self, offer: Offer | None, gave_up: bool, plan: Callable[[Offer], Any]
@@ -99,64 +95,51 @@ class Ranks:
         """
         if offer is None:
             if gave_up and self._looks == 0:
-                self._say(None)
+                self._give(None)
             return gave_up, None
         self._looks += 1
         if self._looks == 1:
-            self._say(offer)
-        if not self._store.check([self._key("kinds")]):
-            return self._own_if_late(1, offer, plan)
-        combined = json.loads(self._store.get(self._key("kinds"))).get(offer.kind)
-        if combined is None:  # this rank joined later, and no other is of its kind
-            return True, plan(offer)
-        made = self._key("plan", combined["leader"])
-        if combined["leader"] == self._rank:
-            found = plan(Offer(**combined["offer"]))
-            self._store.set(made, pickle.dumps(found))
-            return True, found
-        if not self._store.check([made]):
-            return self._own_if_late(2, offer, plan)
-        return True, pickle.loads(self._store.get(made))
-
-    def _own_if_late(
-        self, times: int, offer: Offer, plan: Callable[[Offer], Any]
-    ) -> tuple[bool, Any]:
-        """Plan for this rank alone after more than `times` * _PATIENCE steps with an offer."""
-        if self._looks <= times * _PATIENCE:
+            self._give(offer)
+        exchange, patience = self._exchange, _PATIENCE
+        if (kinds := exchange.read("kinds")) is not None:
+            combined = kinds.get(offer.kind)
+            if combined is None:  # this rank joined later, and no other is of its kind
+                return True, plan(offer)
+            made, patience = f"plan/{combined['leader']}", 2 * _PATIENCE
+            if combined["leader"] == exchange.rank:
+                found = plan(Offer(**combined["offer"]))
+                exchange.store.set(made, pickle.dumps(found))
+                return True, found
+            if exchange.store.check([made]):
+                return True, pickle.loads(exchange.store.get(made))
+        if self._looks <= patience:
             return False, None
         log.info("budget: offers or the plan of other ranks are missing, so this rank plans alone")
         return True, plan(offer)
 
-    def _say(self, offer: Offer | None) -> None:
+    def _give(self, offer: Offer | None) -> None:
         """Write this rank's offer; the last rank to write combines all offers."""
-        place = self._store.add(self._key("places"), 1)
-        message = {"rank": self._rank, "offer": None if offer is None else asdict(offer)}
-        self._store.set(self._key("offer", place), json.dumps(message))
-        count = self._store.add(self._key("written"), 1)
-        if count >= self._store.add(self._key("joined"), 0):
-            keys = [self._key("offer", n + 1) for n in range(count)]
-            combined = _combined([json.loads(self._store.get(key)) for key in keys])
+        exchange = self._exchange
+        if offer is not None:
+            exchange.put("offer", asdict(offer))
+        if exchange.store.add("written", 1) >= exchange.store.add("joined", 0):
+            combined = _combined(exchange.values("offer", range(exchange.size)))
             # If only ranks without an offer have written so far, others may still join, so nothing
             # is combined. Once combined, the offers do not change.
             if combined:
-                self._store.compare_set(self._key("kinds"), "", json.dumps(combined))
-
-    def _key(self, *parts: object) -> str:
-        return "/".join(map(str, (self._prefix, *parts)))
+                exchange.store.compare_set("kinds", "", json.dumps(combined))
 
 
-def _combined(messages: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _combined(offers: Values) -> dict[str, dict[str, Any]]:
     """For each kind, the combined offer and the rank that plans."""
-    kinds: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    for message in messages:
-        if (offer := message["offer"]) is not None:
-            kinds.setdefault(offer["kind"], []).append((message["rank"], offer))
+    kinds: dict[str, Values] = {}
+    for rank, offer in offers:
+        kinds.setdefault(offer["kind"], []).append((rank, offer))
     combined = {}
     for kind, members in kinds.items():
         leader, _ = max(members, key=lambda member: (_lack(member[1]), -member[0]))
-        offers = [offer for _, offer in members]
-        most = {name: max(offer[name] for offer in offers) for name in offers[0]}
-        most["budget"] = min(offer["budget"] for offer in offers)
+        most = {name: max(offer[name] for _, offer in members) for name in members[0][1]}
+        most["budget"] = min(offer["budget"] for _, offer in members)
         combined[kind] = {"leader": leader, "offer": most}
     return combined
 
@@ -177,9 +160,7 @@ def ranks_of_job() -> Ranks | None:
     all ranks must begin their sessions in the same order."""
     if not has_ranks():
         return None
-    try:
-        store = dist.distributed_c10d._get_default_store()
-    except Exception as error:  # the function is internal to torch; some backends have no store
-        log.info("budget: the process group has no store, so this rank plans alone: %s", error)
-        return None
-    return Ranks(store, dist.get_rank())
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may reuse the store
+    prefix = f"ebb/budget/{attempt}/{next(_sessions)}"
+    exchange = exchange_of(dist.group.WORLD, prefix)
+    return None if exchange is None else Ranks(exchange)

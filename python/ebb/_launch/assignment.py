@@ -10,7 +10,7 @@ from typing import Any
 from ebb._policy.policy import Policy
 from ebb._support.job import is_first
 from ebb._support.log import log
-from ebb._support.shown import clipped, tell
+from ebb._support.shown import clipped, print_stderr
 
 InCall = AbstractContextManager[Any]
 TORCHS = "torch.utils.checkpoint"
@@ -54,7 +54,7 @@ class Assignment:
         globs = clipped(",".join(self.patterns))
         modules = f", and so are modules that match {globs}" if self.patterns else ""
         also = " and the modules that the file lists" if self.others else ""
-        tell(
+        print_stderr(
             f"ebb: calls of {source}{also} are regions{modules} ({self.text}); "
             "EBB_DISABLE=1 turns ebb off"
         )

@@ -44,7 +44,7 @@ class AutoBudget(Budget):
         self._given_up = _C.room_stats()["regions_given_up"]
         undo.callback(_C.keep_while_there_is_room, 0)
 
-    def meet(self, model: torch.nn.Module) -> None:
+    def on_new_model(self, model: torch.nn.Module) -> None:
         if not self._is_full and not self._has_ended and not devices.why_uncounted():
             try:
                 for device in devices_of(model) - self._limits.keys():
@@ -57,7 +57,7 @@ class AutoBudget(Budget):
                         _C.keep_while_there_is_room(limit, device)
             except Exception as error:
                 self._fail(error)
-        super().meet(model)
+        super().on_new_model(model)
 
     def _announce(self, names: list[str]) -> None:
         if not self._announced:

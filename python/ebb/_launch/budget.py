@@ -23,9 +23,9 @@ from ebb._launch.budgeted import Blocks, CallAround, is_compiled
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
-from ebb._launch.models import Meets
+from ebb._launch.models import ModelObserver
 from ebb._launch.step_clock import StepClock
-from ebb._launch.watch import Watch
+from ebb._launch.step_memory_monitor import StepMemoryMonitor
 from ebb._plan.budget import BudgetError, NothingToPlanError, allowed
 from ebb._plan.measuring import device_of
 from ebb._plan.memory_limit import free
@@ -38,7 +38,7 @@ from ebb._support.job import is_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.progress import Progress
-from ebb._support.shown import clipped, tell
+from ebb._support.shown import clipped, print_stderr
 from ebb.policies import recompute_all
 
 _NO_BLOCKS = (
@@ -80,7 +80,7 @@ _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that ta
 # continues.
 
 
-class Budget(Meets):
+class Budget(ModelObserver):
     """Applies a memory budget to a job.
 
     Args:
@@ -103,7 +103,7 @@ class Budget(Meets):
         self._outcome: Outcome | None = None
         self._steps = 0  # steps that have ended
         self._ranks: Ranks | None = None  # until the ranks have agreed
-        self._watch = Watch()
+        self._watch = StepMemoryMonitor()
         self._measured = 0  # how many measurements led to a plan
         self._beside: int | None = None  # at the first measurement, see Outcome.beside
         self._leasts: dict[int, float] = {}  # lowest peak in bytes, by Blocks.candidate
@@ -127,7 +127,7 @@ class Budget(Meets):
         atexit.register(self._at_exit)
         undo.callback(atexit.unregister, self._at_exit)
 
-    def meet(self, model: torch.nn.Module) -> None:
+    def on_new_model(self, model: torch.nn.Module) -> None:
         """Find the blocks of a model, before its first forward."""
         try:
             self._models.add(model)
@@ -167,7 +167,7 @@ class Budget(Meets):
         log.info("budget: %s", what)
         self._progress.end()
         if is_first():
-            tell(f"ebb: EBB_BUDGET={self._text}: {what}")
+            print_stderr(f"ebb: EBB_BUDGET={self._text}: {what}")
 
     def _at_exit(self) -> None:
         if self._has_compiled and self._steps and not self._announced and not self._has_ended:

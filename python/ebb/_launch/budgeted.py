@@ -92,7 +92,7 @@ class Block:
         self._evaluation.called(has_gradients)
         if not has_gradients:
             return function(*args, **kwargs)
-        if self.policy is not None and other_work.is_on():
+        if self.policy is not None and other_work.foreign_recompute_active():
             self.met_recomputation = True
             return function(*args, **kwargs)
         with self._lock:

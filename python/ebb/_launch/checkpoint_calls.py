@@ -29,7 +29,7 @@ from ebb._policy import from_sac
 from ebb._policy.policy import Policy
 from ebb._region import outer_hooks
 from ebb._region.region import checkpointed, name_of
-from ebb._support.job import say
+from ebb._support.job import print_once
 from ebb._support.shown import clipped
 
 
@@ -217,7 +217,7 @@ def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
     global _asked
     _asked += 1
     if _asked == _MANY:
-        say(
+        print_once(
             f"ebb: the context_fn of {clipped(name)} gives a new policy in each call, so each call "
             "is as slow as torch's selective checkpointing. Make the context_fn once, or give it "
             "arguments that are equal in each call"

@@ -9,13 +9,13 @@ import torch
 
 from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Block, Blocks
-from ebb._launch.models import Meets
-from ebb._launch.variables import say_ignored
+from ebb._launch.models import ModelObserver
+from ebb._launch.variables import warn_setting_ignored
 from ebb._region import in_graph
 from ebb._region.blocks import regions_by_default
 from ebb._support.job import is_first, is_launcher
 from ebb._support.names import in_ranges
-from ebb._support.shown import clipped, tell
+from ebb._support.shown import clipped, print_stderr
 
 # Note [Blocks of a job]
 # ebb learns whether a job that sets EBB and names no modules calls torch.utils.checkpoint only when
@@ -26,7 +26,7 @@ from ebb._support.shown import clipped, tell
 # which modules are regions, or that none is.
 
 
-class FoundBlocks(Meets):
+class FoundBlocks(ModelObserver):
     """Makes the blocks of each model regions. `stay`: True if blocks stay regions even if the job
     calls torch.utils.checkpoint."""
 
@@ -48,7 +48,7 @@ class FoundBlocks(Meets):
         undo.callback(atexit.unregister, self._at_exit)
         undo.callback(self._end)
 
-    def meet(self, model: torch.nn.Module) -> None:
+    def on_new_model(self, model: torch.nn.Module) -> None:
         """Make the blocks of a model regions, before its first forward."""
         self._models.append(type(model).__name__)
         self._trains |= torch.is_grad_enabled()
@@ -57,18 +57,18 @@ class FoundBlocks(Meets):
         if regions_by_default(model):
             self._names += self._blocks.add(model, self._assignment.policy)
 
-    def settled(self, models: list[torch.nn.Module]) -> None:
+    def on_search_done(self, models: list[torch.nn.Module]) -> None:
         self._trains = True
-        self.tell()
+        self.print_found()
 
     def _at_exit(self) -> None:
-        self.tell(is_late=True)
+        self.print_found(is_late=True)
 
     def _end(self) -> None:
         """End the regions. Calls that are running finish as they are."""
         self._blocks.put(None)
 
-    def tell(self, *, is_late: bool = False) -> None:
+    def print_found(self, *, is_late: bool = False) -> None:
         """Report once which blocks are regions. `is_late`: True at exit.
 
         Raises:
@@ -95,7 +95,7 @@ class FoundBlocks(Meets):
         if self._assignment.has_calls_in_graphs:
             why = "; in compiled code, torch's own checkpoint runs inside of them"
         if is_first():
-            tell(
+            print_stderr(
                 f"ebb: {len(names)} {what}: {shown} ({self._assignment.text}{why}); "
                 "EBB_MODULES=none turns this off"
             )
@@ -107,7 +107,7 @@ class FoundBlocks(Meets):
             if self._assignment.has_calls_in_graphs
             else "the job does not call torch.utils.checkpoint"
         )
-        say_ignored(
+        warn_setting_ignored(
             f"ebb: {self._assignment.text} has no effect so far",
             f"{calls}, and no repeated block of {models} ran "
             "with gradients. Name modules to make them regions: "

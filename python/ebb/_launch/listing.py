@@ -26,7 +26,7 @@ from ebb.policies import save_all
 _MOST_STEPS = 16  # optimizer steps, after which ebb stops waiting for models that have not run
 
 
-class Listing(models.Meets):
+class Listing(models.ModelObserver):
     """Runs each model of a job as one region that saves everything, until a report shows what
     autograd saves in all models. A report needs a second forward: ebb first sees a model when its
     first forward has begun.
@@ -43,7 +43,7 @@ class Listing(models.Meets):
         models.take_over(Assignment(save_all, "", ()), undo, self)
         undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
 
-    def meet(self, model: torch.nn.Module) -> None:
+    def on_new_model(self, model: torch.nn.Module) -> None:
         """Make a model a region, at the start of its first forward."""
         if not any(True for _ in model.children()):
             return
@@ -60,13 +60,13 @@ class Listing(models.Meets):
         known = {row.region for row in self._rows()}
         is_enough = self._steps > 1 and known.issuperset(self._models)
         if is_enough or self._steps == _MOST_STEPS:
-            self.tell()
+            self.print_found()
             raise SystemExit(0)
 
     def _rows(self) -> tuple[Row, ...]:
         return tuple(report().rows) if _C.reports() else ()
 
-    def tell(self) -> None:
+    def print_found(self) -> None:
         """Print the table once."""
         if self._has_told:
             return

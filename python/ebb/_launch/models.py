@@ -34,7 +34,7 @@ from ebb._region.region import run_in_region
 from ebb._support.job import is_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
-from ebb._support.shown import clipped, tell
+from ebb._support.shown import clipped, print_stderr
 
 _STEPS = 2  # of an optimizer; by then every model that it trains has run
 _MOST_OTHERS = 100  # steps of other optimizers during the wait for one
@@ -48,24 +48,24 @@ _MOST_OTHERS = 100  # steps of other optimizers during the wait for one
 # times a forward has no extra cost.
 
 
-class Meets:
+class ModelObserver:
     """Receives the models of a job."""
 
-    def meet(self, model: torch.nn.Module) -> None:
+    def on_new_model(self, model: torch.nn.Module) -> None:
         """Called with each new model, before its first forward."""
 
-    def settled(self, models: list[torch.nn.Module]) -> None:
+    def on_search_done(self, models: list[torch.nn.Module]) -> None:
         """Called with all models when the forward hook is removed."""
 
 
 class Models:
-    """The models of a job. Passes each model to all `receivers` when the model first runs."""
+    """The models of a job. Passes each model to all `observers` when the model first runs."""
 
-    def __init__(self, receivers: Iterable[Meets]) -> None:
-        self.roots: list[weakref.ref[torch.nn.Module]] = []  # models that receivers have met
+    def __init__(self, observers: Iterable[ModelObserver]) -> None:
+        self.roots: list[weakref.ref[torch.nn.Module]] = []  # models that observers have met
         # Optimizers that have stepped, with their number of parameter groups.
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._receivers = tuple(receivers)
+        self._observers = tuple(observers)
         self._seen: weakref.WeakValueDictionary[int, torch.nn.Module] = (
             weakref.WeakValueDictionary()
         )
@@ -95,8 +95,8 @@ class Models:
         self.roots = [*alive, weakref.ref(module)]
         for inner in module.modules():
             self._seen[id(inner)] = inner
-        for receiver in self._receivers:
-            receiver.meet(module)
+        for observer in self._observers:
+            observer.on_new_model(module)
 
     def _look_again(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         self._steps = self._others = 0
@@ -137,18 +137,18 @@ class Models:
             return
         self._stop_looking()
         models = [model for model in (root() for root in self.roots) if model is not None]
-        for receiver in self._receivers:
-            receiver.settled(models)
+        for observer in self._observers:
+            observer.on_search_done(models)
 
 
 def _run(settings: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of a module that the user named."""
-    if not is_compiling() and torch.is_grad_enabled() and other_work.is_on():
+    if not is_compiling() and torch.is_grad_enabled() and other_work.foreign_recompute_active():
         return function(*args, **kwargs)
     return run_in_region(settings, function, *args, **kwargs)
 
 
-class ByName(Meets):
+class ByName(ModelObserver):
     """Makes modules regions by name, and numbers modules if rules refer to modules."""
 
     def __init__(self, assignment: Assignment) -> None:
@@ -156,7 +156,7 @@ class ByName(Meets):
         self._lines: set[str] = set()  # messages about modules that became regions
         self._warned = False  # True after the warning about patterns that match no module
 
-    def meet(self, model: torch.nn.Module) -> None:
+    def on_new_model(self, model: torch.nn.Module) -> None:
         made = []
         for policy, patterns in self._assignment.modules():
             made += self._mark(model, policy, patterns)
@@ -186,10 +186,10 @@ class ByName(Meets):
             kind = clipped(type(model).__name__)
             line += f"; {kind} has no module named {clipped(', '.join(in_ranges(missing)), 300)}"
         if line not in self._lines and is_first():
-            tell(line)
+            print_stderr(line)
         self._lines.add(line)
 
-    def settled(self, models: list[torch.nn.Module]) -> None:
+    def on_search_done(self, models: list[torch.nn.Module]) -> None:
         patterns = [glob for _, globs in self._assignment.modules() for glob in globs]
         if not patterns or self._lines or self._warned or not is_first():
             return
@@ -212,7 +212,7 @@ class ByName(Meets):
 _models: Models | None = None  # while ebb takes models over
 
 
-def take_over(assignment: Assignment, undo: ExitStack, blocks: Meets | None = None) -> None:
+def take_over(assignment: Assignment, undo: ExitStack, blocks: ModelObserver | None = None) -> None:
     """Make modules with matching names regions, and number modules if rules refer to modules, in
     all models that run until `undo` is closed. `blocks` makes blocks of each model regions."""
     global _models

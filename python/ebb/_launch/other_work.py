@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ebb._launch.variables import say_ignored
+from ebb._launch.variables import warn_setting_ignored
 from ebb._region.outer_hooks import name_of_hooks
-from ebb._support.job import say
+from ebb._support.job import print_once
 from ebb._support.shown import clipped
 
 
-def is_on() -> bool:
+def foreign_recompute_active() -> bool:
     """True if a function of the job recomputes the module being called; prints the function's name.
     If False, the module may be a region; prints a line if the job has saved-tensor
     hooks.
@@ -20,9 +20,9 @@ def is_on() -> bool:
     """
     by = _recomputes()
     if by is None:
-        tell_of_hooks()
+        warn_of_hooks()
         return False
-    say_ignored(
+    warn_setting_ignored(
         f"ebb: modules are no regions inside {by}",
         "it recomputes them by itself. Turn it off to let ebb recompute them; if it offloads, set "
         "EBB=offload_inputs to offload the inputs of blocks",
@@ -43,11 +43,11 @@ def _recomputes() -> str | None:
     return clipped(type(node).__name__.removesuffix("Backward"))
 
 
-def tell_of_hooks() -> None:
-    """Say once that the job's saved-tensor hooks do not get the tensors of regions."""
+def warn_of_hooks() -> None:
+    """Print once that the job's saved-tensor hooks do not get the tensors of regions."""
     hooks = name_of_hooks()
     if hooks is not None:
-        say(
+        print_once(
             f"ebb: saved-tensor hooks of the job ({clipped(hooks)}) do not get the tensors that "
             "regions save; if the hooks offload, these tensors stay on the device. To offload the "
             "inputs of blocks, turn the hooks off and set EBB=offload_inputs"

@@ -13,9 +13,9 @@ from ebb._launch import unused_settings
 from ebb._launch.variables import (
     configure_from,
     configure_from_file,
-    say_ignored,
-    say_value_ignored,
-    tell_of_unknown,
+    warn_setting_ignored,
+    warn_unknown_variables,
+    warn_value_ignored,
 )
 from ebb._plan.budget import read_budget
 from ebb._plan.memory_limit import Limit, limit_of
@@ -24,7 +24,7 @@ from ebb._policy.compiled import PRESETS
 from ebb._policy.policy import Policy
 from ebb._policy.text import has_regions, loaded, parsed
 from ebb._report import files
-from ebb._support.job import say
+from ebb._support.job import print_once
 from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
@@ -41,7 +41,7 @@ _SECTIONS: dict[str, Callable[..., object]] = {
 def _tell_of_modules_alone() -> None:
     modules = os.environ.get("EBB_MODULES")
     if modules and "EBB" not in os.environ and not _budget_text():
-        say(
+        print_once(
             f"ebb: EBB_MODULES={clipped(modules)} has no effect without EBB; set EBB=1 to "
             "recompute these modules"
         )
@@ -76,7 +76,7 @@ def _check_rank() -> None:
     except ValueError:
         value = -1
     if not 0 <= value < 2**31:
-        say_value_ignored("RANK", f"it must be an integer of 0 or more; got {shown(text)}")
+        warn_value_ignored("RANK", f"it must be an integer of 0 or more; got {shown(text)}")
 
 
 def _check_verify() -> None:
@@ -87,7 +87,7 @@ def _check_verify() -> None:
     del os.environ["EBB_VERIFY"]
     _C.set_verify_mode(0)
     os.environ["EBB_VERIFY"] = text
-    say_value_ignored("EBB_VERIFY", f"it must be 0, 1 or demote; got {shown(text)}")
+    warn_value_ignored("EBB_VERIFY", f"it must be 0, 1 or demote; got {shown(text)}")
 
 
 def _checked(variable: str, check: Callable[[str], _T], otherwise: _T) -> _T:
@@ -96,7 +96,7 @@ def _checked(variable: str, check: Callable[[str], _T], otherwise: _T) -> _T:
         try:
             return check(text)
         except Exception as error:
-            say_value_ignored(variable, error)
+            warn_value_ignored(variable, error)
     return otherwise
 
 
@@ -130,7 +130,7 @@ def _start_ahead() -> list[str]:
         else:
             raise ValueError("it must be a number of regions, a size such as 2GiB, or auto")
     except Exception as error:
-        say_value_ignored("EBB_AHEAD", error)
+        warn_value_ignored("EBB_AHEAD", error)
         return []
     return ["EBB_AHEAD"]
 
@@ -145,7 +145,7 @@ def _globs() -> tuple[str, ...]:
             if glob in _NO_GLOBS and len(globs) > 1:
                 raise ValueError(f"{glob!r} cannot be combined with module names")
     except ValueError as error:
-        say_value_ignored("EBB_MODULES", error)
+        warn_value_ignored("EBB_MODULES", error)
         return ()
     return globs
 
@@ -167,7 +167,7 @@ def _budget() -> int | float | Limit | None:
     try:
         return read_budget_or_limit(_budget_text()) if _budget_text() else None
     except Exception as error:
-        say_value_ignored("EBB_BUDGET", error)
+        warn_value_ignored("EBB_BUDGET", error)
         return None
 
 
@@ -184,9 +184,9 @@ def _take_over() -> None:
         if text and _is_file(text) and has_regions(text):
             names_them = f"the file of EBB={clipped(text)} lists the modules and their policies"
             if globs:
-                say_value_ignored("EBB_MODULES", names_them)
+                warn_value_ignored("EBB_MODULES", names_them)
             if budget is not None:
-                say_value_ignored("EBB_BUDGET", names_them)
+                warn_value_ignored("EBB_BUDGET", names_them)
             takeover.install_modules(ModulePolicies._load(text, late=True), clipped(text))
             return
         policy = policy_from(text) if text else recompute_all
@@ -196,13 +196,13 @@ def _take_over() -> None:
         else:
             calls = (policy, clipped(text)) if text else None
             if globs == ("none",):
-                say_value_ignored(
+                warn_value_ignored(
                     "EBB_MODULES",
                     "a budget needs modules to plan for. Leave EBB_MODULES unset, or name modules",
                 )
             takeover.install_budget(budget, clipped(_budget_text()), named, calls)
     except Exception as error:
-        say_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
+        warn_setting_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
 
 
 def start() -> None:
@@ -218,7 +218,7 @@ def start() -> None:
     given["ahead"] += _start_ahead()
     given["offload"] += configure_from("offload", offload.configure(), offload.configure)
     given["paging"] += configure_from("paging", paging.configure(), paging.configure)
-    tell_of_unknown()
+    warn_unknown_variables()
     _check_rank()
     if not is_set("EBB_DISABLE"):
         _tell_of_modules_alone()

@@ -15,7 +15,7 @@ from ebb._launch.auto_budget import AutoBudget
 from ebb._launch.budget import Budget
 from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.frameworks import takeover as frameworks
-from ebb._launch.variables import say_ignored
+from ebb._launch.variables import warn_setting_ignored
 from ebb._plan.memory_limit import Limit
 from ebb._plan.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
@@ -88,7 +88,7 @@ def install_budget(
     return planned
 
 
-def _take_over(assignment: Assignment, blocks: models.Meets | None = None) -> None:
+def _take_over(assignment: Assignment, blocks: models.ModelObserver | None = None) -> None:
     checkpoint_calls.take_over(assignment, _undo)
     frameworks.take_over(_undo)
     _watch_late_rules(assignment, _undo)
@@ -112,17 +112,17 @@ def _watch_late_rules(assignment: Assignment, undo: ExitStack) -> None:
     if not any(policy.unmatched() for policy in policies):
         return
 
-    def tell(*_: Any, is_late: bool = False) -> None:
+    def warn(*_: Any, is_late: bool = False) -> None:
         hook.remove()
         atexit.unregister(at_exit)
         for message in dict.fromkeys(line for policy in policies for line in policy.unmatched()):
-            say_ignored(f"ebb: {assignment.text}", message, is_late=is_late)
+            warn_setting_ignored(f"ebb: {assignment.text}", message, is_late=is_late)
 
     def at_exit() -> None:
         if assignment.announced:
-            tell(is_late=True)
+            warn(is_late=True)
 
-    hook = register_optimizer_step_post_hook(tell)
+    hook = register_optimizer_step_post_hook(warn)
     atexit.register(at_exit)
     undo.callback(hook.remove)
     undo.callback(atexit.unregister, at_exit)

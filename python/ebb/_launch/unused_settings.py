@@ -12,7 +12,7 @@ from _ebb_switches import is_set
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb import _C
-from ebb._launch.variables import say_ignored
+from ebb._launch.variables import warn_setting_ignored
 from ebb._report.text import size
 from ebb._support.job import is_launcher
 
@@ -66,7 +66,7 @@ def watch(given: Mapping[str, str], may_plan: bool) -> None:
 
     def at_exit() -> None:
         for _, name, reason in _without_effect(given):
-            say_ignored(f"ebb: {name} has no effect", reason, is_late=True)
+            warn_setting_ignored(f"ebb: {name} has no effect", reason, is_late=True)
 
     atexit.register(at_exit)
     _undo.callback(atexit.unregister, at_exit)
@@ -81,7 +81,7 @@ def watch(given: Mapping[str, str], may_plan: bool) -> None:
         for section, name, reason in _without_effect(given):
             if section != "ahead":
                 stop()
-                say_ignored(f"ebb: {name} has no effect", reason)
+                warn_setting_ignored(f"ebb: {name} has no effect", reason)
 
     hook = register_optimizer_step_post_hook(after_step)
     _undo.callback(hook.remove)

@@ -16,7 +16,7 @@ from typing import Any
 from _ebb_switches import NAMES, is_set, unknown_names
 
 from ebb._policy.text import nearest
-from ebb._support.job import say
+from ebb._support.job import print_once
 from ebb._support.shown import clipped, shown
 
 _SIZE = (str, "a size")
@@ -42,8 +42,10 @@ OLD: dict[str, tuple[Callable[[str], Any], str]] = {
 VARIABLES = sorted(NAMES - OLD.keys())  # the rows of docs/reference/environment.md
 
 
-def say_ignored(what: str, error: object, outcome: str = "", *, is_late: bool = False) -> None:
-    """Say once in a job why a setting has no effect.
+def warn_setting_ignored(
+    what: str, error: object, outcome: str = "", *, is_late: bool = False
+) -> None:
+    """Print once in a job why a setting has no effect.
 
     Args:
         what: the setting.
@@ -57,12 +59,12 @@ def say_ignored(what: str, error: object, outcome: str = "", *, is_late: bool = 
     reason = clipped(str(error).removeprefix("ebb: "), 500)
     if is_set("EBB_STRICT") and not is_late:
         raise ValueError(f"{what}: {reason} (the job ends, because EBB_STRICT is set)") from None
-    say(f"{what} {outcome}: {reason}" if outcome else f"{what}: {reason}")
+    print_once(f"{what} {outcome}: {reason}" if outcome else f"{what}: {reason}")
 
 
-def say_value_ignored(variable: str, error: object) -> None:
-    """As `say_ignored`, for the value of a variable."""
-    say_ignored(f"ebb: {variable}={clipped(os.environ[variable])}", error, "is ignored")
+def warn_value_ignored(variable: str, error: object) -> None:
+    """As `warn_setting_ignored`, for the value of a variable."""
+    warn_setting_ignored(f"ebb: {variable}={clipped(os.environ[variable])}", error, "is ignored")
 
 
 def _read(variable: str, text: str, read: Callable[[str], Any], kind: str) -> Any:
@@ -91,11 +93,11 @@ def configure_from(
         try:
             configure(**{name: _read(variable, text, read, kind)})
         except Exception as error:
-            say_value_ignored(variable, error)
+            warn_value_ignored(variable, error)
             continue
         given.append(variable)
         if variable in OLD:
-            say(
+            print_once(
                 f"ebb: {variable} is deprecated and will be removed in the next release: set "
                 f"{name} in section [{section}] of a TOML file, and set EBB_CONFIG to its path"
             )
@@ -118,7 +120,7 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
             if not isinstance(settings, dict):
                 raise ValueError(f"{section} must be a section, [{section}]")
     except (OSError, ValueError) as error:
-        say_value_ignored("EBB_CONFIG", error)
+        warn_value_ignored("EBB_CONFIG", error)
         return []
     for section, settings in sections_of_file.items():
         configure = sections[section]
@@ -129,14 +131,16 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
                     raise ValueError(f"unknown setting; {nearest(name, known)}")
                 configure(**{name: value})
             except (TypeError, ValueError) as error:
-                say_ignored(f"ebb: {name} in [{section}] of {clipped(path)}", error, "is ignored")
+                warn_setting_ignored(
+                    f"ebb: {name} in [{section}] of {clipped(path)}", error, "is ignored"
+                )
     return list(sections_of_file)
 
 
-def tell_of_unknown() -> None:
+def warn_unknown_variables() -> None:
     """Report variables that look like ebb's but do not exist."""
     for name in unknown_names():
         nearest = get_close_matches(name[:100], VARIABLES, 1)
         what = f"ebb: unknown environment variable {clipped(name)}"
         others = "docs/reference/environment.md has all of them"
-        say_ignored(what, f"did you mean {nearest[0]}?" if nearest else others)
+        warn_setting_ignored(what, f"did you mean {nearest[0]}?" if nearest else others)

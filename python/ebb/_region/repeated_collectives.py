@@ -8,8 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
@@ -18,12 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ebb._support.store_exchange import StoreExchange, exchange_of
+
 _GLOO: Any = getattr(dist, "ProcessGroupGloo", ())  # torch may be built without gloo
 _SECONDS_BETWEEN_SENDS = 0.5
 _SECONDS_BETWEEN_QUESTIONS = 0.2
-_TAG = 2**31 - 10  # of the sends in `_beside`; programs use other tags
+_TAG = 2**31 - 10  # of the sends in `_send_to`; programs use other tags
 _MOST_PLACES = 10_000  # lists that a rank remembers, for other ranks that are behind
-_MOST_ANSWERS = 64  # lists that a rank leaves in the store
 
 
 # Note [Lists that change later]
@@ -40,13 +40,11 @@ _MOST_ANSWERS = 64  # lists that a rank leaves in the store
 # wait only for operators of c10d on the CPU. In other cases that rank waits as for any rank that
 # has failed.
 class _Ranks:
-    """What the ranks of one process group have told each other. `peers` is None if it is alone."""
+    """What the ranks of one process group have told each other."""
 
-    def __init__(self, group_name: str, group: Any) -> None:
-        self.rank = dist.get_rank(group)
+    def __init__(self, exchange: StoreExchange, group: Any) -> None:
+        self.exchange = exchange
         self.global_ranks = dist.get_process_group_ranks(group)
-        self.peers = _store_of(group_name, group)
-        self.regions = 0
         self.agreed: set[str] = set()  # lists that all ranks had at the same place
         self.waits_at = ""  # the place at which this rank waits for the other ranks' lists
         self.asks = False  # this rank's question may be in the store
@@ -54,7 +52,6 @@ class _Ranks:
         self.lock = threading.Lock()  # guards the members below
         self.lists: dict[str, tuple[str, str]] = {}  # for each place: region and list
         self.answered: set[str] = set()  # places of the lists that other ranks could read
-        self.in_store: deque[str] = deque()  # those that are still in the store
         self.problems: dict[str, str] = {}  # places at which ranks differ, and how
         self.untold: set[str] = set()  # places of problems that this rank has not raised
 
@@ -69,37 +66,30 @@ class _Ranks:
     def answer(self, place: str, collectives: str) -> None:
         """Put this rank's list where other ranks look for it."""
         with self.lock:
-            if place in self.answered:
-                return
-            self.peers.set(f"{place}/{self.rank}", collectives)
-            self.answered.add(place)
-            self.in_store.append(place)
-            if len(self.in_store) > _MOST_ANSWERS:
-                # All ranks have read it: each has made almost as many comparisons since.
-                with suppress(RuntimeError):  # a store that cannot delete
-                    self.peers.delete_key(f"{self.in_store.popleft()}/{self.rank}")
+            if place not in self.answered:
+                self.exchange.put(place, collectives)
+                self.answered.add(place)
 
     def ask(self, place: str) -> None:
         self.asks = True
-        self.peers.set("asked", json.dumps([self.rank, place, *self.lists[place]]))
+        question = [self.exchange.rank, place, *self.lists[place]]
+        self.exchange.store.set("asked", json.dumps(question))
 
     def withdraw(self) -> None:
         """The question is over, or this rank waits no longer."""
         if self.asks:
             self.asks = False
-            self.peers.set("asked", "null")
+            self.exchange.store.set("asked", "null")
 
     def look_for_questions(self) -> None:
         """Answer the last question, if this rank has another list, or an empty one."""
-        if not self.peers.check(["asked"]):
-            return
-        question = json.loads(self.peers.get("asked"))
+        question = self.exchange.read("asked")
         if question is None:
             return
         asker, place, region, theirs = question
         waits_at = self.waits_at
         mine = self.lists.get(place, ("", None))[1]
-        if asker == self.rank or mine is None or place in self.answered:
+        if asker == self.exchange.rank or mine is None or place in self.answered:
             return
         if mine != theirs:
             self.differ(place, region, asker, mine, theirs)
@@ -129,133 +119,99 @@ class _Ranks:
                 return self.problems[place]
             return self.problems[self.untold.pop()] if self.untold else ""
 
+    # Note [Waiting for the lists of other ranks]
+    # A rank polls the store. `Store.wait` would block other threads that use the connection, and a
+    # connection of its own can only be made while the process that has the store is alive. The
+    # store does not know that a rank has ended, but gloo does: a send to that rank raises the same
+    # error as a collective, at once. No rank receives what is sent here, so each send leaves a few
+    # bytes in gloo. NCCL's collectives wait for the timeout as well.
     def compare(self, place: str, group: Any) -> str:
-        """Wait for the other ranks' lists at `place`. Returns the first difference."""
+        """Wait for the other ranks' lists at `place`, as long as a collective would. Returns the
+        first difference.
+
+        Raises:
+            RuntimeError: another rank has ended.
+        """
         region, mine = self.lists[place]
         self.answer(place, mine)
-        missing = set(range(len(self.global_ranks)))
-        beside = _beside(self, place, group, missing)
+        missing = set(range(self.exchange.size)) - {self.exchange.rank}
+        now = time.monotonic()
+        deadline = now + _timeout_of(group).total_seconds()
+        next_send = now + _SECONDS_BETWEEN_SENDS
+        next_question = now + _SECONDS_BETWEEN_QUESTIONS
         pause = 1e-4
-        while not (why := self.take_problem(place)):
-            for other in sorted(missing):
-                if self.peers.check([f"{place}/{other}"]):
-                    missing.remove(other)
-                    theirs = self.peers.get(f"{place}/{other}").decode()
-                    if theirs != mine:
-                        self.differ(place, region, other, mine, theirs)
+        while True:
+            for other, theirs in self.exchange.values(place, sorted(missing)):
+                missing.remove(other)
+                if theirs != mine:
+                    self.differ(place, region, other, mine, theirs)
+            if why := self.take_problem(place):
+                return why
             if not missing:
-                why = self.take_problem(place)
-                break
-            if not next(beside):
+                self.withdraw()
+                self.agreed.add(mine)
+                return ""
+            now = time.monotonic()
+            if now > next_question:
+                next_question = now + _SECONDS_BETWEEN_QUESTIONS
+                self.look_for_questions()  # the next line overwrites the question of another rank
+                self.ask(place)
+            if now > next_send:
+                next_send = now + _SECONDS_BETWEEN_SENDS
+                _send_to(missing, group)
+            if now >= deadline:
                 self.withdraw()
                 late = self.global_ranks[min(missing)]
                 return _in_words(region, f"rank {late} did not reach this point")
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-        if not why:
-            self.withdraw()
-            self.agreed.add(mine)
-        return why
 
 
-# Note [Waiting for the lists of other ranks]
-# A rank polls the store. `Store.wait` would block other threads that use the connection, and a
-# connection of its own can only be made while the process that has the store is alive. The store
-# does not know that a rank has ended, but gloo does: a send to that rank raises the same error as a
-# collective, at once. No rank receives what is sent here, so each send leaves a few bytes in gloo.
-# NCCL's collectives wait for the timeout as well.
-def _beside(ranks: _Ranks, place: str, group: Any, missing: set[int]) -> Iterator[bool]:
-    """What a rank does while it waits for `missing`: it asks them, and sends something to them.
-
-    Yields:
-        False when the rank has waited for as long as a collective would.
-
-    Raises:
-        RuntimeError: another rank has ended.
-    """
-    now = time.monotonic()
-    deadline = now + _timeout_of(group).total_seconds()
-    next_send = now + _SECONDS_BETWEEN_SENDS
-    next_question = now + _SECONDS_BETWEEN_QUESTIONS
-    while True:
-        now = time.monotonic()
-        if now > next_question:
-            next_question = now + _SECONDS_BETWEEN_QUESTIONS
-            ranks.look_for_questions()  # the next line overwrites the question of another rank
-            ranks.ask(place)
-        if now > next_send:
-            next_send = now + _SECONDS_BETWEEN_SENDS
-            gloo = [backend for backend in _backends(group) if isinstance(backend, _GLOO)]
-            for backend in gloo:
-                for other in missing:
-                    backend.send([torch.zeros(1)], other, _TAG)
-        yield now < deadline
-
-
-_ranks: weakref.WeakKeyDictionary[Any, _Ranks] = weakref.WeakKeyDictionary()
+# By process group; None for a group whose other ranks this process cannot reach, if it has any.
+_ranks: weakref.WeakKeyDictionary[Any, _Ranks | None] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()  # guards `_ranks`
 
 
-def _find(group_name: str) -> tuple[Any, _Ranks] | None:
-    """The process group; None if it was destroyed."""
+def _find(group_name: str) -> tuple[Any, _Ranks | None]:
+    """The process group, None if it was destroyed; and its ranks."""
     distributed: Any = dist.distributed_c10d
     try:
         group = distributed._resolve_process_group(group_name)
     except (RuntimeError, ValueError):
-        return None
+        return None, None
     with _lock:
         if group not in _ranks:
-            _ranks[group] = _Ranks(group_name, group)
+            exchange = exchange_of(group, f"ebb/collectives/{group_name}")
+            _ranks[group] = None if exchange is None else _Ranks(exchange, group)
         return group, _ranks[group]
 
 
+# The C++ part calls the next four functions. `CollectivesOfRanks` in src/support/python_support.h
+# describes the arguments.
 def number(group_name: str) -> int:
     """The number of a new region with collectives that replays may repeat."""
-    found = _find(group_name)
-    if found is None:
-        return 0
-    found[1].regions += 1
-    return found[1].regions
+    _, ranks = _find(group_name)
+    return 0 if ranks is None else next(ranks.exchange.rounds)
 
 
 def tell(group_name: str, region: str, place: str, collectives: str) -> bool:
-    """Remember a region's list, to answer other ranks.
-
-    Args:
-        group_name: name of the process group.
-        region: name of the region.
-        place: which list of the group it is; the same on all ranks.
-        collectives: names of the operators, in the order of the forward.
-
-    Returns:
-        True if the ranks have not compared such a list before.
-    """
-    found = _find(group_name)
-    if found is None or found[1].peers is None:
+    """Remember a list, to answer other ranks. True if the ranks have not compared such a list."""
+    _, ranks = _find(group_name)
+    if ranks is None:
         return False
-    found[1].remember(place, region, collectives)
-    _listener.start()
-    return collectives not in found[1].agreed
+    ranks.remember(place, region, collectives)
+    with _lock:
+        if _listener.ident is None:
+            _listener.start()
+    return collectives not in ranks.agreed
 
 
 def compare(group_name: str, region: str, place: str, collectives: str, always: bool) -> str:
-    """Compare this rank's list with those of the group's other ranks, through the group's store.
-
-    Args:
-        group_name: name of the process group.
-        region: name of the region.
-        place: which list of the group it is; the same on all ranks.
-        collectives: names of the operators, in the order of the forward.
-        always: also compare a list that the ranks have compared before.
-
-    Returns:
-        Why the ranks cannot repeat the collectives; empty if the lists are the same.
-    """
-    found = _find(group_name)
-    if found is None:
+    """Why the ranks cannot repeat a list; empty if all ranks have the same."""
+    group, ranks = _find(group_name)
+    if group is None:
         return _in_words(region, "their process group was destroyed after the forward")
-    group, ranks = found
-    if ranks.peers is None:
+    if ranks is None:
         return ""
     ranks.remember(place, region, collectives)
     why = ranks.take_problem(place)
@@ -270,26 +226,21 @@ def compare(group_name: str, region: str, place: str, collectives: str, always: 
 
 def problem(group_name: str) -> str:
     """Why another rank does not take part in a collective; empty if this rank knows nothing."""
-    found = _find(group_name)
-    return "" if found is None else found[1].take_problem()
+    _, ranks = _find(group_name)
+    return "" if ranks is None else ranks.take_problem()
 
 
-class _Listener:
-    """The thread that answers other ranks. See Note [Lists that change later]."""
+class _Listener(threading.Thread):
+    """Answers other ranks. See Note [Lists that change later]."""
 
     def __init__(self) -> None:
-        self.thread: threading.Thread | None = None
+        super().__init__(name="ebb-ranks", daemon=True)
         self.stopped = threading.Event()
-
-    def start(self) -> None:
-        if self.thread is None:
-            self.thread = threading.Thread(target=self.run, name="ebb-ranks", daemon=True)
-            self.thread.start()
 
     def run(self) -> None:
         while not self.stopped.wait(_SECONDS_BETWEEN_QUESTIONS):
             with _lock:
-                all_ranks = [ranks for ranks in _ranks.values() if ranks.peers is not None]
+                all_ranks = [ranks for ranks in _ranks.values() if ranks is not None]
             for ranks in all_ranks:
                 if not ranks.is_lost:
                     try:
@@ -301,8 +252,8 @@ class _Listener:
     def stop(self) -> None:
         """End the thread while the interpreter exists."""
         self.stopped.set()
-        if self.thread is not None:
-            self.thread.join(timeout=1)
+        if self.is_alive():
+            self.join(timeout=1)
 
 
 _listener = _Listener()
@@ -317,19 +268,17 @@ atexit.register(lambda: _listener.stop())
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _store_of(group_name: str, group: Any) -> Any:
-    distributed: Any = dist.distributed_c10d
-    store = distributed._get_process_group_store(group)
-    is_alone = dist.get_world_size(group) == 1 or dist.get_backend(group) == "fake"
-    if store is None or is_alone:
-        return None
-    return distributed.PrefixStore(f"ebb/collectives/{group_name}", store)
-
-
 def _backends(group: Any) -> Iterator[Any]:
     for device in group._device_types:
         with suppress(RuntimeError):  # none for this device
             yield group._get_backend(device)
+
+
+def _send_to(ranks: Iterable[int], group: Any) -> None:
+    """See Note [Waiting for the lists of other ranks]."""
+    for backend in _backends(group):
+        for rank in ranks if isinstance(backend, _GLOO) else ():
+            backend.send([torch.zeros(1)], rank, _TAG)
 
 
 def _timeout_of(group: Any) -> timedelta:

@@ -9,7 +9,7 @@ import zlib
 
 import torch.distributed as dist
 
-from ebb._support.shown import tell
+from ebb._support.shown import print_stderr
 
 # Launchers that do not set RANK set one of these: srun, mpirun, Lightning (LOCAL_RANK).
 _OTHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
@@ -100,10 +100,10 @@ def label() -> str:
     return (f"rank{number}." if number > 0 else "") + f"process{which}"
 
 
-def say(line: str) -> None:
+def print_once(line: str) -> None:
     """Prints a line to stderr once in a job: child processes inherit the list of printed lines."""
     mark = f"{zlib.crc32(line.encode(errors='replace')):x}"
     told = os.environ.get(_TOLD, "").split(",")
     if is_first() and mark not in told:
         os.environ[_TOLD] = ",".join([*filter(None, told), mark])
-        tell(line)
+        print_stderr(line)

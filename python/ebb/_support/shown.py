@@ -44,7 +44,7 @@ def checked_name(what: str, text: str) -> str:
     return as_utf8(text).replace("\0", "\\0")  # a null byte would end a message of C++
 
 
-def tell(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Prints a line to stderr. Ignores a closed stderr and characters that it cannot encode."""
     if sys.stderr is not None:
         with suppress(OSError, ValueError):

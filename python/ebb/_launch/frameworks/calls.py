@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ebb import _C
 from ebb._launch import checkpoint_calls
-from ebb._launch.variables import say_ignored
+from ebb._launch.variables import warn_setting_ignored
 from ebb._region.placeholder import discard, discardable
 
 Own: TypeAlias = Callable[..., Any]
@@ -41,7 +41,7 @@ def _in_region(
 
 def _left(framework: str, setting: str, remedy: str) -> None:
     """Say once that ebb leaves a framework's recomputation in place because of a setting."""
-    say_ignored(
+    warn_setting_ignored(
         f"ebb: checkpoint calls of {framework} are no regions",
         f"{setting} is on, and {framework} recomputes by itself then. {remedy}",
     )

@@ -17,9 +17,9 @@ from typing import Any
 from ebb._launch.checkpoint_calls import copy_of, exchange
 from ebb._launch.frameworks import calls
 from ebb._launch.frameworks.after_import import AfterImport, Then
-from ebb._launch.variables import say_ignored
+from ebb._launch.variables import warn_setting_ignored
 from ebb._support.job import is_first
-from ebb._support.shown import tell
+from ebb._support.shown import print_stderr
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _takes_the_same(function: FunctionType, replacement: Callable[..., Any]) -> 
 
 
 def _leave(framework: Framework, version: str, why: str) -> None:
-    say_ignored(
+    warn_setting_ignored(
         f"ebb: checkpoint calls of {framework.name} {version} are no regions",
         f"{why}. Name its blocks instead, such as EBB_MODULES='*.layers.*', and turn "
         f"{framework.name}'s own recomputation off",
@@ -183,7 +183,7 @@ def tell_of_others() -> None:
     if not is_first():
         return
     for name, count in _counts.items():
-        tell(
+        print_stderr(
             f"ebb: {name} ran {count} times by itself: ebb does not take over its calls. Turn it "
             "off, and name its modules to make them regions, such as EBB_MODULES='*.layers.*'"
         )

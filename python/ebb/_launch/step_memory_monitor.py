@@ -13,7 +13,7 @@ _STEPS_BELOW = 32  # consecutive steps so far below the plan, after which steps 
 _LESS = 0.98  # times the planned bytes: maximum for the next plan
 
 
-class Watch:
+class StepMemoryMonitor:
     """Counts the bytes of tensors in each step."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Watches commotions: calls that must not run during a replay ahead, and wait for it to end.
+"""Makes calls that change global state wait until no replay ahead runs. In C++: a commotion.
 
 Settings are global to the process, so a kernel that is replayed on another thread would see a
 temporary change. If the program resized a storage, the kernel could access freed memory. See
