@@ -181,9 +181,8 @@ def test_a_profiler_that_never_ends(install, told):
 def test_replays_ahead_are_off_only_while_it_is_measured(install, monkeypatch):
     monkeypatch.setattr(ebb._plan.plan, "ahead_is_on", lambda: False)  # a plan leaves them on
     ebb.ahead.configure(regions=1)
-    monkeypatch.setattr(
-        step_memory_monitor, "_OVER", 2.0
-    )  # with replays ahead the last region keeps all
+    # with replays ahead the last region keeps all
+    monkeypatch.setattr(step_memory_monitor, "_OVER", 2.0)
     install("60%")
 
     job = Job().train(2)
@@ -292,6 +291,7 @@ def told_in_terminal(monkeypatch):
 
 
 def test_a_line_that_is_written_over(install, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # as if rich were not installed
     expected = Job().train(PLANNED)
     install("60%")
 
@@ -303,6 +303,17 @@ def test_a_line_that_is_written_over(install, monkeypatch):
     lines = text.rpartition("\r\x1b[K")[2].splitlines()
     assert lines[0].startswith("ebb: EBB_BUDGET=60%: ")
     assert "; predicted peak " in lines[0]
+
+
+def test_the_bar_of_rich(install, monkeypatch):
+    pytest.importorskip("rich")
+    install("60%")
+
+    text, _ = told_in_terminal(monkeypatch)
+
+    assert re.findall(rf"(\d)/{PLANNED}", text)[-1] == str(PLANNED)
+    assert set(re.findall(rf"(\d)/{PLANNED}", text)) == set(map(str, range(2, PLANNED + 1)))
+    assert "; predicted peak " in text.splitlines()[-1]
 
 
 class FreesItsBatch(Quiet):

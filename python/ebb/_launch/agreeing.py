@@ -162,5 +162,12 @@ def ranks_of_job() -> Ranks | None:
         return None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may reuse the store
     prefix = f"ebb/budget/{attempt}/{next(_sessions)}"
-    exchange = exchange_of(dist.group.WORLD, prefix)
-    return None if exchange is None else Ranks(exchange)
+    try:
+        exchange = exchange_of(dist.group.WORLD, prefix)
+    except Exception as error:  # the lookup of the store is internal to torch
+        log.info("budget: the process group has no store, so this rank plans alone: %s", error)
+        return None
+    if exchange is None:
+        log.info("budget: the process group has no store, so this rank plans alone")
+        return None
+    return Ranks(exchange)
