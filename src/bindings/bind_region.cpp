@@ -13,11 +13,6 @@
 #include "replay/escapes.h"
 #include "saved/hooked_inputs.h"
 #include "saved/placeholder.h"
-#include "plugins/verify/compare.h"
-
-template <>
-struct pybind11::detail::type_caster<ebb::VerifyMode>
-    : ebb::bindings::NumberCaster<ebb::VerifyMode> {};
 
 namespace ebb::bindings {
 
@@ -45,8 +40,6 @@ void bindRegion(py::module_& module) {
         return std::make_shared<HookedInputs>(tensors);
       })))
       .def("enter_region", torch::wrap_pybind_function(&HookedInputs::enterRegion));
-  module.def("verify_mode", torch::wrap_pybind_function(&verifyMode));
-  module.def("set_verify_mode", torch::wrap_pybind_function(&setVerifyMode));
 }
 
 }  // namespace ebb::bindings

@@ -6,7 +6,6 @@
 #include "bindings/field_dicts.h"
 #include "ebb/profile.h"
 #include "ebb/report.h"
-#include "support/signals.h"
 
 namespace ebb::bindings {
 
@@ -63,37 +62,18 @@ namespace py = pybind11;
 
 namespace {
 
-// `function`: called without arguments; None restores the default effect of the signals.
-void callOnSignals(const py::object& function) {
-  if (function.is_none()) {
-    reportOnSignals({});
-    return;
-  }
-  // Leaked, since threads without the GIL copy and destroy the std::function.
-  const auto* const kept = new py::object(function);
-  reportOnSignals([kept] {
-    const py::gil_scoped_acquire gil;
-    try {
-      (*kept)();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("ebb");
-    }
-  });
-}
-
-}  // namespace
-
 void bindReport(py::module_& module) {
-  module.def("stats", &stats);
-  module.def("reset_stats", &resetStats);
   module.def("set_reporting", torch::wrap_pybind_function(&setReporting));
   module.def("is_reporting", &isReporting);
   module.def("reports", &reports);
-  module.def("report_on_signals", torch::wrap_pybind_function(&callOnSignals));
   module.def("begin_counting", torch::wrap_pybind_function(&beginCounting));
   module.def("end_counting", torch::wrap_pybind_function(&endCounting));
   module.def("begin_profile", torch::wrap_pybind_function(&beginProfile));
   module.def("end_profile", torch::wrap_pybind_function(&endProfile));
 }
+
+[[maybe_unused]] const bool isReportBound = bindPlugin("report", &bindReport);
+
+}  // namespace
 
 }  // namespace ebb::bindings

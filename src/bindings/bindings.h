@@ -14,14 +14,17 @@ struct PyPolicy {
   PolicyPtr policy;  // shared with the regions that use the policy
 };
 
-void bindAhead(pybind11::module_& module);
+void bindCounts(pybind11::module_& module);
 void bindOffload(pybind11::module_& module);
 void bindPaging(pybind11::module_& module);
 void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);
-void bindReport(pybind11::module_& module);
 void bindScopes(pybind11::module_& module);
 void bindWatchedFunctions(pybind11::module_& module);
+
+// The file of a plug-in is built with its plug-in only, so it registers its function when the module
+// is loaded. Returns true.
+bool bindPlugin(const char* name, void (*bind)(pybind11::module_& module));
 
 // Gives the core its Python callbacks.
 void installPythonSupport(pybind11::module_& module);

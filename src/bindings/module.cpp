@@ -1,10 +1,37 @@
 #include <c10/util/Exception.h>
 
+#include <map>
+#include <string>
+
 #include "bindings/bindings.h"
 #include "intercept/install.h"
 #include "memory/shortage.h"
 
+namespace py = pybind11;
+
 namespace {
+
+using Plugins = std::map<std::string, void (*)(py::module_&)>;
+
+Plugins& plugins() {
+  static auto* all = new Plugins;
+  return *all;
+}
+
+// Binds the plug-ins of this build. What another plug-in would have raises an error.
+void bindPlugins(py::module_& module) {
+  std::string built;
+  for (const auto& [name, bind] : plugins()) {
+    bind(module);
+    built += (built.empty() ? "" : ", ") + name;
+  }
+  module.attr("plugins") = built;
+  module.attr("__getattr__") = py::cpp_function([built](const std::string& name) -> py::object {
+    throw py::attribute_error(
+        "ebb._C has no '" + name + "'. ebb was built with these plug-ins: " +
+        (built.empty() ? "none" : built) + " (-DEBB_PLUGINS)");
+  });
+}
 
 // torch exchanges the kernels of an operator without a lock, so no other thread may dispatch the
 // operator meanwhile. When Python imports ebb, fewer threads run than at the first region. If
@@ -18,20 +45,24 @@ void installAtImport() {
 
 }  // namespace
 
+bool ebb::bindings::bindPlugin(const char* name, void (*bind)(py::module_& module)) {
+  return plugins().emplace(name, bind).second;
+}
+
 // The bindings rely on the GIL, so a free-threaded Python enables the GIL on import.
-PYBIND11_MODULE(_C, module, pybind11::mod_gil_not_used(false)) {
+PYBIND11_MODULE(_C, module, py::mod_gil_not_used(false)) {
   module.doc() = "ebb's C++ part. Use the package `ebb`; nothing here is public.";
   module.attr("compiler") = EBB_COMPILER;
   module.attr("torch_release") = EBB_TORCH_RELEASE;
   ebb::bindings::installPythonSupport(module);
-  ebb::bindings::bindAhead(module);
+  ebb::bindings::bindCounts(module);
   ebb::bindings::bindOffload(module);
   ebb::bindings::bindPaging(module);
   ebb::bindings::bindPolicy(module);
   ebb::bindings::bindRegion(module);
-  ebb::bindings::bindReport(module);
   ebb::bindings::bindScopes(module);
   ebb::bindings::bindWatchedFunctions(module);
+  bindPlugins(module);
   installAtImport();
   ebb::listenToCudaAllocator();
 }

@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "bindings/bindings.h"
-#include "plugins/verify/witness.h"
 #include "saved/handle.h"
 
 namespace ebb::bindings {
@@ -46,17 +45,6 @@ std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const 
       c10::SafePyObject(
           helper("ebb._region.compiled_autograd", "unpack").release().ptr(), getPyInterpreter()),
       c10::SafePyObject(argument.release().ptr(), getPyInterpreter()));
-}
-
-void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
-  py::gil_scoped_acquire gil;
-  const py::object type = helper("ebb._region.verify", "ReplayMismatch");
-  const py::object error = type(
-      message, mismatch.region, mismatch.op->name, mismatch.output, mismatch.largestDifference);
-  PyErr_SetObject(type.ptr(), error.ptr());
-  python_error thrown;
-  thrown.persist();
-  throw thrown;
 }
 
 std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<at::Tensor>& inner) {
@@ -145,7 +133,6 @@ void installPythonSupport(py::module_& module) {
        &acquireGil,
        &unpackHook,
        &flatten,
-       &throwReplayMismatch,
        &tellUnrepeatable,
        kCollectivesOfRanks,
        &hasEffect,

@@ -15,7 +15,6 @@
 namespace ebb {
 
 class Handle;
-struct Mismatch;
 
 // Calls by which the ranks of a process group compare the collectives that replays repeat. See Note
 // [Repeated collectives]. `group` is the name of the process group. `place` says which of the
@@ -51,8 +50,6 @@ struct PythonSupport {
   // The inner tensors of a wrapper subclass, and the data that unflatten needs to rebuild the
   // wrapper; nothing if the class defines no flattening. See Note [Wrapper subclasses].
   std::optional<c10::SafePyObject> (*flatten)(const at::Tensor&, std::vector<at::Tensor>& inner);
-  // Raises ebb.ReplayMismatch.
-  void (*throwReplayMismatch)(const std::string& message, const Mismatch& mismatch);
   // Logs how many bytes of an operator's results a region holds, and how to free them.
   void (*tellUnrepeatable)(const std::string& op, const std::string& region, size_t bytes);
   CollectivesOfRanks collectives;

@@ -18,7 +18,6 @@
 #include "kernel/kernel_state.h"
 #include "memory/bytes.h"
 #include "counts/statistics.h"
-#include "support/python_support.h"
 
 namespace ebb {
 namespace {
@@ -181,6 +180,8 @@ bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storag
   return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
+std::atomic<void (*)(const std::string&, const Mismatch&)> throwMismatch{nullptr};
+
 void reportMismatch(VerifyMode mode, const Mismatch& mismatch) {
   const std::string message = describe(mismatch);
   if (mode == VerifyMode::Demote) {
@@ -190,8 +191,8 @@ void reportMismatch(VerifyMode mode, const Mismatch& mismatch) {
     }
     return;
   }
-  if (const PythonSupport* python = pythonSupport()) {
-    python->throwReplayMismatch(message, mismatch);
+  if (const auto raise = throwMismatch.load()) {
+    raise(message, mismatch);
   }
   throw ReplayMismatch({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
 }

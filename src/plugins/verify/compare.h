@@ -4,6 +4,9 @@
 
 #include <c10/core/Storage.h>
 
+#include <atomic>
+#include <string>
+
 #include "ebb/verify.h"
 #include "graph/geometry.h"
 #include "graph/graph.h"
@@ -26,6 +29,10 @@ bool sameBits(const Geometry& geometry, const c10::Storage& a, const c10::Storag
 
 // The mode of regions entered from now on: the last mode set, else that of EBB_VERIFY.
 EBB_API VerifyMode verifyMode();
+
+// With Python, throws ebb.ReplayMismatch. Null without.
+EBB_API extern std::atomic<void (*)(const std::string& message, const Mismatch& mismatch)>
+    throwMismatch;
 
 // Throws ReplayMismatch. In the mode Demote, warns instead and saves the op's outputs from now on.
 void reportMismatch(VerifyMode mode, const Mismatch& mismatch);

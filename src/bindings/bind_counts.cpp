@@ -1,0 +1,60 @@
+// Counters, the memory in use, and what waits while a process-wide setting changes.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "bindings/field_dicts.h"
+#include "ebb/report.h"
+#include "memory/in_use.h"
+#include "memory/shortage.h"
+#include "memory/stillness.h"
+#include "support/signals.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+// `function`: called without arguments; None restores the default effect of the signals.
+void callOnSignals(const py::object& function) {
+  if (function.is_none()) {
+    reportOnSignals({});
+    return;
+  }
+  // Leaked, since threads without the GIL copy and destroy the std::function.
+  const auto* const kept = new py::object(function);
+  reportOnSignals([kept] {
+    const py::gil_scoped_acquire gil;
+    try {
+      (*kept)();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("ebb");
+    }
+  });
+}
+
+}  // namespace
+
+void bindCounts(py::module_& module) {
+  module.def("stats", &stats);
+  module.def("reset_stats", &resetStats);
+  module.def("report_on_signals", torch::wrap_pybind_function(&callOnSignals));
+  module.def(
+      "allow_allocator",
+      torch::wrap_pybind_function(&allowAllocator),
+      py::arg("nbytes"),
+      py::arg("device"));
+  module.def("stop_giving_back", torch::wrap_pybind_function(&stopGivingBack));
+  module.def("bytes_in_use", [] { return bytesInUse(deviceInUse()); });
+  module.def("use_counting_allocator", torch::wrap_pybind_function(&useCountingAllocator));
+  module.def("tensor_bytes", [] {
+    const TensorBytes bytes = tensorBytes(deviceInUse());
+    return std::tuple(bytes.now, bytes.most, bytes.isExact);
+  });
+  module.def("reset_most_tensor_bytes", [] { resetMostTensorBytes(deviceInUse()); });
+  module.def("begin_commotion", torch::wrap_pybind_function(&beginCommotion));
+  module.def("end_commotion", torch::wrap_pybind_function(&endCommotion));
+}
+
+}  // namespace ebb::bindings

@@ -1,0 +1,39 @@
+#include <torch/csrc/Exceptions.h>
+
+#include "bindings/bindings.h"
+#include "bindings/field_dicts.h"
+#include "ebb/verify.h"
+#include "plugins/verify/compare.h"
+
+template <>
+struct pybind11::detail::type_caster<ebb::VerifyMode>
+    : ebb::bindings::NumberCaster<ebb::VerifyMode> {};
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
+  py::gil_scoped_acquire gil;
+  const py::object type = py::module_::import("ebb._region.verify").attr("ReplayMismatch");
+  const py::object error = type(
+      message, mismatch.region, mismatch.op->name, mismatch.output, mismatch.largestDifference);
+  PyErr_SetObject(type.ptr(), error.ptr());
+  python_error thrown;
+  thrown.persist();
+  throw thrown;
+}
+
+void bindVerify(py::module_& module) {
+  module.def("verify_mode", torch::wrap_pybind_function(&verifyMode));
+  module.def("set_verify_mode", torch::wrap_pybind_function(&setVerifyMode));
+  throwMismatch.store(&throwReplayMismatch);
+}
+
+[[maybe_unused]] const bool isVerifyBound = bindPlugin("verify", &bindVerify);
+
+}  // namespace
+
+}  // namespace ebb::bindings
