@@ -19,9 +19,9 @@ from ebb import _C
 from ebb._launch import takeover
 from ebb._launch.budget import Budget
 from ebb._launch.step_clock import StepClock
-from ebb._plan.budget import BudgetError, read_budget
-from ebb._plan.measuring import base_bytes
+from ebb._plan.choose.memory_budget import BudgetError, read_budget
 from ebb._plan.plan import plan_of
+from ebb._plan.profile.measuring import base_bytes
 
 
 @dataclass

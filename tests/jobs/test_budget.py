@@ -29,7 +29,7 @@ import ebb
 from ebb import _C
 from ebb._launch import budget as module
 from ebb._launch import decided, takeover, watch
-from ebb._plan.budget import BudgetError
+from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.plan import plan_of
 from ebb._region.modules import marks_of
 

@@ -10,8 +10,8 @@ from ebb import _C
 from ebb._launch.agreeing import Ranks, ranks_of_job
 from ebb._launch.assignment import Assignment
 from ebb._launch.budget import Budget
-from ebb._plan.measuring import base_bytes, devices_of
-from ebb._plan.memory_limit import Limit
+from ebb._launch.memory_limit import Limit
+from ebb._plan.profile.measuring import base_bytes, devices_of
 from ebb._report.text import size
 from ebb._support import devices
 from ebb._support.log import log

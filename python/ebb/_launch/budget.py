@@ -10,7 +10,6 @@ import weakref
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,14 +22,13 @@ from ebb._launch.budgeted import Blocks, CallAround, is_compiled
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
 from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome, number_of_steps
+from ebb._launch.memory_limit import free
 from ebb._launch.models import Meets
 from ebb._launch.step_clock import StepClock
 from ebb._launch.watch import Watch
-from ebb._plan.budget import BudgetError, NothingToPlanError, allowed
-from ebb._plan.measuring import device_of
-from ebb._plan.memory_limit import free
+from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed
 from ebb._plan.plan import plan_of
-from ebb._plan.simulate import Measured
+from ebb._plan.profile.measuring import Measured, device_of
 from ebb._report import planned
 from ebb._report.planned import ReportedPlan
 from ebb._support import devices
@@ -367,7 +365,7 @@ class Budget(Meets):
     def _decide_for(self, most: Offer, outcome: Outcome | None) -> Decided:
         """Plan for all ranks of a kind: this rank's profile, with the kind's largest values."""
         assert outcome is not None
-        measured = replace(outcome.measured, duration=most.duration, base=most.base)
+        measured = outcome.measured.with_highest(most.duration, most.base)
         return self._decide(measured, most.budget)
 
     def _decide(self, measured: Measured, budget: float | None = None) -> Decided:

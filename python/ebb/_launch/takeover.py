@@ -15,9 +15,9 @@ from ebb._launch.auto_budget import AutoBudget
 from ebb._launch.budget import Budget
 from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.frameworks import takeover as frameworks
+from ebb._launch.memory_limit import Limit
 from ebb._launch.variables import say_ignored
-from ebb._plan.memory_limit import Limit
-from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.apply.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
 from ebb.policies import recompute_all
 

@@ -8,10 +8,17 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from ebb._plan.choice import EAGER, Choice, Operators
-from ebb._plan.front import Point, front, hull, not_beaten, point_of, recomputed_each_time
-from ebb._plan.simulate import Estimate, Simulator
-from ebb._plan.step import Call, Step
+from ebb._plan.choose.region_pareto import (
+    Point,
+    front,
+    hull,
+    not_beaten,
+    point_of,
+    recomputed_each_time,
+)
+from ebb._plan.simulate.choice import EAGER, Choice, Operators
+from ebb._plan.simulate.simulator import Estimate, Simulator
+from ebb._plan.simulate.step import Call, Step
 
 Chosen = Mapping[str, Point]
 """The point for each region, by the region's name."""

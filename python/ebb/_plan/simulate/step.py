@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from ebb._plan.changes import Span, during
-from ebb._plan.profile import Operator, Profile
+from ebb._plan.profile.profile import Operator, Profile
+from ebb._plan.simulate.changes import Span, during
 
 EPSILON = 1e-9  # the shortest time, in milliseconds
 

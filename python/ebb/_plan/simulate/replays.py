@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ebb._plan.step import EPSILON, Call, Step
+from ebb._plan.simulate.step import EPSILON, Call, Step
 
 
 class Replays:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ebb import ahead, offload
-from ebb._plan.pages import size_pools_anew
+from ebb._plan.apply.page_pools import size_pools_anew
 from ebb._policy.decision import PAGE
 from ebb._policy.policy import Policy
 from ebb._policy.text import loaded_regions, regions_to_toml

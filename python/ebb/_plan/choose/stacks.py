@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ebb._plan.choice import Choice, Operators, policy_of
-from ebb._plan.simulate import Measured, Simulator
-from ebb._plan.step import Step
+from ebb._plan.profile.measuring import Measured
+from ebb._plan.simulate.choice import Choice, Operators, policy_of
+from ebb._plan.simulate.simulator import Simulator
+from ebb._plan.simulate.step import Step
 from ebb._policy.policy import Policy
 from ebb.policies import save_all
 

@@ -6,41 +6,21 @@ import copy
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ebb._plan.changes import Changes, Span, curve, during, highest, union
-from ebb._plan.choice import EAGER, Choice
-from ebb._plan.device_times import on_device
-from ebb._plan.pages import NO_PAGER, Paged, Pager, Pools
-from ebb._plan.profile import Profile
-from ebb._plan.region_estimate import Need, RegionEstimate, eager_needs
-from ebb._plan.step import Call, Step
-from ebb._plan.transfers import NO_LINK, Link, Sent, Transfers
+from ebb._plan.profile.device_times import on_device
+from ebb._plan.profile.link import NO_LINK
+from ebb._plan.profile.measuring import Measured
+from ebb._plan.profile.pager import NO_PAGER
+from ebb._plan.simulate.changes import Changes, Span, curve, during, highest, union
+from ebb._plan.simulate.choice import EAGER, Choice
+from ebb._plan.simulate.page_pools import Paged, Pools
+from ebb._plan.simulate.region_estimate import Need, RegionEstimate, eager_needs
+from ebb._plan.simulate.step import Call, Step
+from ebb._plan.simulate.transfers import Sent, Transfers
 
 _RECORDING = 0.001  # milliseconds that a region adds to each operator
 _SLOWEST = 0.1  # maximum milliseconds that a replay takes in addition to its kernel
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Measurements of a step in which each block is a region under `recompute_all`."""
-
-    profile: Profile
-    duration: float  # milliseconds of such a step, without recording
-    # Bytes in use when a step begins, such as parameters and optimizer states. See Note [Where a
-    # step begins].
-    base: int
-    freed: int = 0  # bytes of older memory that a step frees before its first region
-    whole: str | None = None  # name of the region that is the model itself; None: there is none
-    root: str = ""  # name that such a region would have
-    # By region name: the name of the module whose forward calls the region; "" means the model. A
-    # region without an entry has an unknown caller.
-    parents: Mapping[str, str] = field(default_factory=dict)
-    link: Link | None = None  # None: values cannot be offloaded
-    away: float | None = None  # milliseconds of a step that offloads all saved tensors
-    pager: Pager | None = None  # None: no rows, or no paging
-    on_accelerator: bool = False  # True if operators run asynchronously to the host
-    spread: float = 0.0  # relative difference between the slowest and the fastest timed step
 
 
 @dataclass(frozen=True)
@@ -81,14 +61,22 @@ class Simulator:
     Args:
         measured: the measurements of the step.
         ahead: True if the next region is replayed ahead during a region's backward.
+        offloads, pages: False if choices without OFFLOAD, or without PAGE, are to be found.
     """
 
-    def __init__(self, measured: Measured, ahead: bool = False) -> None:
+    def __init__(
+        self,
+        measured: Measured,
+        ahead: bool = False,
+        *,
+        offloads: bool = True,
+        pages: bool = True,
+    ) -> None:
         profile = measured.profile
         self.step = Step(on_device(profile) if measured.on_accelerator else profile)
-        self.link = measured.link or NO_LINK
+        self.link = (measured.link if offloads else None) or NO_LINK
         self.window = self._find_window()  # bytes in flight at a time, in each direction
-        self.pager = measured.pager
+        self.pager = measured.pager if pages else None
         self.ahead = ahead
         self._factor, self._each = 1.0, 0.0
         self._slowing = 0.0
@@ -106,7 +94,7 @@ class Simulator:
         self._known.clear()
         # The step without regions.
         self.plain = self.estimate([EAGER] * len(self.step.calls))
-        self._slowing = self._fit_copies(measured.away)
+        self._slowing = self._fit_copies(measured.offload_all_ms)
 
     def _find_window(self) -> int:
         """Bytes for two copies of the largest storage that may be offloaded: one is made while ebb

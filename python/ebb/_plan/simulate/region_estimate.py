@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ebb._plan.changes import Changes, Span, during, highest, union
-from ebb._plan.choice import Choice
-from ebb._plan.pages import Paged, has_rows
-from ebb._plan.replays import Replays
-from ebb._plan.step import EPSILON, Call, Step
-from ebb._plan.transfers import Sent
+from ebb._plan.profile.pager import has_rows
+from ebb._plan.simulate.changes import Changes, Span, during, highest, union
+from ebb._plan.simulate.choice import Choice
+from ebb._plan.simulate.page_pools import Paged
+from ebb._plan.simulate.replays import Replays
+from ebb._plan.simulate.step import EPSILON, Call, Step
+from ebb._plan.simulate.transfers import Sent
 
 
 @dataclass(frozen=True)
