@@ -93,7 +93,7 @@ class Measuring:
         """Begin the first measured step."""
         ahead.configure(regions=0)  # replays ahead would hide part of the replay time
         self._sequence.begin()
-        self._blocks.watch_callers()
+        self._blocks.around.watch_callers()
         self._put_policy()
         self._prepare()
 
@@ -112,7 +112,7 @@ class Measuring:
             NothingToPlanError: the steps call no block.
         """
         ended = self._recording.end()
-        self._blocks.stop_watching_callers()
+        self._blocks.around.stop_watching_callers()
         sequence = self._sequence
         window = sequence.window
         if window is None:
@@ -151,7 +151,7 @@ class Measuring:
     def stop(self) -> None:
         """Stop measuring, and restore the job's settings."""
         self._recording.end()
-        self._blocks.stop_watching_callers()
+        self._blocks.around.stop_watching_callers()
         self._settings.close()
         if self._sequence.window is not None:
             _C.offload_stats()  # copies have ended: this call makes the engine free their memory
@@ -198,5 +198,5 @@ class Measuring:
         varies = not are_alike(min(peaks), largest)
         growth = largest / size if varies and size else 1.0
         more = largest - size if varies else 0
-        measured = self._sequence.measured(self._blocks.parents())
+        measured = self._sequence.measured(self._blocks.around.parents())
         return Outcome(measured, varies, growth, more, self._beside)

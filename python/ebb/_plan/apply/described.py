@@ -9,13 +9,15 @@ from collections.abc import Iterable
 
 from ebb import ahead
 from ebb._plan.apply.page_pools import pool_bytes
-from ebb._plan.choose.chooser import OUTSIDE, Chooser, Chosen
+from ebb._plan.choose.chooser import Chooser
+from ebb._plan.choose.fronts import OUTSIDE, Chosen
 from ebb._plan.choose.memory_budget import BudgetError, in_all
 from ebb._plan.profile.pager import has_rows
 from ebb._plan.profile.profile import Profile, Value, from_first_operator
 from ebb._plan.simulate.choice import EAGER
+from ebb._plan.simulate.dataflow import EPSILON
 from ebb._plan.simulate.simulator import Estimate
-from ebb._plan.simulate.step import EPSILON, Step
+from ebb._plan.simulate.step import Step
 from ebb._report.planned import BudgetPoint, Course, Cut, Points, ReportedPlan, thinned
 from ebb._report.text import size
 from ebb._support.names import in_ranges
