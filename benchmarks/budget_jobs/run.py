@@ -18,6 +18,7 @@ from budget_jobs.job import Job
 from ebb import _C
 from ebb._launch import takeover
 from ebb._launch.budget import Budget
+from ebb._launch.budget_phases import Measure, Planned
 from ebb._launch.step_clock import StepClock
 from ebb._plan.choose.memory_budget import BudgetError, read_budget
 from ebb._plan.plan import plan_of
@@ -127,18 +128,17 @@ class Meter:
             self._run.held = self._now.began - base
         if budget is None:
             return
-        watch = budget._watch
-        if budget._measuring is not None:
+        phase, freed = budget.job.phase, budget.job.memory.freed
+        if isinstance(phase, Measure):
             self._now.phase = "measured"
-        elif watch.has_plan and not budget._has_ended:
+        elif isinstance(phase, Planned):
             self._now.phase = "planned"
-            self._now.freed = watch._freed
-            self._now.planned = watch.planned - watch._freed
-            share = watch._budget if watch._beside is None else 0
-            self._now.share = share - watch._freed
-            self._now.accepted = watch._accepted - watch._freed
-            outcome = budget._outcome
-            self._now.beside = 0 if outcome is None else outcome.beside - self._outside
+            self._now.freed = freed
+            self._now.planned = phase.memory.planned - freed
+            share = phase.memory._budget if phase.memory._beside is None else 0
+            self._now.share = share - freed
+            self._now.accepted = phase.memory._accepted - freed
+            self._now.beside = phase.outcome.beside - self._outside
 
     def _at_boundary(self, is_step: bool) -> None:
         now, _, _ = _C.tensor_bytes()

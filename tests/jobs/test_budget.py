@@ -27,7 +27,7 @@ from torch import nn
 
 import ebb
 from ebb import _C
-from ebb._launch import budget as module
+from ebb._launch import budget_phases as module
 from ebb._launch import decided, takeover, watch
 from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.plan import plan_of

@@ -25,8 +25,6 @@ LARGE = {
 }
 # The same for classes of python/ebb: methods, and attributes that the class assigns to `self`.
 LARGE_IN_PYTHON = {
-    "Budget": (28, 26),  # a state machine without objects for its states
-    "Watch": (11, 15),  # reads the bytes of steps, and compares them with a plan
     "Policy": (22, 3),  # a public class; half of its methods convert to and from other forms
     "_Ranks": (10, 14),  # the state of one exchange between ranks
 }

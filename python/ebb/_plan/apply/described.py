@@ -7,8 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from ebb import ahead
-from ebb._plan.apply.page_pools import pool_bytes
+from ebb import _C, ahead
 from ebb._plan.choose.chooser import Chooser
 from ebb._plan.choose.fronts import OUTSIDE, Chosen
 from ebb._plan.choose.memory_budget import BudgetError, in_all
@@ -201,7 +200,7 @@ def measured_course(profile: Profile | None, duration: float) -> Course:
     replays ahead, so the memory of plans with replays ahead is unknown."""
     if profile is None or ahead.configure()["regions"] > 0:
         return Course(None, duration)
-    return course_of(from_first_operator(profile)[0], duration, pool_bytes())
+    return course_of(from_first_operator(profile)[0], duration, _C.paging_stats()["pool_bytes"])
 
 
 def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:

@@ -129,29 +129,18 @@ class RegionEstimate:
         call = self._step.call_of[self._call.operators.start]
         self.paged.append(Paged(sent, self._step.values[value], call))
 
-    def _sent(self, value: int) -> Sent:
-        step, record = self._step, self._step.values[value]
-        memory = step.memory_of[value]
+    def _sent(self, value: int, *, is_input: bool = False) -> Sent:
+        step, lives = self._step, self._lives
+        index, record = step.memory_of[value], step.values[value]
+        memory, needed = step.memories[index], lives.first_need(value)
         # A value that only replays need leaves memory when the region ends.
-        packed = record.made if record.saved else self._call.ends
-        return Sent(
-            memory,
-            self._lives.size(value),
-            step.memories[memory].allocated,
-            packed,
-            self._lives.first_need(value),
-            self._lives.last_need(value),
-        )
-
-    def _sent_input(self, value: int) -> Sent:
-        step = self._step
-        index = step.memory_of[value]
-        memory, needed = step.memories[index], self._lives.first_need(value)
-        if needed == math.inf:
-            needed = self._call.backward_begins
-        until = max([*self._lives.read_by_replays(value), memory.freed])
-        made = step.values[value].made
-        return Sent(index, memory.size, memory.allocated, made, needed, until)
+        packed = record.made if record.saved or is_input else self._call.ends
+        if not is_input:
+            until = lives.last_need(value)
+        else:
+            until = max([*lives.read_by_replays(value), memory.freed])
+            needed = self._call.backward_begins if needed == math.inf else needed
+        return Sent(index, memory.size, memory.allocated, packed, needed, until)
 
     def _of_inputs(self, choice: Choice) -> Iterable[Need]:
         step = self._step
@@ -163,10 +152,10 @@ class RegionEstimate:
             if not step.may_offload(value):
                 end = max(begin, self._lives.last_need(value))
             elif choice.paged_inputs and has_rows(step.values[value]) and self._call.unpacked:
-                self._page(self._sent_input(value), value)
+                self._page(self._sent(value, is_input=True), value)
                 end = begin
             elif choice.inputs and self._lives.size(value) >= self._least and self._call.unpacked:
-                self.sent.append(self._sent_input(value))
+                self.sent.append(self._sent(value, is_input=True))
                 end = begin
             else:
                 end = step.memories[memory].freed
