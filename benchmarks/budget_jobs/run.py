@@ -196,14 +196,16 @@ def run_job(make: Callable[[], Job], text: str = "", *, gives_up: bool = False) 
         run.error = traceback.format_exc()
     finally:
         sys.stderr = stderr
+        outcome = getattr(found[0].job.phase, "outcome", None) if found else None
         takeover.remove()
         gc.unfreeze()
     run.seconds = time.perf_counter() - began
     if found:
-        run.beside = None if found[0]._beside is None else found[0]._beside - outside
-        if found[0]._outcome is not None:
+        beside = found[0].job.beside
+        run.beside = None if beside is None else beside - outside
+        if outcome is not None:
             try:
-                plan_of(found[0]._outcome.measured, 1)
+                plan_of(outcome.measured, 1)
             except BudgetError as error:
                 run.least = error.minimum
     return run
