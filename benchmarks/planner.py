@@ -34,7 +34,7 @@ from planner_hands import measure_hands
 from planner_peers import COMPILED, DTR, Transformer
 from planner_plot import draw
 
-from ebb._plan.measuring import measure
+from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
 from report import environment_line, table, write_results
 

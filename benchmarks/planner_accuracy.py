@@ -14,10 +14,10 @@ from timing import Trial, interleaved, time_step
 from torch import Tensor
 
 import ebb
-from ebb._plan.budget import BudgetError
-from ebb._plan.measuring import measure
+from ebb._plan.choose.memory_budget import BudgetError
+from ebb._plan.measure import measure
 from ebb._plan.plan import Plan, plan_of
-from ebb._plan.simulate import Measured
+from ebb._plan.profile.measuring import Measured
 from ebb._region.blocks import find_blocks
 
 Row = dict[str, Any]

@@ -17,8 +17,8 @@ from systems import replays_ahead
 from timing import Trial, interleaved, time_step
 
 import ebb
-from ebb._plan.budget import BudgetError, in_all
-from ebb._plan.measuring import measure
+from ebb._plan.choose.memory_budget import BudgetError, in_all
+from ebb._plan.measure import measure
 from ebb._plan.plan import Plan, plan_of
 
 Row = dict[str, Any]

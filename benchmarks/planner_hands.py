@@ -12,10 +12,10 @@ from planner_models import make
 from timing import Trial, interleaved, time_step
 
 import ebb
-from ebb._plan.budget import BudgetError, in_all
-from ebb._plan.measuring import measure
+from ebb._plan.choose.memory_budget import BudgetError, in_all
+from ebb._plan.measure import measure
 from ebb._plan.plan import Plan, plan_of
-from ebb._plan.simulate import Measured
+from ebb._plan.profile.measuring import Measured
 
 Row = dict[str, Any]
 

@@ -12,7 +12,7 @@ from environment import quick
 from planner_models import make
 
 import ebb
-from ebb._launch.step_memory_monitor import StepMemoryMonitor
+from ebb._launch.step_memory_monitor import StepMemory
 
 MODEL = "GPT"
 MOST = 0.002  # largest cost, as a share of a step
@@ -61,10 +61,10 @@ def measure_watching() -> dict[str, Any]:
         model.step()
         durations.append(time.perf_counter() - begin)
     allocations = sum(size > 0 for *_, size in ebb.profile(model.step, steps=1).allocations)
-    watch, ends = StepMemoryMonitor(), []
+    memory, ends = StepMemory(), []
     for _ in range(1000):
         begin = time.perf_counter()
-        watch.step_ended()
+        memory.step_ended()
         ends.append(time.perf_counter() - begin)
     step = min(durations)
     return {

@@ -29,7 +29,7 @@ from torch import Tensor
 from workloads import Runner, run_directly
 
 import ebb
-from ebb._plan.budget import BudgetError
+from ebb._plan.choose.memory_budget import BudgetError
 from report import environment_line, table
 
 Row = dict[str, Any]

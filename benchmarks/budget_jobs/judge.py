@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from budget_jobs.job import Job
 from budget_jobs.run import Run
-from ebb._plan.budget import read_budget
+from ebb._plan.choose.memory_budget import read_budget
 
 OVER, SLACK = 1.02, 4096  # times a budget plus these bytes: a larger step exceeds the budget
 SHARES = 0.1  # tolerance of a share's bytes, relative to this share of eager's peak

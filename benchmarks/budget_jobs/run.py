@@ -18,10 +18,11 @@ from budget_jobs.job import Job
 from ebb import _C
 from ebb._launch import takeover
 from ebb._launch.budget import Budget
+from ebb._launch.budget_phases import Measure, Planned
 from ebb._launch.step_clock import StepClock
-from ebb._plan.budget import BudgetError, read_budget
-from ebb._plan.measuring import base_bytes
+from ebb._plan.choose.memory_budget import BudgetError, read_budget
 from ebb._plan.plan import plan_of
+from ebb._plan.profile.measuring import base_bytes
 
 
 @dataclass
@@ -127,18 +128,17 @@ class Meter:
             self._run.held = self._now.began - base
         if budget is None:
             return
-        watch = budget._watch
-        if budget._measuring is not None:
+        phase, freed = budget.job.phase, budget.job.memory.freed
+        if isinstance(phase, Measure):
             self._now.phase = "measured"
-        elif watch.has_plan and not budget._has_ended:
+        elif isinstance(phase, Planned):
             self._now.phase = "planned"
-            self._now.freed = watch._freed
-            self._now.planned = watch.planned - watch._freed
-            share = watch._budget if watch._beside is None else 0
-            self._now.share = share - watch._freed
-            self._now.accepted = watch._accepted - watch._freed
-            outcome = budget._outcome
-            self._now.beside = 0 if outcome is None else outcome.beside - self._outside
+            self._now.freed = freed
+            self._now.planned = phase.memory.planned - freed
+            share = phase.memory._budget if phase.memory._beside is None else 0
+            self._now.share = share - freed
+            self._now.accepted = phase.memory._accepted - freed
+            self._now.beside = phase.outcome.beside - self._outside
 
     def _at_boundary(self, is_step: bool) -> None:
         now, _, _ = _C.tensor_bytes()
@@ -196,14 +196,16 @@ def run_job(make: Callable[[], Job], text: str = "", *, gives_up: bool = False) 
         run.error = traceback.format_exc()
     finally:
         sys.stderr = stderr
+        outcome = getattr(found[0].job.phase, "outcome", None) if found else None
         takeover.remove()
         gc.unfreeze()
     run.seconds = time.perf_counter() - began
     if found:
-        run.beside = None if found[0]._beside is None else found[0]._beside - outside
-        if found[0]._outcome is not None:
+        beside = found[0].job.beside
+        run.beside = None if beside is None else beside - outside
+        if outcome is not None:
             try:
-                plan_of(found[0]._outcome.measured, 1)
+                plan_of(outcome.measured, 1)
             except BudgetError as error:
                 run.least = error.minimum
     return run

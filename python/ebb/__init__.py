@@ -20,11 +20,11 @@ __path__.insert(0, str(_find_native(_torch.__version__)))  # `ebb._C` is there
 
 from ebb import ahead, offload, paging, policies  # noqa: E402
 from ebb._launch.start import start as _start  # noqa: E402
-from ebb._plan.budget import BudgetError  # noqa: E402
-from ebb._plan.module_policies import ModulePolicies  # noqa: E402
+from ebb._plan.apply.module_policies import ModulePolicies  # noqa: E402
+from ebb._plan.choose.memory_budget import BudgetError  # noqa: E402
 from ebb._plan.plan import Plan, plan  # noqa: E402
-from ebb._plan.profile import Profile  # noqa: E402
-from ebb._plan.recording import profile  # noqa: E402
+from ebb._plan.profile.profile import Profile  # noqa: E402
+from ebb._plan.profile.recording import profile  # noqa: E402
 from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
 from ebb._policy.decision import (  # noqa: E402
     OFFLOAD,

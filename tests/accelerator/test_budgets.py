@@ -13,8 +13,8 @@ from torch import nn
 
 from ebb import _C, apply, plan
 from ebb._launch import takeover
-from ebb._plan.budget import read_budget
-from ebb._plan.memory_limit import Limit, free, limit_of, there_is
+from ebb._launch.memory_limit import Limit, free, limit_of, there_is
+from ebb._plan.choose.memory_budget import read_budget
 from ebb.policies import recompute_all
 
 MIB = 1 << 20

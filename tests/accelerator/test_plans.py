@@ -12,10 +12,10 @@ from exactness import same_bits
 from torch import nn
 
 import ebb
-from ebb._plan.measuring import measure
+from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
-from ebb._plan.step import Step
-from ebb._plan.transfers import Link
+from ebb._plan.profile.link import Link
+from ebb._plan.simulate.step import Step
 
 FAST = Link(out=1e9, back=1e9, least=1024, room=1 << 40)
 BLOCKS = 12
@@ -75,14 +75,14 @@ def test_what_leaves_is_seen_and_measured(model, step):
     facts = Step(found.profile)
     leaving = sum(map(facts.may_offload, range(len(facts.values))))
     assert leaving == BLOCKS, "what each block reads; the first block's, too"
-    assert found.away is not None
+    assert found.offload_all_ms is not None
 
 
 @pytest.mark.parametrize("share", [0.25, 0.4, 0.6, 0.8])
 @pytest.mark.parametrize("late", [contextlib.nullcontext, lambda: accelerator.delayed(300, 300)])
 def test_a_plan_that_sends_keeps_to_bits_and_bytes(model, step, share, late):
     expected = bits(model, step)
-    measured = replace(measure(step, model, ["layers.*"]), link=FAST, away=None)
+    measured = replace(measure(step, model, ["layers.*"]), link=FAST, offload_all_ms=None)
     plan = plan_of(measured, share, at_least=True)
 
     with plan.apply(model), late():

@@ -60,7 +60,7 @@ def train(
                 found.append(step(model, optimizer, number, rows))
         finally:
             takeover.remove()
-    return found, policies(model), told.getvalue(), planned._measured if planned else 0
+    return found, policies(model), told.getvalue(), planned.job.plans if planned else 0
 
 
 @contextlib.contextmanager

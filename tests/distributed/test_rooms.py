@@ -10,7 +10,7 @@ from two_ranks import on_two_ranks
 
 from ebb import _C, _testing
 from ebb._launch import agreeing
-from ebb._plan.memory_limit import Limit
+from ebb._launch.memory_limit import Limit
 
 LIMIT = 1 << 30
 FULL_AFTER = 2  # steps

@@ -7,7 +7,7 @@ from budget_jobs import STEPS, Job, assert_same
 
 import ebb
 from ebb._launch import takeover
-from ebb._plan.budget import read_budget
+from ebb._plan.choose.memory_budget import read_budget
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ from torch import nn
 
 import ebb
 from ebb import _C
-from ebb._launch import budget as module
+from ebb._launch import budget_phases as module
 from ebb._launch import decided, step_memory_monitor, takeover
-from ebb._plan.budget import BudgetError
+from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.plan import plan_of
 from ebb._region.modules import marks_of
 
@@ -181,8 +181,9 @@ def test_a_profiler_that_never_ends(install, told):
 def test_replays_ahead_are_off_only_while_it_is_measured(install, monkeypatch):
     monkeypatch.setattr(ebb._plan.plan, "ahead_is_on", lambda: False)  # a plan leaves them on
     ebb.ahead.configure(regions=1)
-    # with replays ahead the last region keeps all
-    monkeypatch.setattr(step_memory_monitor, "_OVER", 2.0)
+    monkeypatch.setattr(
+        step_memory_monitor, "_OVER", 2.0
+    )  # with replays ahead the last region keeps all
     install("60%")
 
     job = Job().train(2)

@@ -85,7 +85,7 @@ def test_a_block_in_a_call_frees_as_much_as_one_without(install, monkeypatch):
         freed.append(measured.freed)
         return plans[-1]
 
-    monkeypatch.setattr("ebb._launch.budget.plan_of", least)
+    monkeypatch.setattr("ebb._launch.budget_phases.plan_of", least)
     install("60%")
 
     job = Quiet(depth=6, checkpoints=True).train(PLANNED)

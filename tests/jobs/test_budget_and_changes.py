@@ -13,7 +13,7 @@ from torch import nn
 
 from ebb import _C
 from ebb._launch import step_memory_monitor
-from ebb._plan.measuring import base_bytes
+from ebb._plan.profile.measuring import base_bytes
 from ebb._region.blocks import find_blocks
 
 LATER = PLANNED + 12  # steps, all told

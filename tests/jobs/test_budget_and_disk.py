@@ -8,9 +8,9 @@ from budget_jobs import STEPS, Job, Quiet, peak_of, regions
 import ebb
 from ebb import _testing
 from ebb._launch import measured_steps, takeover
-from ebb._plan import link
-from ebb._plan.simulate import Simulator
-from ebb._plan.transfers import Link
+from ebb._plan.profile import link, measuring
+from ebb._plan.profile.link import Link
+from ebb._plan.simulate.simulator import Simulator
 
 PLANNED = measured_steps.number_of_steps([]) + 2  # steps, after which there is a plan
 FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30, is_disk=True)
@@ -29,7 +29,7 @@ def disk(tmp_path):
 
 @pytest.fixture
 def fast_disk(disk, monkeypatch):
-    monkeypatch.setattr(measured_steps, "measure_link", lambda device: FAST)
+    monkeypatch.setattr(measuring, "measure_link", lambda device: FAST)
     monkeypatch.setattr(Simulator, "_fit_copies", lambda self, away: 0.0)
     return disk
 

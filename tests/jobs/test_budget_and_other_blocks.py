@@ -10,8 +10,8 @@ from planned_programs import UNet, double
 from torch import nn
 
 from ebb import _C
-from ebb._launch import budget as module
 from ebb._launch import measured_steps
+from ebb._launch import other_blocks as module
 
 MORE = STEPS + 3 * measured_steps.number_of_steps([])  # steps, for all candidates
 

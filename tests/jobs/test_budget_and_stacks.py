@@ -45,7 +45,7 @@ def tight(install, monkeypatch):
         plans.append(plan_of(measured, 1, at_least=True))
         return plans[-1]
 
-    monkeypatch.setattr("ebb._launch.budget.plan_of", least)
+    monkeypatch.setattr("ebb._launch.budget_phases.plan_of", least)
     budget = install("60%")
     return plans, budget
 

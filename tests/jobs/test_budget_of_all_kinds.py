@@ -132,7 +132,7 @@ def test_evaluation_does_not_count_as_part_of_the_step(install, told, every, bud
     assert all(map(same_bits, found.model.parameters(), expected.model.parameters()))
     assert "too small" not in told()
     assert "a step allocated" not in told()
-    assert planned._measured == 1
+    assert planned.job.plans == 1
 
 
 @pytest.mark.parametrize("kind", [Accumulating, Scaled, Evaluating, Idle, Closures])

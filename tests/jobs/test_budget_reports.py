@@ -15,8 +15,8 @@ from reporting import no_reports_yet  # noqa: F401
 from torch import nn
 
 import ebb
-from ebb._launch import budget as module
-from ebb._launch import checking, decided, step_memory_monitor, takeover
+from ebb._launch import budget_phases, checking, decided, step_memory_monitor, takeover
+from ebb._launch import budget_phases as module
 from ebb._report.report import latest, reports
 
 CHECKED = PLANNED + len(checking._ORDER)
@@ -180,7 +180,7 @@ def test_without_reports_nothing_is_measured(install):
     with ebb.record_reports(0):
         budget = install("60%")
         job = Job().train(PLANNED)
-        assert budget._checking is None
+        assert budget.job.phase.checking is None
         job.train(2)
     job.train(2)
 
@@ -228,7 +228,8 @@ def test_what_ranks_send_to_each_other(install):
     """The rank that plans tells others all that their reports show."""
     budget = install("60%")
     Job().train(PLANNED)
-    decided = budget._decide(budget._outcome.measured)
+    outcome = budget.job.phase.outcome
+    decided = budget_phases.Agree(budget.job, outcome).decide(outcome.measured)
 
     found = pickle.loads(pickle.dumps(decided))
 

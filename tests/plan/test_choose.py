@@ -9,7 +9,7 @@ import planned_programs as programs
 import pytest
 from planned_programs import PROGRAMS, planning
 
-from ebb._plan.choice import EAGER, Choice
+from ebb._plan.simulate.choice import EAGER, Choice
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 

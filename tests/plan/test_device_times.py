@@ -8,9 +8,9 @@ import planned_programs as programs
 import pytest
 from planned_programs import planning
 
-from ebb._plan.device_times import on_device
-from ebb._plan.simulate import Simulator
-from ebb._plan.step import Step
+from ebb._plan.profile.device_times import on_device
+from ebb._plan.simulate.simulator import Simulator
+from ebb._plan.simulate.step import Step
 
 pytestmark = pytest.mark.on_cpu("profiles that the CPU gives")
 

@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from ebb._plan.memory_limit import Limit, free, limit_of, there_is
+from ebb._launch.memory_limit import Limit, free, limit_of, there_is
 from ebb._support import devices
 
 MACHINES = (
@@ -90,7 +90,7 @@ def test_some_is_left_free():
 def test_what_is_free_is_the_least_of_what_limits_leave():
     most = f"resource.setrlimit(resource.RLIMIT_AS, (used + {2**28}, resource.RLIM_INFINITY))"
     code = (
-        "import resource, torch; from ebb._plan.memory_limit import free, there_is\n"
+        "import resource, torch; from ebb._launch.memory_limit import free, there_is\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "cpu = torch.device('cpu'); print(2**28 < free(cpu) <= there_is(cpu))\n"
         f"{most}; print(2**27 < free(cpu) <= 2**28)"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebb._plan.min_cut import Network
+from ebb._plan.choose.min_cut import Network
 
 SOURCE, SINK = 0, 1
 

@@ -16,12 +16,11 @@ from stand_ins import fake_accelerator
 
 import ebb
 from ebb import _C, _testing
-from ebb._plan.choice import EAGER, Choice
-from ebb._plan.choose import Chooser
-from ebb._plan.link import may_send, measure_link, transfers_of
+from ebb._plan.choose.chooser import Chooser
 from ebb._plan.plan import plan_of
-from ebb._plan.simulate import Simulator
-from ebb._plan.transfers import Link
+from ebb._plan.profile.link import Link, may_send, measure_link, transfers_of
+from ebb._plan.simulate.choice import EAGER, Choice
+from ebb._plan.simulate.simulator import Simulator
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
@@ -156,7 +155,7 @@ def test_copies_that_slow_the_work_count():
     simulator = Simulator(found)
     everything = simulator.estimate(simulator.all_offloaded).duration
 
-    slowed = Simulator(replace(found, away=everything + 50.0))
+    slowed = Simulator(replace(found, offload_all_ms=everything + 50.0))
 
     assert slowed.estimate(slowed.all_offloaded).duration == pytest.approx(everything + 50.0)
     half = [*simulator.all_offloaded[: len(simulator.all_offloaded) // 2]]

@@ -8,10 +8,10 @@ from exactness import same_bits
 from planned_programs import planning
 
 import ebb
-from ebb._plan.budget import BudgetError
-from ebb._plan.choice import Choice
+from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.plan import plan_of
-from ebb._plan.simulate import Simulator
+from ebb._plan.simulate.choice import Choice
+from ebb._plan.simulate.simulator import Simulator
 
 
 @pytest.fixture

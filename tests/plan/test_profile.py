@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity
 
 import ebb
 from ebb import _C, _testing
-from ebb._plan.profile import Operator
+from ebb._plan.profile.profile import Operator
 
 WIDTH = 16
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebb._plan.budget import allowed, in_all, read_budget
+from ebb._plan.choose.memory_budget import allowed, in_all, read_budget
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from planned_programs import PROGRAMS, WIDTH, planning
 from torch import nn
 
-from ebb._plan.changes import Changes, highest, union
-from ebb._plan.choice import Choice
-from ebb._plan.measuring import measure
+from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
-from ebb._plan.simulate import Simulator
+from ebb._plan.simulate.changes import Changes, highest, union
+from ebb._plan.simulate.choice import Choice
+from ebb._plan.simulate.simulator import Simulator
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

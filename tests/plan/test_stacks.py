@@ -13,12 +13,13 @@ from planned_programs import Chain, Llama, PreLN, Program, Residual, Stack, buil
 from torch import nn
 
 import ebb
-from ebb._plan.choose import Chooser
-from ebb._plan.measuring import measure, parent_of
-from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.apply.module_policies import ModulePolicies
+from ebb._plan.choose.chooser import Chooser
+from ebb._plan.choose.stacks import Stacked, find_stacks
+from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
-from ebb._plan.simulate import Simulator
-from ebb._plan.stacks import Stacked, find_stacks
+from ebb._plan.profile.callers import parent_of
+from ebb._plan.simulate.simulator import Simulator
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

@@ -10,9 +10,9 @@ from exactness import same_bits
 from planned_programs import PROGRAMS, planning
 
 import ebb
-from ebb._plan.choice import Choice
-from ebb._plan.front import recomputed_each_time
+from ebb._plan.choose.region_pareto import recomputed_each_time
 from ebb._plan.plan import plan_of
+from ebb._plan.simulate.choice import Choice
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -21,6 +22,11 @@ MOST_MEMBERS = 12
 LARGE = {
     "Copies": (33, 7),
     "Paging": (39, 10),
+}
+# The same for classes of python/ebb: methods, and attributes that the class assigns to `self`.
+LARGE_IN_PYTHON = {
+    "Policy": (22, 3),  # a public class; half of its methods convert to and from other forms
+    "_Ranks": (10, 14),  # the state of one exchange between ranks
 }
 
 
@@ -126,3 +132,42 @@ def test_friends_have_a_reason():
         for before, line in zip(["", *lines], lines, strict=False):
             if re.match(r"\s*friend (class|struct)", line):
                 assert "//" in line or before.strip().startswith("//"), f"{path}: {line}"
+
+
+def python_classes():
+    """Each class of the package: its name, its methods and its attributes."""
+    for path in sorted((ROOT / "python/ebb").rglob("*.py")):
+        for found in ast.walk(ast.parse(path.read_text())):
+            if isinstance(found, ast.ClassDef):
+                methods = [
+                    node
+                    for node in found.body
+                    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                ]
+                yield found.name, methods, attributes_of(methods)
+
+
+def attributes_of(methods):
+    nodes = [node for method in methods for node in ast.walk(method)]
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def test_the_reader_sees_python_classes():
+    seen = {name: (len(methods), attributes) for name, methods, attributes in python_classes()}
+    assert len(seen) > 80
+    assert seen["Layers"] == (3, {"_configure", "_below"})
+
+
+def test_large_python_classes_are_those_of_the_table():
+    large = {}
+    for name, methods, attributes in python_classes():
+        if len(methods) > MOST_METHODS or len(attributes) > MOST_MEMBERS:
+            large[name] = (len(methods), len(attributes))
+    assert large == LARGE_IN_PYTHON

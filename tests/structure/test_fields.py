@@ -14,7 +14,7 @@ import pytest
 import ebb
 from ebb import _testing
 from ebb._launch.variables import OLD, VARIABLES
-from ebb._plan.profile import Operator, Value
+from ebb._plan.profile.profile import Operator, Value
 from ebb._report.planned import BudgetPoint, Course, Cut, ReportedPlan
 from ebb._report.rows import Row
 

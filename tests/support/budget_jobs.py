@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ebb import _C
 from ebb._launch import measured_steps
-from ebb._plan.measuring import base_bytes
+from ebb._plan.profile.measuring import base_bytes
 from ebb._region.modules import marks_of
 
 WIDTH = 16

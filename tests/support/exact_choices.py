@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from scipy import optimize, sparse
 
-from ebb._plan.choice import Operators
-from ebb._plan.front import Choices
+from ebb._plan.choose.region_pareto import Choices
+from ebb._plan.simulate.choice import Operators
 
 _MOST_SECONDS = 10.0  # time limit for one budget
 

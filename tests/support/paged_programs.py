@@ -15,9 +15,9 @@ from planned_programs import Planning, Program, built, measured
 from torch import nn
 
 import ebb
-from ebb._plan.choose import Chooser
-from ebb._plan.pages import Pager
-from ebb._plan.simulate import Simulator
+from ebb._plan.choose.chooser import Chooser
+from ebb._plan.profile.pager import Pager
+from ebb._plan.simulate.simulator import Simulator
 
 WIDTH, HIDDEN, TOKENS = 32, 64, 192
 PAGER = Pager(speed=1e6)

@@ -18,13 +18,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ebb
-from ebb._plan.choice import EAGER, Choice, policy_of
-from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.front import Point
-from ebb._plan.measuring import base_bytes
-from ebb._plan.module_policies import ModulePolicies
-from ebb._plan.profile import Operator
-from ebb._plan.simulate import Measured, Simulator
+from ebb._plan.apply.module_policies import ModulePolicies
+from ebb._plan.choose.chooser import Chooser
+from ebb._plan.choose.fronts import Chosen
+from ebb._plan.choose.region_pareto import Point
+from ebb._plan.profile.measuring import Measured, base_bytes
+from ebb._plan.profile.profile import Operator
+from ebb._plan.simulate.choice import EAGER, Choice, policy_of
+from ebb._plan.simulate.simulator import Simulator
 
 # Kernels of such CPUs need scratch memory at other places. Measured on one machine of each kind.
 HAS_AVX2_ONLY = torch.backends.cpu.get_cpu_capability() == "AVX2"

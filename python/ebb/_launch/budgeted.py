@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from ebb import _C
 from ebb._launch import other_work
 from ebb._launch.agreeing import has_ranks
-from ebb._plan.measuring import Callers
+from ebb._plan.profile.callers import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.blocks import block_candidates
@@ -180,9 +180,7 @@ class Blocks:
         self._all: list[Block] = []
         self._used: set[Block] = set()  # called with gradients at least once
         self._new: list[Block] = []  # added since the last `take`
-        self._around: list[Block] = []  # the plan's regions around blocks
-        self._callers: Callers | None = None  # while the callers of blocks are observed
-        self._inside: set[str] = set()  # names of blocks that run in the forward of their parent
+        self.around = ModulesAround(self)
         # A module keeps its name when it becomes a block again.
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -234,7 +232,7 @@ class Blocks:
 
     def use(self, candidate: int) -> None:
         """Remove all blocks, and select this candidate for those that are added next."""
-        self._leave_around()
+        self.around.leave()
         for block in self._all:
             block.leave()
         self._all, self._new, self._used = [], [], set()
@@ -288,15 +286,15 @@ class Blocks:
     def put(self, policy: Policy | None) -> None:
         """Give all blocks this policy."""
         self.are_plain = policy is None
-        self._leave_around()
+        self.around.leave()
         for block in self.alive():
             block.put(policy)
 
     def follow(self, policies: Mapping[str, Policy]) -> None:
         """Give each block its planned policy. Blocks without one get their own forward back."""
         self.are_plain, self._new = False, []
-        self._leave_around()
-        around = {name: module for name, module in self._parents().values() if name in policies}
+        self.around.leave()
+        around = self.around.modules(policies)
         for block in list(self.alive()):
             policy = policies.get(block.name)
             block.put(policy)
@@ -304,10 +302,39 @@ class Blocks:
                 block.leave()
                 self._all.remove(block)
                 self._used.discard(block)
-        for name, (module, root) in around.items():
-            block = Block(name, module, root, self.evaluation)
+        self.around.follow(around, policies)
+
+
+class ModulesAround:
+    """The modules around a job's blocks, which a plan may make regions."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._regions: list[Block] = []
+        self._callers: Callers | None = None  # while the callers of blocks are observed
+        self._inside: set[str] = set()  # names of blocks that run in the forward of their parent
+
+    def modules(self, names: Container[str]) -> dict[str, tuple[torch.nn.Module, torch.nn.Module]]:
+        """Modules around blocks with their models, by region name, as far as they have one of the
+        names."""
+        return {name: module for name, module in self._parents().values() if name in names}
+
+    def follow(
+        self,
+        modules: Mapping[str, tuple[torch.nn.Module, torch.nn.Module]],
+        policies: Mapping[str, Policy],
+    ) -> None:
+        """Make modules regions under their planned policies."""
+        for name, (module, root) in modules.items():
+            block = Block(name, module, root, self._blocks.evaluation)
             block.put(policies[name])
-            self._around.append(block)
+            self._regions.append(block)
+
+    def leave(self) -> None:
+        """Restore the modules' own forwards."""
+        for block in self._regions:
+            block.leave()
+        self._regions = []
 
     def parents(self) -> dict[str, str]:
         """By block name, the region name of the module around it. Empty if the job has several
@@ -321,7 +348,7 @@ class Blocks:
         """Observe if blocks run in the forward of the modules around them."""
         self.stop_watching_callers()
         if not has_ranks():
-            modules = {block.name: block.module() for block in self.used()}
+            modules = {block.name: block.module() for block in self._blocks.used()}
             pairs = [
                 (name, module, caller)
                 for name, (_, (caller, _)) in self._parents().items()
@@ -338,8 +365,10 @@ class Blocks:
         """By block name: the region name of the parent that calls the block, that parent, and the
         model."""
         parents = {}
-        known: dict[str, torch.nn.Module | None] = {block.name: None for block in self._all}
-        for block in self.used():
+        known: dict[str, torch.nn.Module | None] = {
+            block.name: None for block in self._blocks.alive()
+        }
+        for block in self._blocks.used():
             module, root = block.module(), block.root()
             if module is None or root is None:
                 continue
@@ -353,11 +382,6 @@ class Blocks:
             if known.setdefault(name, caller) is caller:  # else the name is another module's
                 parents[block.name] = name, (caller, root)
         return parents
-
-    def _leave_around(self) -> None:
-        for block in self._around:
-            block.leave()
-        self._around = []
 
 
 def _is_free(module: torch.nn.Module) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ebb import _C, ahead
-from ebb._plan.described import measured_course
-from ebb._plan.profile import Profile
-from ebb._plan.recording import Purpose, Recording
+from ebb._plan.apply.described import measured_course
+from ebb._plan.profile.profile import Profile
+from ebb._plan.profile.recording import Purpose, Recording
 from ebb._report.planned import ReportedPlan
 from ebb._support.log import log
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ebb import _C
-from ebb._plan.module_policies import ProcessSettings
+from ebb._plan.apply.module_policies import ProcessSettings
 from ebb._plan.plan import Plan, plan_of
-from ebb._plan.simulate import Measured
+from ebb._plan.profile.measuring import Measured
 from ebb._policy.policy import Policy
 from ebb._report.planned import ReportedPlan
 from ebb._report.text import size

@@ -10,6 +10,7 @@ from _ebb_switches import is_set
 
 from ebb import _C, ahead, offload, paging
 from ebb._launch import unused_settings
+from ebb._launch.memory_limit import Limit, limit_of
 from ebb._launch.variables import (
     configure_from,
     configure_from_file,
@@ -17,9 +18,8 @@ from ebb._launch.variables import (
     warn_unknown_variables,
     warn_value_ignored,
 )
-from ebb._plan.budget import read_budget
-from ebb._plan.memory_limit import Limit, limit_of
-from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.apply.module_policies import ModulePolicies
+from ebb._plan.choose.memory_budget import read_budget
 from ebb._policy.compiled import PRESETS
 from ebb._policy.policy import Policy
 from ebb._policy.text import has_regions, loaded, parsed

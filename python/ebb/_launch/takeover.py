@@ -11,13 +11,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb._launch import checkpoint_calls, models
 from ebb._launch.assignment import Assignment
-from ebb._launch.auto_budget import AutoBudget
 from ebb._launch.budget import Budget
 from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.frameworks import takeover as frameworks
+from ebb._launch.memory_limit import Limit
 from ebb._launch.variables import warn_setting_ignored
-from ebb._plan.memory_limit import Limit
-from ebb._plan.module_policies import ModulePolicies
+from ebb._plan.apply.module_policies import ModulePolicies
 from ebb._policy.policy import Policy
 from ebb.policies import recompute_all
 
@@ -68,7 +67,7 @@ def install_budget(
     """Take over from now on, with a memory budget instead of policies for modules.
 
     Args:
-        budget: bytes or a share; or a limit, below which everything is saved, see `AutoBudget`.
+        budget: bytes or a share; or a limit, below which everything is saved, see `SaveAll`.
         text: the user's text for the budget.
         patterns: globs over names of modules that are planned; empty: ebb finds the blocks.
         calls: the policy of torch.utils.checkpoint calls outside planned modules, and the user's
@@ -77,11 +76,7 @@ def install_budget(
     remove()
     policy, said = calls or (recompute_all, "")
     assignment = Assignment(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
-    planned: Budget
-    if isinstance(budget, Limit):
-        planned = AutoBudget(budget, text, patterns, assignment)
-    else:
-        planned = Budget(budget, text, patterns, assignment)
+    planned = Budget(budget, text, patterns, assignment)
     assignment.in_call = planned.checkpoint_call
     _take_over(assignment, planned)
     planned.start(_undo)

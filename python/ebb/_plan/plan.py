@@ -7,24 +7,25 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 
 from ebb import ahead
-from ebb._plan.as_before import as_before
-from ebb._plan.budget import BudgetError, NothingToPlanError, allowed, read_budget
-from ebb._plan.choice import EAGER, policy_of
-from ebb._plan.choose import Chooser, Chosen
-from ebb._plan.described import course_of, measured_course, paragraphs, reported, too_small
-from ebb._plan.measuring import measure, measure_again
-from ebb._plan.module_policies import ModulePolicies, ProcessSettings
+from ebb._plan.apply.described import course_of, measured_course, paragraphs, reported, too_small
+from ebb._plan.apply.module_policies import ModulePolicies, ProcessSettings
+from ebb._plan.apply.restore_training_state import restore_training_state
+from ebb._plan.choose.chooser import Chooser
+from ebb._plan.choose.fronts import Chosen
+from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed, read_budget
+from ebb._plan.choose.stacks import Stacked, find_stacks
+from ebb._plan.measure import measure, measure_again
 from ebb._plan.pareto import Pareto, ParetoPoint
-from ebb._plan.profile import Profile
-from ebb._plan.simulate import Measured, Simulator
-from ebb._plan.stacks import Stacked, find_stacks
+from ebb._plan.profile.measuring import Measured
+from ebb._plan.profile.profile import Profile
+from ebb._plan.simulate.choice import EAGER, policy_of
+from ebb._plan.simulate.simulator import Simulator
 from ebb._policy.policy import Policy
 from ebb._region.blocks import block_candidates
 from ebb._report import planned
@@ -234,8 +235,7 @@ def plan_of(
         BudgetError: the budget is too small, and ``at_least`` is False.
         ValueError: no region ran forward and backward.
     """
-    alone = replace(measured, link=None, pager=None)
-    chooser = Chooser(Simulator(alone))
+    chooser = Chooser(Simulator(measured, offloads=False, pages=False))
     simulator = chooser.simulator
     if not any(call.unpacked for call in simulator.step.calls):
         raise NothingToPlanError(
@@ -247,11 +247,15 @@ def plan_of(
     bytes_allowed = allowed(budget, measured.base, plain)
     if isinstance(budget, float) and budget == 1.0:
         bytes_allowed = plain  # with a margin, the eager step would not fit
-    copying = list(_with_copies(measured))
-    choosers = []
-    if ahead_is_on():
-        choosers = [Chooser(Simulator(step, ahead=True)) for step in (alone, *copying)]
-    choosers += [chooser, *(Chooser(Simulator(step)) for step in copying)]
+    offloads, pages = measured.link is not None, measured.pager is not None
+    ways = list(
+        dict.fromkeys([(False, False), (False, pages), (offloads, False), (offloads, pages)])
+    )
+    choosers = [
+        Chooser(Simulator(measured, True, offloads=o, pages=p)) for o, p in ways if ahead_is_on()
+    ]
+    choosers.append(chooser)
+    choosers += [Chooser(Simulator(measured, offloads=o, pages=p)) for o, p in ways[1:]]
     stacked = None
     stacks = find_stacks(simulator.step, measured.parents)
     if stacks and chooser.made_once(bytes_allowed) is None:  # several blocks in each region
@@ -268,15 +272,6 @@ def plan_of(
         peak = chooser.estimate(chosen).peak
         fastest = _fastest([chooser], peak) or (chooser, chosen)
     return Plan(fastest[0], measured, bytes_allowed, fastest[1], stacked)
-
-
-def _with_copies(measured: Measured) -> Iterable[Measured]:
-    """The step with offloading, with paging and with both, as far as the device supports them."""
-    if measured.pager is not None and measured.link is not None:
-        yield replace(measured, link=None)
-        yield replace(measured, pager=None)
-    if measured.pager is not None or measured.link is not None:
-        yield measured
 
 
 def ahead_is_on() -> bool:
@@ -356,7 +351,7 @@ def plan(
         raise ValueError(f"ebb: {why}")
     given = read_budget(budget)
     chosen = None if modules is None else _globs(modules)
-    with as_before(model):
+    with restore_training_state(model):
         return _planned(model, step, given, chosen)
 
 

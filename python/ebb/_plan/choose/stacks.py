@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ebb._plan.choice import Choice, Operators, policy_of
-from ebb._plan.simulate import Measured, Simulator
-from ebb._plan.step import Step
+from ebb._plan.profile.measuring import Measured
+from ebb._plan.simulate.choice import Choice, Operators, policy_of
+from ebb._plan.simulate.simulator import Simulator
+from ebb._plan.simulate.step import Step
 from ebb._policy.policy import Policy
 from ebb.policies import save_all
 
@@ -103,7 +104,7 @@ class Stacked:
             for run in stack.calls
             for number in run
         }
-        self.simulator = simulator.with_step(_joined(self._blocks, around, stacks))
+        self.simulator = simulator.copy(_joined(self._blocks, around, stacks))
         self.choices = {  # by the name of the module around the blocks
             name: list(_choices(self._blocks, stack)) for name, stack in self._stacks.items()
         }
@@ -149,11 +150,12 @@ def _joined(step: Step, around: Mapping[int, tuple[int, str]], stacks: Iterable[
         for op, operator in enumerate(step.operators)
     ]
     profile = replace(step.profile, operators=tuple(operators), values=tuple(values))
-    joined = Step(profile, dict(around.values()), step)
-    for value, maker in passed_on.items():
-        if step.values[value].let_go >= 0:
-            joined.release_by(maker, step.input_released(value))
-    return joined
+    released = [
+        (maker, step.input_released(value))
+        for value, maker in passed_on.items()
+        if step.values[value].let_go >= 0
+    ]
+    return Step(profile, dict(around.values()), step, released)
 
 
 def _choices(step: Step, stack: Stack) -> Iterable[Choice]:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any, cast
 
-from ebb._plan.profile import Profile
+from ebb._plan.profile.profile import Profile
 
 _TIMES = ("made", "let_go", "asked", "again", "ended")  # attributes of a value that are times
 _LEAST = 1e-3  # minimum ratio of device time to host time while no operator of a region runs

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ebb._plan.choice import EAGER, Choice, Operators, can_be_said
-from ebb._plan.min_cut import Network
-from ebb._plan.pages import Pager, has_rows
-from ebb._plan.simulate import Simulator
+from ebb._plan.choose.min_cut import Network
+from ebb._plan.profile.pager import Pager, has_rows
+from ebb._plan.simulate.choice import EAGER, Choice, Operators, can_be_said
+from ebb._plan.simulate.simulator import Simulator
 
 _MOST_POINTS = 40
 _MOST_OPERATORS = 12_000  # of all points together: large regions get fewer points

@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch.nn.parameter import is_lazy
 
-from ebb._plan.measuring import devices_of
+from ebb._plan.profile.measuring import devices_of
 
 
 @contextmanager
-def as_before(model: torch.nn.Module) -> Iterator[None]:
+def restore_training_state(model: torch.nn.Module) -> Iterator[None]:
     """Restore at the end: the states of torch's default generators and of the modules' own, the
     model's gradients, and its buffers. Not restored: parameters and optimizer states that a step
     changes, and anything outside of torch.

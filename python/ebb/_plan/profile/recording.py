@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from enum import Enum, auto
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ebb import _C
-from ebb._plan.profile import Profile, median_of, profile_of
+from ebb._plan.profile.profile import Profile, median_of, profile_of
 from ebb._support import devices
 from ebb._support.sizes import whole_number
 
@@ -112,10 +112,9 @@ def _call_before_torchs_profiler(function: Callable[[], None], undo: ExitStack) 
 
 def run(
     step: Callable[[], object], purposes: Iterable[Purpose]
-) -> tuple[list[Profile], list[float]]:
-    """Run a step once for each purpose: profiles, and milliseconds of the timed runs."""
+) -> Iterator[tuple[float, Profile | None]]:
+    """Run a step once for each purpose: milliseconds, with a profile if one was requested."""
     recording = Recording()
-    profiles, durations = [], []
     for purpose in purposes:
         recording.begin(purpose)
         try:
@@ -123,12 +122,7 @@ def run(
         finally:
             ended = recording.end()
         assert ended is not None
-        duration, profile = ended
-        if profile is not None:
-            profiles.append(profile)
-        elif purpose is Purpose.TIME:
-            durations.append(duration)
-    return profiles, durations
+        yield ended
 
 
 def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> Profile:
@@ -162,4 +156,4 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
     whole_number("steps", steps, least=1)
     whole_number("warmup", warmup)
     purposes = [Purpose.WARM_UP] * warmup + [Purpose.PROFILE] * steps
-    return median_of(run(step, purposes)[0])
+    return median_of([profile for _, profile in run(step, purposes) if profile is not None])

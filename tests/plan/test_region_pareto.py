@@ -11,8 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planned_programs import PROGRAMS, planning
 
-from ebb._plan.choice import EAGER, Choice
-from ebb._plan.front import Choices, Costs, Point, choices_of, front, hull, not_beaten
+from ebb._plan.choose.region_pareto import (
+    Choices,
+    Costs,
+    Point,
+    choices_of,
+    front,
+    hull,
+    not_beaten,
+)
+from ebb._plan.simulate.choice import EAGER, Choice
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ebb._plan.step import EPSILON, Call, Step
+from ebb._plan.simulate.dataflow import EPSILON, Call
+from ebb._plan.simulate.step import Step
 
 
 class Replays:

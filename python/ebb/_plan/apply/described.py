@@ -7,14 +7,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from ebb import ahead
-from ebb._plan.budget import BudgetError, in_all
-from ebb._plan.choice import EAGER
-from ebb._plan.choose import OUTSIDE, Chooser, Chosen
-from ebb._plan.pages import has_rows, pool_bytes
-from ebb._plan.profile import Profile, Value, from_first_operator
-from ebb._plan.simulate import Estimate
-from ebb._plan.step import EPSILON, Step
+from ebb import _C, ahead
+from ebb._plan.choose.chooser import Chooser
+from ebb._plan.choose.fronts import OUTSIDE, Chosen
+from ebb._plan.choose.memory_budget import BudgetError, in_all
+from ebb._plan.profile.pager import has_rows
+from ebb._plan.profile.profile import Profile, Value, from_first_operator
+from ebb._plan.simulate.choice import EAGER
+from ebb._plan.simulate.dataflow import EPSILON
+from ebb._plan.simulate.simulator import Estimate
+from ebb._plan.simulate.step import Step
 from ebb._report.planned import BudgetPoint, Course, Cut, Points, ReportedPlan, thinned
 from ebb._report.text import size
 from ebb._support.names import in_ranges
@@ -198,7 +200,7 @@ def measured_course(profile: Profile | None, duration: float) -> Course:
     replays ahead, so the memory of plans with replays ahead is unknown."""
     if profile is None or ahead.configure()["regions"] > 0:
         return Course(None, duration)
-    return course_of(from_first_operator(profile)[0], duration, pool_bytes())
+    return course_of(from_first_operator(profile)[0], duration, _C.paging_stats()["pool_bytes"])
 
 
 def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:

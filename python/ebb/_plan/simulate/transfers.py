@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ebb._plan.profile.link import Link
+
 # See Note [Release in stream order].
 _STRETCHES = 2  # ends of stretches after which the device waits for a copy
 _STRETCH = 16  # values of a stretch; the end of a region ends a stretch, too
-
-
-@dataclass(frozen=True)
-class Link:
-    """Speed and limits of offloading."""
-
-    out: float  # bytes per millisecond
-    back: float
-    least: int  # smaller storages are not offloaded
-    room: int  # bytes that may be offloaded at a time
-    is_disk: bool = False  # True: the host sees when a copy is done, and releases memory then
-
-
-NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
-"""A link over which nothing is offloaded."""
 
 
 @dataclass(frozen=True)

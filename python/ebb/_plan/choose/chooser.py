@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from ebb._plan.choice import EAGER, Choice, Operators
-from ebb._plan.front import Point, front, hull, not_beaten, point_of, recomputed_each_time
-from ebb._plan.simulate import Estimate, Simulator
-from ebb._plan.step import Call, Step
+from ebb._plan.choose.fronts import Chosen, Fronts
+from ebb._plan.choose.region_pareto import Point, hull, recomputed_each_time
+from ebb._plan.simulate.choice import Choice
+from ebb._plan.simulate.simulator import Estimate, Simulator
 
-Chosen = Mapping[str, Point]
-"""The point for each region, by the region's name."""
-
-OUTSIDE = "outside of regions"  # in `users_of_peak`
 _MOST_TRIED = 300  # choices tried for the lowest peak
 _MOST_WORK = 12_000  # operators simulated in that search, in about 0.1 s
 _MOST_TIGHT_WORK = 30_000  # operators simulated in the search for lower peaks, see `_tight`
@@ -34,79 +29,16 @@ _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 # each change, so no plan exceeds the budget in the simulation.
 
 
-class Chooser:
-    """Finds choices for memory budgets. `given`: all choices for a region, by its name; for other
-    regions the chooser finds them."""
+class Chooser(Fronts):
+    """Finds choices for memory budgets."""
 
     def __init__(
         self,
         simulator: Simulator,
         given: Mapping[str, Sequence[Choice]] | None = None,
     ) -> None:
-        self.simulator = simulator
-        self._given = given or {}
-        self._estimates: dict[tuple[Choice | None, ...], Estimate] = {}
+        super().__init__(simulator, given)
         self._plans: list[tuple[Estimate, Chosen]] = []  # all plans that `choose` found
-        self.calls: dict[str, list[int]] = defaultdict(list)  # by region name
-        for number, call in enumerate(simulator.step.calls):
-            self.calls[call.region].append(number)
-        self.fronts: dict[str, list[Point]] = {}
-        self.alike: dict[str, int] = {}  # equal numbers for regions that share a front
-        self._find_fronts()
-        # Searches for low peaks simulate a limited number of operators; results in the simulator's
-        # cache do not count. Each search begins with this copy of the cache, so what was simulated
-        # earlier does not change its result.
-        self._after_fronts = simulator.snapshot()
-        self._groups: dict[int, list[str]] = defaultdict(list)  # regions that share a front
-        for region, number in self.alike.items():
-            self._groups[number].append(region)
-
-    def estimate(self, chosen: Chosen) -> Estimate:
-        """Peak and time of a step with these choices."""
-        choices = tuple(self._of_calls(chosen))
-        if choices not in self._estimates:
-            self._estimates[choices] = self.simulator.estimate(choices)
-        return self._estimates[choices]
-
-    def pool_bytes(self, chosen: Chosen) -> int:
-        """Bytes of page pools in a step with these choices."""
-        return self.simulator.pool_bytes(self._of_calls(chosen))
-
-    def timeline(self, chosen: Chosen) -> list[tuple[float, int]]:
-        """Bytes over time that a step with these choices allocates."""
-        return self.simulator.timeline(self._of_calls(chosen))
-
-    def _of_calls(self, chosen: Chosen) -> list[Choice | None]:
-        choices: list[Choice | None] = [EAGER] * len(self.simulator.step.calls)
-        for region, numbers in self.calls.items():
-            for number in numbers:
-                choices[number] = self._translated(chosen[region].choice, numbers[0], number)
-        return choices
-
-    def users_of_peak(self, chosen: Chosen) -> list[tuple[str, int]]:
-        """Bytes at the peak by their use, in descending order."""
-        estimate = self.estimate(chosen)
-        counts: Counter[str] = Counter()
-        for number, choice in enumerate(self._of_calls(chosen)):
-            call, time = self.simulator.step.calls[number], estimate.peak_time
-            works = call.unpacked and call.backward_begins <= time <= call.unpacked[-1][0]
-            use = (
-                f"in {call.region} while its backward runs"
-                if works
-                else "saved by blocks for their backward"
-            )
-            counts[use] += self.simulator.needed_at(number, choice, time)
-        counts["in page pools"] = self.pool_bytes(chosen)
-        counts[OUTSIDE] = max(0, estimate.peak - counts.total())
-        return [(use, nbytes) for use, nbytes in counts.most_common() if nbytes > 0]
-
-    def plain(self) -> Chosen:
-        """The choice without any region."""
-        return {region: self._point(region, EAGER) for region in self.fronts}
-
-    def recomputed(self) -> Chosen:
-        """The choice that recomputes everything."""
-        return {region: self._point(region, Choice()) for region in self.fronts}
 
     def least(self) -> Chosen:
         """The choice with the lowest peak."""
@@ -178,22 +110,6 @@ class Chooser:
                 point = self._point(regions[0], Choice(frozenset([op])), simulator)
                 yield dict.fromkeys(regions, point)
 
-    def _costs(self, chosen: Chosen, simulator: Simulator | None = None) -> tuple[int, float]:
-        estimate = (
-            simulator.estimate(self._of_calls(chosen)) if simulator else self.estimate(chosen)
-        )
-        return estimate.peak, estimate.duration
-
-    def _point(
-        self, region: str, choice: Choice | None, simulator: Simulator | None = None
-    ) -> Point:
-        numbers, simulator = self.calls[region], simulator or self.simulator
-        points = [
-            point_of(simulator, number, self._translated(choice, numbers[0], number))
-            for number in numbers
-        ]
-        return Point(choice, points[0].resident, sum(point.added for point in points))
-
     def choose(self, budget: int) -> Chosen | None:
         """The fastest choice that was found; None if none stays within the budget. `budget`: bytes
         that the step may allocate."""
@@ -235,7 +151,7 @@ class Chooser:
             chosen = on_hull
         for _, regions, low, high in sorted(steps, key=lambda step: -step[0]):
             ready = [region for region in regions if chosen[region] == low]
-            self._raise(chosen, ready, high, budget)
+            self._upgrade(chosen, ready, high, budget)
         return chosen
 
     def _fill(
@@ -258,9 +174,9 @@ class Chooser:
                 if chosen[region].added > target.added
                 and (target.resident - chosen[region].resident <= left or region == regions[-1])
             ]
-            self._raise(chosen, ready, target, budget)
+            self._upgrade(chosen, ready, target, budget)
 
-    def _raise(
+    def _upgrade(
         self, chosen: dict[str, Point], regions: Sequence[str], to: Point, budget: int
     ) -> None:
         """Give a choice to as many regions as the budget allows, from the end of forward on."""
@@ -273,56 +189,6 @@ class Chooser:
         tried = {**chosen, **dict.fromkeys(order[: _most(len(order), fits)], to)}
         if not to.sends or self.estimate(tried).duration <= self.estimate(chosen).duration:
             chosen.update(tried)
-
-    def _find_fronts(self) -> None:
-        known: dict[Hashable, tuple[int, list[Point]]] = {}
-        step = self.simulator.step
-        for region, numbers in self.calls.items():
-            signature = tuple(_signature(step, step.calls[number]) for number in numbers)
-            if signature not in known:
-                known[signature] = (len(known), self._front_of(region))
-            self.alike[region], self.fronts[region] = known[signature]
-
-    def _front_of(self, region: str) -> list[Point]:
-        if region in self._given:
-            choices = (*self._given[region], EAGER)
-            return not_beaten(self._point(region, choice) for choice in choices)
-        points = front(self.simulator, self.calls[region][0])
-        return [self._point(region, point.choice) for point in points]
-
-    def _translated(self, choice: Choice | None, origin: int, call: int) -> Choice | None:
-        """Translate a choice to another call of the region, by operator names and counts."""
-        if choice is EAGER or origin == call:
-            return choice
-        names_there = self.simulator.step.names_of(origin)
-        names = self.simulator.step.names_of(call)
-
-        def those_here(operators: Operators) -> Operators:
-            wanted = {names_there[op] for op in operators}
-            return frozenset(op for op, name in enumerate(names) if name in wanted)
-
-        return choice.mapped(those_here)
-
-
-def _signature(step: Step, call: Call) -> Hashable:
-    """Equal for calls with the same operators, sizes and dependencies."""
-    numbers: dict[int, int] = {}
-
-    def number(value: int) -> int:
-        return numbers.setdefault(value, len(numbers))
-
-    return tuple(
-        (
-            operator.func_name,
-            tuple(map(number, operator.inputs)),
-            tuple(
-                (number(v), step.values[v].memory, step.values[v].saved) for v in operator.outputs
-            ),
-            op in step.always_kept,
-        )
-        for op in call.operators
-        for operator in [step.operators[op]]
-    )
 
 
 def _most(count: int, fits: Callable[[int], bool]) -> int:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
-from ebb._plan.changes import Span, during
-from ebb._plan.profile import Operator, Profile
-
-EPSILON = 1e-9  # the shortest time, in milliseconds
-
+from ebb._plan.profile.profile import Profile
+from ebb._plan.simulate.changes import Span, during
+from ebb._plan.simulate.dataflow import EPSILON, Dataflow
 
 Allocation = tuple[float, float, int]
 """When memory was allocated and freed, and its bytes."""
@@ -84,35 +82,13 @@ class Copied:
     size: int
 
 
-@dataclass
-class Call:
-    """A call of an outermost region."""
-
-    region: str  # its name
-    operators: range  # indices
-    begins: float
-    ends: float
-    # Time of the program's first allocation after `ends`. Memory freed between `ends` and that time
-    # was held only by the region.
-    next_allocation: float = math.inf
-    unpacked: list[tuple[float, int]] = field(default_factory=list)  # times and values, in order
-    # The same for each autograd node, by its number.
-    of_node: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
-    forward_ends: float = 0.0  # just before backward next unpacks a value of any region
-
-    @property
-    def backward_begins(self) -> float:
-        """When backward first unpacks a value of the region."""
-        return self.unpacked[0][0]
-
-
-class Step:
-    """A recorded step. Operators, values, memories and calls are numbered.
+class Step(Dataflow):
+    """A recorded step, with its memory. Memories are numbered, too.
 
     Args:
-        profile: of a step whose regions are under ``ebb.policies.recompute_all``.
-        around: names of regions around other regions, by ``Operator.call``.
+        profile, around: as in `Dataflow`.
         recorded: the step with a region for each block, from which this one is derived.
+        released: values, and when the program releases them at the latest.
     """
 
     def __init__(
@@ -120,81 +96,60 @@ class Step:
         profile: Profile,
         around: Mapping[int, str] | None = None,
         recorded: Step | None = None,
+        released: Iterable[tuple[int, float]] = (),
     ) -> None:
-        self.profile = profile
-        self._around = around or {}
-        self._copies: set[float] | None = recorded._copies if recorded else None
-        self.operators, self.values = profile.operators, profile.values
-        self.duration = profile.duration
-        # The operator that made a value; no entry for values from outside of regions.
-        self.maker = {
-            value: op for op, operator in enumerate(self.operators) for value in operator.outputs
-        }
-        self.readers: dict[int, list[int]] = defaultdict(list)  # operators that read a value
-        for op, operator in enumerate(self.operators):
-            for value in dict.fromkeys(operator.inputs):
-                self.readers[value].append(op)
-        self._unpacks = sorted(record.asked for record in self.values if record.asked >= 0)
-        # Just before backward first unpacks a value.
-        self.forward_ends = (self._unpacks[0] if self._unpacks else self.duration) - EPSILON
-        self._replays = sorted((start, took) for _, start, took in profile.replays)
-        self.replaying = sum(took for _, took in self._replays)  # milliseconds of all replays
-        self.call_of: list[int] = []  # of each operator
-        self.calls = self._find_calls()
-        self.always_kept = {  # operators whose results no policy frees
-            op
-            for op, operator in enumerate(self.operators)
-            if not operator.replayable or self._keeps_results(operator)
-        }
+        super().__init__(profile, around or {})
         allocations = Allocations(profile)
-        begins = sorted(time for time, _, size in profile.allocations if size > 0)
-        for call in self.calls:
-            index = bisect.bisect_right(begins, call.ends)
-            call.next_allocation = begins[index] if index < len(begins) else self.duration
         self.memories: list[Memory] = []
         self.memory_of: dict[int, int] = {}  # of a value; no entry if it is older than the step
         self.copied: dict[int, list[Copied]] = defaultdict(list)  # by call
         # (time, change in bytes) of memory that is not in `memories`.
-        self.rest = self._find_memories(allocations)
+        self.rest = self._find_memories(allocations, recorded)
         # When autograd frees a saved value: resident bytes, and recomputed bytes. See Note [Given
         # up when unpacked].
         self.needed_until, self.replayed_until = self._find_needs(allocations)
         # Bytes that an operator needs while it runs, beside its results.
         self.workspace = self._find_workspaces(allocations)
-        # The operator of the same region that overwrites a value.
-        self.overwritten = self._find_overwritten()
-        self._inputs: list[dict[int, None]] = [{} for _ in self.calls]
-        for op, operator in enumerate(self.operators):
-            inputs = (value for value in operator.inputs if value not in self.maker)
-            self._inputs[self.call_of[op]].update(dict.fromkeys(inputs))
-        users: dict[int, set[int]] = defaultdict(set)  # calls that use a memory
+        for value, time in released:
+            memory = self.memories[self.memory_of[value]]
+            memory.freed = max(memory.allocated, min(memory.freed, time))
+
+    @cached_property
+    def _users(self) -> dict[int, set[int]]:
+        """Calls that use a memory."""
+        users: dict[int, set[int]] = defaultdict(set)
         for op, operator in enumerate(self.operators):
             for value in (*operator.inputs, *operator.outputs):
                 if value in self.memory_of:
                     users[self.memory_of[value]].add(self.call_of[op])
-        # Memories that several regions use.
-        self.shared = {memory for memory, calls in users.items() if len(calls) > 1}
-        # Memories that autograd needs as inputs of regions, so no policy frees them.
-        self.saved_inputs = {
+        return users
+
+    @cached_property
+    def shared(self) -> set[int]:
+        """Memories that several regions use."""
+        return {memory for memory, calls in self._users.items() if len(calls) > 1}
+
+    @cached_property
+    def saved_inputs(self) -> set[int]:
+        """Memories that autograd needs as inputs of regions, so no policy frees them."""
+        return {
             memory
             for value, memory in self.memory_of.items()
             if value not in self.maker and self.values[value].saved
         }
-        self._offloadable = self._find_offloadable(users)
 
-    def inputs_of(self, call: Call) -> Sequence[int]:
-        """Values that a region reads and did not make."""
-        return list(self._inputs[self.call_of[call.operators.start]])
-
-    def names_of(self, call: int) -> Sequence[tuple[str, int]]:
-        """For each operator of a region: its name, and which call of that name it is, from 1."""
-        counts: Counter[str] = Counter()
-        names = []
-        for op in self.calls[call].operators:
-            name = self.operators[op].func_name
-            counts[name] += 1
-            names.append((name, counts[name]))
-        return names
+    @cached_property
+    def _offloadable(self) -> dict[int, float]:
+        """Memories that only one region reads, apart from the region that made them, and that the
+        program released before backward; with the time of the release."""
+        offloadable = {}
+        for value, memory in self.memory_of.items():
+            record = self.values[value]
+            if value in self.maker or not record.saved or record.let_go < 0:
+                continue
+            if len(self._users[memory]) == 1 + self.memories[memory].in_region:
+                offloadable[memory] = self.input_released(value)
+        return offloadable
 
     def released(self, value: int) -> float:
         """When the program itself releases a value."""
@@ -224,24 +179,6 @@ class Step:
             for operator in self.operators
         ]
 
-    def inner_region(self, op: int) -> str | None:
-        """Name of the operator's inner region; None: there is none."""
-        name = self.operators[op].region
-        return None if name == self.calls[self.call_of[op]].region else name
-
-    def input_released(self, value: int) -> float:
-        """When the program released an input of a region. ebb notices a release only when the
-        next region begins or backward unpacks a value. If ebb noticed it in backward, the estimate
-        takes the end of the call's forward as the time of the release."""
-        record = self.values[value]
-        calls = [call for call in self.calls if record.made < call.ends <= record.let_go]
-        return min([record.let_go, *(call.forward_ends for call in calls)])
-
-    def release_by(self, value: int, time: float) -> None:
-        """Shorten the life of a value: the program releases it at this time at the latest."""
-        memory = self.memories[self.memory_of[value]]
-        memory.freed = max(memory.allocated, min(memory.freed, time))
-
     def program_span(self, index: int) -> Span:
         """When the program itself holds a memory that no region made."""
         memory = self.memories[index]
@@ -269,49 +206,9 @@ class Step:
             op = writer
         return writers
 
-    def working(self, begin: float, end: float) -> float:
-        """Milliseconds between two times without those of replays."""
-        first = bisect.bisect_left(self._replays, (begin, 0.0))
-        last = bisect.bisect_left(self._replays, (end, 0.0))
-        return end - begin - sum(took for _, took in self._replays[first:last])
-
-    def end_of(self, op: int) -> float:
-        """When an operator has ended."""
-        operator = self.operators[op]
-        return max([operator.start, *(self.values[value].made for value in operator.outputs)])
-
-    @property
-    def passes(self) -> int:
-        """How often the step runs forward and backward; more than once if it accumulates
-        gradients."""
-        unpacked = [bisect.bisect(self._unpacks, call.begins) for call in self.calls]
-        return 1 + sum(before < now for before, now in pairwise(unpacked))
-
-    def _find_calls(self) -> list[Call]:
-        calls: list[Call] = []
-        numbers: dict[int, int] = {}  # by Operator.call
-        for op, operator in enumerate(self.operators):
-            if operator.call not in numbers:
-                numbers[operator.call] = len(calls)
-                name = self._around.get(operator.call, operator.region)
-                calls.append(Call(name, range(op, op), operator.start, 0.0))
-            call = calls[numbers[operator.call]]
-            call.operators = range(call.operators.start, op + 1)
-            call.ends = self.end_of(op) + EPSILON
-            self.call_of.append(numbers[operator.call])
-        for value, record in enumerate(self.values):
-            if record.asked >= 0 and value in self.maker:
-                calls[self.call_of[self.maker[value]]].unpacked.append((record.asked, value))
-        for call in calls:
-            call.unpacked.sort()
-            for time, value in call.unpacked:
-                call.of_node.setdefault(self.values[value].node, []).append((time, value))
-            index = bisect.bisect_right(self._unpacks, call.ends)
-            ends = self._unpacks[index] if index < len(self._unpacks) else self.duration
-            call.forward_ends = ends - EPSILON
-        return calls
-
-    def _find_memories(self, allocations: Allocations) -> list[tuple[float, int]]:
+    def _find_memories(
+        self, allocations: Allocations, recorded: Step | None
+    ) -> list[tuple[float, int]]:
         known: dict[tuple[int, float], int] = {}  # memory, by its address and begin
         for value, record in enumerate(self.values):
             allocation = allocations.find(record.address, record.made)
@@ -324,8 +221,7 @@ class Step:
             self.memory_of[value] = known[record.address, begin]
         self._shorten_by_regions()
         rest = []
-        if self._copies is None:
-            self._copies = self._find_copies(allocations)
+        self._copies: set[float] = recorded._copies if recorded else self._find_copies(allocations)
         copies = self._copies | self._find_copies_before_writes(allocations)
         for address, of_one in allocations.by_address.items():
             for begin, end, size in of_one:
@@ -407,12 +303,6 @@ class Step:
                 freed = min(self.memories[index].freed, last - EPSILON)
                 self.memories[index].freed = freed
 
-    def _keeps_results(self, operator: Operator) -> bool:
-        """True if no policy frees the operator's results. The seeds beside the result of an
-        attention are always kept, and the result is not."""
-        fates = {self.values[value].fate for value in operator.outputs}
-        return "kept" in fates and "recomputed" not in fates
-
     def _find_needs(self, allocations: Allocations) -> tuple[dict[int, float], dict[int, float]]:
         needed_until, replayed_until = {}, {}
         for value, record in enumerate(self.values):
@@ -452,7 +342,9 @@ class Step:
             workspaces.append(max(accumulate((size for _, size in sorted(changes)), initial=0)))
         return workspaces
 
-    def _find_overwritten(self) -> dict[int, int]:
+    @cached_property
+    def overwritten(self) -> dict[int, int]:
+        """The operator of the same region that overwrites a value."""
         overwritten = {}
         last: dict[tuple[int, int], int] = {}  # the latest value, by memory and region
         for op, operator in enumerate(self.operators):
@@ -465,15 +357,3 @@ class Step:
                     overwritten[before] = op
                 last[key] = value
         return overwritten
-
-    def _find_offloadable(self, users: Mapping[int, set[int]]) -> dict[int, float]:
-        """Memories that only one region reads, apart from the region that made them, and that the
-        program released before backward; with the time of the release."""
-        offloadable = {}
-        for value, memory in self.memory_of.items():
-            record = self.values[value]
-            if value in self.maker or not record.saved or record.let_go < 0:
-                continue
-            if len(users[memory]) == 1 + self.memories[memory].in_region:
-                offloadable[memory] = self.input_released(value)
-        return offloadable

@@ -5,21 +5,21 @@ from __future__ import annotations
 import glob
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ebb import ahead, offload
-from ebb._plan.pages import size_pools_anew
+from ebb import _C, ahead, offload
 from ebb._policy.decision import PAGE
 from ebb._policy.policy import Policy
 from ebb._policy.text import loaded_regions, regions_to_toml
 from ebb._region.apply import RegionHandle, apply
 from ebb._support import deferred
 from ebb._support.names import in_ranges
+from ebb.paging import reset
 
 _HEAD = """\
 # Policies of modules that become regions. Load them with
@@ -75,8 +75,16 @@ class ProcessSettings:
         if not self.ahead:
             _ahead.put({"regions": 0}, undo)
         if self.pages:
-            size_pools_anew()
-            undo.callback(size_pools_anew)
+            _size_pools_anew()
+            undo.callback(_size_pools_anew)
+
+
+def _size_pools_anew() -> None:
+    """Record pool sizes again in the next step, since other values are paged from now on."""
+    _C.paging_record_next()
+    if _C.paging_stats()["stashes"] == 0:
+        with suppress(RuntimeError):  # raised inside a step
+            reset()
 
 
 class RegionHandles:

@@ -1,73 +1,24 @@
-"""Paging in a step. In: storages with rows, and a `Pager`. Out: pools, and the time of copies."""
+"""Page pools. In: storages with rows, and a `Pager`. Out: pools, and the time of copies."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
+from ebb._plan.profile.pager import Pager
+from ebb._plan.profile.profile import Value
+from ebb._plan.simulate.changes import Changes, during
+from ebb._plan.simulate.transfers import Absence, Sent
 
-from ebb import _C
-from ebb._plan.changes import Changes, during
-from ebb._plan.profile import Profile, Value
-from ebb._plan.transfers import Absence, Sent
-from ebb._support import devices
-from ebb.paging import configure, reset
-from ebb.paging._mark_rows import marks
-from ebb.paging._run_step import runs
-
-_PROBE = 4 * 2**20  # bytes of one timed copy
-_ROUNDS = 5
-_EACH = 0.01  # host milliseconds for one storage, out and back
 # Bytes of a pool's state, and of one number on the device. Each paged tensor has a ticket on the
 # device that says where its rows are. A ticket has _TICKET numbers, and one more for each page.
 _STATE, _NUMBER, _TICKET = 128, 8, 5
 
 Kind = tuple[str, int]
 """Identifies storages that share a pool: their dtype, and the bytes of a row."""
-
-
-@dataclass(frozen=True)
-class Pager:
-    """Settings and speed of paging."""
-
-    speed: float  # bytes that one copy moves in a millisecond
-    page_rows: int = 64  # as in ebb.paging.configure
-    headroom: float = 1.1
-    limit: float = math.inf  # maximum bytes of all pools
-    # True if copies run on a stream of ebb's own. Then a paged storage stays in memory until the
-    # next region pages something.
-    beside: bool = False
-    # As in ebb.paging.step: a layer whose backward directly follows its forward is not paged.
-    fixed_order: bool = False
-
-    def pages(self, rows: int) -> int:
-        """Pages for a number of rows."""
-        return -(-rows // self.page_rows)
-
-    def size_of(self, value: Value) -> int:
-        """Bytes that the rows of a value take in a pool."""
-        rows = min(self.pages(value.live_rows) * self.page_rows, value.rows)
-        return int(rows * self.headroom) * (value.memory // value.rows)
-
-    def time_of(self, value: Value) -> float:
-        """Milliseconds to copy a value out and back."""
-        live = value.live_rows * (value.memory // value.rows)
-        return _EACH + (live + value.memory) / self.speed
-
-
-NO_PAGER = Pager(speed=1.0)
-"""In place of a pager where nothing is paged."""
-
-
-def has_rows(value: Value) -> bool:
-    """True if the value can go to a pool."""
-    return value.live_rows > 0 and value.rows > 0 and not value.rows_mixed
 
 
 @dataclass(frozen=True)
@@ -181,59 +132,3 @@ def _turning_points(order: Sequence[Paged], begins: Mapping[int, float]) -> set[
     needed = _first_of_calls(order, lambda sent: sent.needed)
     events = [(time, call) for times in (begins, needed) for call, time in times.items()]
     return {call for (_, call), (_, after) in itertools.pairwise(sorted(events)) if call == after}
-
-
-class StepsThatRunAgain:
-    """Checks that measured steps use ebb.paging.run_step. Other steps cannot run again after an
-    overflow, so a plan must not page in them."""
-
-    def __init__(self) -> None:
-        self._before = Counter(runs)
-        self._marks_before = Counter(marks)
-        self._speed: float | None = None  # measured once
-
-    def pager(self, profile: Profile, device: torch.device) -> Pager | None:
-        """The pager for a step that ran since this object was made. None if no value has rows, or
-        some were marked outside of :func:`ebb.paging.run_step`."""
-        since, marked = Counter(runs) - self._before, Counter(marks) - self._marks_before
-        if not since or marked[False] or not any(map(has_rows, profile.values)):
-            return None
-        settings = configure()
-        if self._speed is None:
-            self._speed = _copy_speed(device)
-        return Pager(
-            self._speed,
-            page_rows=settings["page_rows"],
-            headroom=settings["headroom"],
-            limit=math.inf if settings["device_limit"] is None else settings["device_limit"],
-            beside=device.type != "cpu",
-            fixed_order=since[True] > 0,
-        )
-
-
-def pool_bytes() -> int:
-    """Current bytes of all page pools."""
-    nbytes: int = _C.paging_stats()["pool_bytes"]
-    return nbytes
-
-
-def size_pools_anew() -> None:
-    """Record pool sizes again in the next step, since other values are paged from now on."""
-    _C.paging_record_next()
-    if _C.paging_stats()["stashes"] == 0:
-        with contextlib.suppress(RuntimeError):  # raised inside a step
-            reset()
-
-
-def _copy_speed(device: torch.device) -> float:
-    """Bytes that a copy moves in a millisecond."""
-    x = torch.zeros(_PROBE, dtype=torch.uint8, device=device)
-    y = torch.empty_like(x)
-    times = []
-    for _ in range(_ROUNDS):
-        devices.wait()
-        begin = time.perf_counter()
-        y.copy_(x)
-        devices.wait()
-        times.append((time.perf_counter() - begin) * 1e3)
-    return _PROBE / max(min(times), 1e-6)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ebb import _C, offload
-from ebb._plan.transfers import Link
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.region import region
@@ -25,6 +26,21 @@ _PROBE = 8 * 2**20
 _COPIES = 8
 _ROUNDS = 3
 _MOST_SECONDS = 60.0  # timeout for one copy
+
+
+@dataclass(frozen=True)
+class Link:
+    """Speed and limits of offloading."""
+
+    out: float  # bytes per millisecond
+    back: float
+    least: int  # smaller storages are not offloaded
+    room: int  # bytes that may be offloaded at a time
+    is_disk: bool = False  # True: the host sees when a copy is done, and releases memory then
+
+
+NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
+"""A link over which nothing is offloaded."""
 
 
 def measure_link(device: torch.device) -> Link | None:

@@ -1,0 +1,310 @@
+"""The phases of a budget: each has its own state, and acts at the end of each step."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+from _ebb_switches import is_set
+
+from ebb import _C
+from ebb._launch.agreeing import Offer
+from ebb._launch.budgeted_job import BudgetedJob, Phase
+from ebb._launch.checking import Checking
+from ebb._launch.decided import Decided, decided_by, least_of
+from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome
+from ebb._launch.step_memory_monitor import PlannedMemory
+from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed
+from ebb._plan.plan import plan_of
+from ebb._plan.profile.measuring import Measured
+from ebb._report import planned
+from ebb._support.names import in_ranges
+from ebb._support.shown import clipped
+from ebb.policies import recompute_all
+
+_MOST_MEASURED = 5  # maximum number of times that steps are measured in a job
+_SOON = 64  # steps after a plan in which one step over the budget does not mean a change for good
+_LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that takes more than both
+
+
+# Note [The phases of a budget]
+# 1. `Start`: all blocks are recomputed from the first forward on.
+# 2. `Measure`: from the end of the first step on, ebb measures steps. See Note [Steps that are
+#    measured].
+# 3. `Agree`: at the end of the last measured step ebb makes the plan and puts it in place. If there
+#    are several ranks, see Note [Ranks that agree].
+# 4. `Planned`: ebb counts the bytes of each step. See Note [Steps over the budget].
+# Blocks change only between two steps. If a new model comes, another optimizer marks the steps, or
+# steps change for good, ebb begins again at 2. If no plan can be made yet (`Wait`), or at all
+# (`Ended`), all blocks stay recomputed: for a job with a memory budget, a slow step is better than
+# running out of memory. Under EBB_BUDGET=auto, `SaveAll` comes first.
+
+# Note [Steps over the budget]
+# A step may change in more ways than ebb can check in advance: sizes, dtypes, which tensors need
+# gradients, a second backward. So ebb counts the bytes. If a step exceeds the budget, all blocks
+# are recomputed from the next step on, and ebb measures steps again. If a single step exceeds the
+# budget soon after a plan, ebb assumes a recurring kind of step that was not measured, and plans
+# for less memory from the existing measurements. The first time ebb scales the target by
+# allowed / allocated bytes. After that ebb extrapolates linearly from the planned and the allocated
+# bytes of the last two such steps. If no plan needs less memory, ebb prints that, and the job
+# continues.
+
+
+def measure(job: BudgetedJob) -> None:
+    """Measure steps from now on."""
+    job.add_all()
+    job.enter(Measure(job))
+
+
+class Start(Phase):
+    """No step has ended."""
+
+    def step_ended(self, is_step: bool) -> None:
+        _, has_new = self.job.blocks.take()
+        if has_new or not is_step:
+            measure(self.job)
+
+
+class Measure(Phase):
+    """Measures steps."""
+
+    _measuring: Measuring | None = None
+
+    def begin(self) -> None:
+        job = self.job
+        names = [block.name for block in job.blocks.used()]
+        job.messages.announce_profiling(names, job.models)
+        self._measuring = Measuring(
+            job.blocks, lambda: list(job.optimizers), job.budget, job.beside
+        )
+        self._measuring.begin()
+        job.memory.leave_out()
+
+    def end(self) -> None:
+        if self._measuring is not None:
+            self._measuring.stop()
+
+    def step_ended(self, is_step: bool) -> None:
+        job = self.job
+        assert self._measuring is not None
+        calls, has_new = job.blocks.take()
+        if has_new or not is_step:
+            measure(job)
+            return
+        try:
+            if calls == 0 and job.blocks.candidate > 0:
+                raise NothingToPlanError("the model's forward does not call these modules")
+            outcome = self._measuring.step_ended(calls, job.memory.peak)
+        except (NoPlanError, NothingToPlanError) as error:
+            if _choose_other_blocks(job, str(error)):
+                return
+            raise
+        if outcome is not None:
+            self._measuring = None  # it has stopped
+            job.beside = outcome.beside
+            job.blocks.put(recompute_all)
+            job.enter(Agree(job, outcome))
+
+    def left(self) -> int:
+        """Maximum number of steps that are still to be measured."""
+        assert self._measuring is not None
+        return self._measuring.left()
+
+
+def _choose_other_blocks(job: BudgetedJob, why: str, least: Decided | None = None) -> bool:
+    """Choose other modules as blocks, and measure steps with them. See Note [Other blocks].
+
+    Args:
+        why: why the current blocks are not sufficient.
+        least: as for `OtherBlocks.next`.
+
+    Returns:
+        False if no other blocks may be better.
+    """
+    if job.messages.assignment.announced:
+        return False  # inside a larger block, the job's own checkpointing would have no effect
+    following = job.other_blocks.next(job.models, least)
+    if following is None:
+        return False
+    job.blocks.use(following)
+    measure(job)
+    names = clipped(", ".join(in_ranges(block.name for block in job.blocks.alive())), 300)
+    reason, _, _ = clipped(why, 300).partition(". ")
+    job.messages.tell(f"{reason}; ebb profiles again with other modules as regions: {names}")
+    return True
+
+
+class Agree(Start):
+    """Steps have been measured. Makes the plan; if there are several ranks, once they agree."""
+
+    def __init__(self, job: BudgetedJob, outcome: Outcome) -> None:
+        super().__init__(job)
+        self.outcome = outcome
+
+    def begin(self) -> None:
+        if self.job.ranks is not None:
+            return
+        decided = self.decide(self.outcome.measured)
+        left = allowed(self.job.budget, self.outcome.measured.base, decided.plain_peak)
+        why = decided.too_small
+        if not why or left <= 0 or not _choose_other_blocks(self.job, why, decided):
+            self.switch(decided)
+
+    def decide_for(self, most: Offer) -> Decided:
+        """Plan for all ranks of a kind: this rank's profile, with the kind's largest values."""
+        measured = self.outcome.measured.with_highest(most.duration, most.base)
+        return self.decide(measured, most.budget)
+
+    def decide(self, measured: Measured, budget: float | None = None) -> Decided:
+        budget = self.job.budget if budget is None else budget
+        growth = self.outcome.growth
+        if isinstance(budget, int) and growth > 1:
+            budget = measured.base + int((budget - measured.base) / growth)
+        began = time.perf_counter()
+        try:
+            return decided_by(plan_of(measured, budget))
+        except BudgetError as error:
+            return least_of(measured, budget, str(error).removeprefix("ebb: "))
+        finally:
+            took = time.perf_counter() - began
+            if took > max(_LONG, _LONG_STEPS * measured.duration * 1e-3):
+                self.job.messages.tell(f"planning took {took:.1f} s")
+
+    def switch(self, decided: Decided) -> None:
+        """Put a plan in place."""
+        job = self.job
+        if decided.too_small and is_set("EBB_STRICT"):
+            raise BudgetError(f"ebb: EBB_BUDGET={job.messages.text}: {decided.too_small}")
+        if job.blocks.met_hooks() and job.plans == 0:
+            job.messages.tell(
+                "the job's saved-tensor hooks (such as save_on_cpu) do not get the tensors that "
+                "blocks save, so these stay on the device. A budget in percent counts from the "
+                "peak without these hooks; prefer a budget in bytes"
+            )
+        job.enter(Planned(job, self.outcome, decided))
+
+
+class Planned(Phase):
+    """A plan is in place. Checks after each step if the plan still fits."""
+
+    def __init__(self, job: BudgetedJob, outcome: Outcome, decided: Decided) -> None:
+        super().__init__(job)
+        self.outcome, self._decided = outcome, decided
+        budget, beside = job.budget, None
+        if isinstance(budget, int):
+            beside = outcome.beside
+        else:
+            budget = round(budget * (decided.plain_peak + outcome.more))
+        self.memory = PlannedMemory(
+            job.memory, decided.peak, budget, beside, fits=not decided.too_small
+        )
+        self.checking: Checking | None = None  # while steps under the plan are measured
+        self._since = 0  # steps that have ended under the plan
+        self._settings = ExitStack()  # restores the process settings that the plan has changed
+
+    def begin(self) -> None:
+        job = self.job
+        self._put_in_place(self._decided)
+        if self.outcome.varies and job.plans == 0:
+            job.messages.tell(
+                "the peak memory of steps varies; the plan is for the largest profiled step"
+            )
+        job.plans += 1
+        job.memory.freed = self.outcome.measured.freed
+
+    def end(self) -> None:
+        self._end_reports()
+        self._settings.close()  # measurements and plans are for the job's own settings
+        self.job.memory.freed = 0
+
+    def _put_in_place(self, decided: Decided) -> None:
+        self._end_reports()
+        self._decided, job = decided, self.job
+        self._settings.close()
+        decided.settings.put(self._settings)
+        job.add_all()
+        job.blocks.follow(decided.policies)
+        if decided.too_small:
+            why = clipped(decided.too_small, 500)
+            job.messages.tell(
+                f"{why}; ebb uses the plan with the lowest peak instead: {decided.summary}"
+            )
+        else:
+            job.messages.tell(decided.summary)
+        if decided.reported is not None:
+            planned.begins(decided.reported)
+            if _C.is_reporting():
+                self.checking = Checking(decided.reported)
+        job.memory.leave_out()
+
+    def _end_reports(self) -> None:
+        if self.checking is not None:
+            self.checking.stop()
+            self.checking = None
+        if self._decided.reported is not None:
+            planned.ends(self._decided.reported)
+
+    def step_ended(self, is_step: bool) -> None:
+        self._since += 1
+        job, memory = self.job, self.memory
+        memory.step_ended()
+        if self.checking is not None and not self.checking.step_ended(job.memory.peak):
+            self.checking = None
+        before, job.sized = job.sized, _C.paging_stats()["recorded_steps"]
+        may_measure = job.plans < _MOST_MEASURED
+        if not is_step or job.blocks.have_new():
+            self._measure_again(memory.in_words() if memory.is_over else "")
+        elif job.sized != before:
+            return  # this step recorded the sizes of page pools, and used none
+        elif memory.is_over:
+            has_changed = job.plans == 1 or self._since > _SOON or memory.was_over
+            if may_measure and has_changed:
+                self._measure_again(memory.in_words())
+            else:
+                self._plan_for_less()
+        elif may_measure and self._decided.policies and memory.is_far_below():
+            self._measure_again("steps allocate less than planned")
+
+    def _measure_again(self, why: str) -> None:
+        if why:
+            self.job.messages.tell(f"{why}; ebb profiles steps again")
+        measure(self.job)
+
+    def _plan_for_less(self) -> None:
+        """Plan for less memory, since some steps need more than the measured ones."""
+        measured, memory = self.outcome.measured, self.memory
+        planned_peak, why = memory.planned, memory.in_words()
+        # `base` was measured without a plan, so it does not include tensors of a plan's own.
+        decided = decided_by(plan_of(measured, measured.base + memory.less(), at_least=True))
+        if decided.peak >= planned_peak or not decided.policies:
+            self.job.messages.tell(
+                f"{why}; the current plan already has the lowest possible peak. Use a smaller "
+                "batch or a larger budget"
+            )
+            memory.accept()
+            return
+        self.job.messages.tell(f"{why}; ebb made a plan with a lower peak")
+        memory.planned = decided.peak
+        self._put_in_place(decided)
+
+
+class Wait(Phase):
+    """Keeps all blocks recomputed until a block first runs backward."""
+
+    def begin(self) -> None:
+        self.job.memory.has_replayed()
+
+    def step_ended(self, is_step: bool) -> None:
+        if self.job.memory.has_replayed():
+            self.job.blocks.take()
+            measure(self.job)
+
+
+class Ended(Phase):
+    """ebb makes no more plans."""
+
+    has_ended = True
+
+    def begin(self) -> None:
+        self.job.messages.end_progress()
+        self.job.blocks.are_plain = False

@@ -1,0 +1,1 @@
+"""Policies of a plan's modules, and descriptions of plans."""

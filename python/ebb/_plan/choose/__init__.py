@@ -1,0 +1,1 @@
+"""Selects a choice for each region, within a memory budget."""

@@ -1,0 +1,1 @@
+"""Memory and duration of a measured step under other choices."""

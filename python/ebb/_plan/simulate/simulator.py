@@ -1,0 +1,230 @@
+"""Simulates a step. In: a measured step, and a choice for each region. Out: an `Estimate`."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ebb._plan.profile.device_times import on_device
+from ebb._plan.profile.link import NO_LINK
+from ebb._plan.profile.measuring import Measured
+from ebb._plan.profile.pager import NO_PAGER
+from ebb._plan.simulate.changes import Changes, curve, highest
+from ebb._plan.simulate.choice import EAGER, Choice
+from ebb._plan.simulate.page_pools import Pools
+from ebb._plan.simulate.region_estimate import RegionEstimate, eager_needs
+from ebb._plan.simulate.step import Step
+from ebb._plan.simulate.step_memory import CallEstimate, changes_of_step, resident, split
+from ebb._plan.simulate.timing import RECORDING, Timing, fitted
+from ebb._plan.simulate.transfers import Sent, Transfers
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Simulated time and memory of a step."""
+
+    peak: int  # bytes that the step allocates
+    duration: float
+    replays: int  # how many operators are recomputed
+    peak_time: float  # in milliseconds of the recorded step
+
+
+class Simulator:
+    """Simulates a measured step under other choices.
+
+    Args:
+        measured: the measurements of the step.
+        ahead: True if the next region is replayed ahead during a region's backward.
+        offloads, pages: False if choices without OFFLOAD, or without PAGE, are to be found.
+    """
+
+    def __init__(
+        self,
+        measured: Measured,
+        ahead: bool = False,
+        *,
+        offloads: bool = True,
+        pages: bool = True,
+    ) -> None:
+        profile = measured.profile
+        self.step = Step(on_device(profile) if measured.on_accelerator else profile)
+        self.link = (measured.link if offloads else None) or NO_LINK
+        self.window = self._find_window()  # bytes in flight at a time, in each direction
+        self.pager = measured.pager if pages else None
+        self.ahead = ahead
+        self.work = 0  # how many operators and replays have been simulated
+        self._known: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
+        self._rest = Changes(self.step.rest)
+        self._timing = Timing()
+        recomputed = [self.of_call(call, Choice()) for call in range(len(self.step.calls))]
+        kernels = sum(estimate.kernels for estimate in recomputed)
+        replays = sum(estimate.replays for estimate in recomputed)
+        self._timing = fitted(self.step, measured.duration, kernels, replays)
+        self._known.clear()
+        # The step without regions.
+        self.plain = self.estimate([EAGER] * len(self.step.calls))
+        slowdown = self._fit_copies(measured.offload_all_ms)
+        self._timing = replace(self._timing, copy_slowdown=slowdown)
+
+    def _find_window(self) -> int:
+        """Bytes for two copies of the largest storage that may be offloaded: one is made while ebb
+        waits for the other."""
+        sizes = [
+            self.step.memories[memory].size
+            for value, memory in self.step.memory_of.items()
+            if self.step.values[value].saved or self.step.may_offload(value)
+        ]
+        return 2 * max((size for size in sizes if size >= self.link.least), default=0)
+
+    def copy(self, step: Step | None = None) -> Simulator:
+        """A copy with all that has been simulated so far, or for a step with other regions and the
+        same measured times."""
+        simulator = copy.copy(self)
+        simulator.step = step or self.step
+        simulator._known = {} if step else dict(self._known)
+        return simulator
+
+    def estimate(self, choices: Sequence[Choice | None]) -> Estimate:
+        """Simulate the step with a choice, or ``EAGER``, for each of ``step.calls``."""
+        calls = self._of_calls(choices)
+        transfers, pools = self._transfers(calls), self._pools(calls)
+        peak, peak_time = highest(self._changes(calls, transfers, pools))
+        if pools.are_too_large:  # the real pools would be too small for the rows
+            peak = sys.maxsize
+        added = self._added(calls) + transfers.waited + self._timing.copy_slowdown * transfers.moved
+        added += pools.took
+        replays = sum(call.replays for call in calls)
+        return Estimate(peak, self._timing.eager + added, replays, peak_time)
+
+    def timeline(self, choices: Sequence[Choice | None]) -> list[tuple[float, int]]:
+        """Bytes that the step has allocated from each time on, in milliseconds of the profile."""
+        calls = self._of_calls(choices)
+        times, sizes = curve(self._changes(calls, self._transfers(calls), self._pools(calls)))
+        return list(zip(times.tolist(), sizes.tolist(), strict=True))
+
+    def of_call(self, call: int, choice: Choice | None) -> CallEstimate:
+        """Simulate one region, if all blocks are regions."""
+        later = range(call + 1, len(self.step.calls)) if self.ahead else ()
+        return self._of_call(
+            call, choice, next((n for n in later if self.step.calls[n].unpacked), None)
+        )
+
+    def _of_call(self, call: int, choice: Choice | None, later: int | None) -> CallEstimate:
+        key = call, choice, later
+        if key not in self._known:  # functools.cache would keep the memory until garbage collection
+            self._known[key] = self._estimate_call(*key)
+        return self._known[key]
+
+    def _of_calls(self, choices: Sequence[Choice | None]) -> list[CallEstimate]:
+        estimates = []
+        later = None  # the region that backward reaches before this one
+        for call in reversed(range(len(choices))):
+            estimates.append(self._of_call(call, choices[call], later if self.ahead else None))
+            if choices[call] is not EAGER and self.step.calls[call].unpacked:
+                later = call
+        return estimates[::-1]
+
+    def replayed(self, call: int, choice: Choice) -> dict[int, int]:
+        """How often each operator of a region is recomputed."""
+        region = RegionEstimate(self.step, self.step.calls[call], choice, self.link.least)
+        return {op: len(times) for op, times in region.replays.runs.items()}
+
+    def needed_at(self, call: int, choice: Choice | None, time: float) -> int:
+        """Bytes that a region needs at a time, without offloaded storages that are in flight."""
+        estimate = self.of_call(call, choice)
+        memories = {need.memory for need in estimate.shared if need.begin <= time < need.end}
+        all_sent = (*estimate.sent, *(paged.sent for paged in estimate.paged))
+        memories |= {sent.memory for sent in all_sent if sent.needed <= time < sent.ended}
+        sizes = (self.step.memories[memory].size for memory in memories)
+        return estimate.own.at(time) + sum(sizes)
+
+    def pool_bytes(self, choices: Sequence[Choice | None]) -> int:
+        """Bytes of all page pools."""
+        return self._pools(self._of_calls(choices)).nbytes
+
+    @property
+    def all_offloaded(self) -> list[Choice | None]:
+        """Choices that offload all saved tensors."""
+        calls = self.step.calls
+        return [Choice(offloaded=frozenset(range(len(call.operators)))) for call in calls]
+
+    def copy_time(self, index: int, all_sent: Iterable[Sent]) -> float:
+        """Milliseconds that a region's copies add: they slow its work, and may take longer than its
+        work, in forward and in backward."""
+        call, step = self.step.calls[index], self.step
+        nbytes = sum(sent.size for sent in all_sent)
+        if nbytes == 0:
+            return 0.0
+        forward, backward = step.working(call.begins, call.ends), 0.0
+        if call.unpacked:
+            backward = step.working(call.backward_begins, call.unpacked[-1][0])
+        out, back = nbytes / self.link.out - forward, nbytes / self.link.back - backward
+        return self._timing.copy_slowdown * nbytes + max(0.0, out) + max(0.0, back)
+
+    def replay_time(self, op: int) -> float:
+        """Milliseconds that recomputing an operator takes."""
+        return self._timing.of_replays(self.step.operators[op].runtime)
+
+    def _fit_copies(self, away: float | None) -> float:
+        """Fit copies to the step that offloaded everything: milliseconds by which each byte slows
+        the work, out and back together."""
+        if away is None:
+            return 0.0
+        nbytes = self._transfers(self._of_calls(self.all_offloaded)).moved
+        if nbytes == 0:
+            return 0.0
+        return max(0.0, away - self.estimate(self.all_offloaded).duration) / nbytes
+
+    def _added(self, calls: Sequence[CallEstimate]) -> float:
+        if not self.ahead:
+            return sum(estimate.added for estimate in calls)
+        added = 0.0
+        for estimate in reversed(calls):
+            added += estimate.added - min(estimate.early, estimate.meanwhile)
+        return added
+
+    def _transfers(self, calls: Sequence[CallEstimate]) -> Transfers:
+        sent = (sent for call in calls for sent in call.sent)
+        ends = (call.ends for call in self.step.calls)
+        return Transfers(sent, self.link, self.window, ends)
+
+    def _changes(
+        self, calls: Sequence[CallEstimate], transfers: Transfers, pools: Pools
+    ) -> list[Changes]:
+        return [self._rest, *changes_of_step(self.step, calls, transfers, pools)]
+
+    def _pools(self, calls: Sequence[CallEstimate]) -> Pools:
+        return Pools((paged for call in calls for paged in call.paged), self.pager or NO_PAGER)
+
+    def _estimate_call(self, index: int, choice: Choice | None, later: int | None) -> CallEstimate:
+        call = self.step.calls[index]
+        if choice is EAGER:
+            needs = list(eager_needs(self.step, call))
+            own, shared = split(self.step, needs, (), ())
+            return CallEstimate(own, shared, (), (), resident(self.step, call, needs))
+        begins, meanwhile = math.inf, 0.0
+        if self.ahead and later is None:  # backward reaches this region first: nothing is freed
+            choice = Choice(frozenset(range(len(call.operators))))
+        elif later is not None:
+            begins = self.step.calls[later].backward_begins
+            if call.unpacked:
+                meanwhile = max(0.0, self.step.working(begins, call.backward_begins))
+        region = RegionEstimate(self.step, call, choice, self.link.least, begins)
+        all_sent = (*region.sent, *(paged.sent for paged in region.paged))
+        replays, kernels = region.replays.count, region.replays.kernels
+        self.work += len(call.operators) + replays
+        return CallEstimate(
+            *split(self.step, region.needs, region.copies, all_sent),
+            tuple(region.sent),
+            tuple(region.paged),
+            resident(self.step, call, region.needs),
+            replays,
+            kernels,
+            self._timing.of_replays(kernels, replays),
+            sum(self.replay_time(op) for op, _ in region.replays.early),
+            meanwhile,
+            RECORDING * len(call.operators),
+        )
