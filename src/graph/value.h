@@ -13,7 +13,6 @@
 #include "ebb/policy.h"
 #include "ebb/verify.h"
 #include "graph/home.h"
-#include "graph/saved_slice.h"
 #include "graph/versions.h"
 #include "memory/arena.h"
 #include "report/journal.h"
@@ -27,12 +26,11 @@ struct Rows;
 
 // The parts that few values have.
 struct RareParts : InArena {
-  std::unique_ptr<Rows> rows;         // see Note [Rows]; null: valid rows are unknown
-  std::unique_ptr<Witness> witness;   // null outside verify mode
-  EntryPtr entry;                     // null unless reports are recorded; see Note [The journal]
-  c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]
-  std::unique_ptr<SavedSlice> slice;  // the part that is or will be in the stash; null: all
-  c10::Storage redefined;             // handles show this storage; see Note [Silent writes]
+  std::unique_ptr<Rows> rows;        // see Note [Rows]; null: valid rows are unknown
+  std::unique_ptr<Witness> witness;  // null outside verify mode
+  EntryPtr entry;                    // null unless reports are recorded; see Note [The journal]
+  c10::intrusive_ptr<Stash> stash;   // see Note [Offloaded values]
+  c10::Storage redefined;            // handles show this storage; see Note [Silent writes]
   // Fingerprint of the value as a result of a custom operator on the CPU; 0: unknown.
   uint64_t fingerprint = 0;
 
@@ -264,13 +262,6 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   // The stash, or null. See Note [Offloaded values].
   const c10::intrusive_ptr<Stash>& stash() const {
     return rare->stash;
-  }
-  // The part that is or will be in the stash; null: all.
-  const SavedSlice* slice() const {
-    return rare->slice.get();
-  }
-  void setSlice(std::unique_ptr<SavedSlice> slice) {
-    rare.set(&RareParts::slice, std::move(slice));
   }
 
   // From now on `away` stands for the bytes.

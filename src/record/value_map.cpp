@@ -200,9 +200,6 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   }
   value->home.supersede();
   value->home.leave();
-  if (value->slice() && value->home.bytes()) {
-    sender_.send(*value, c10::Storage(value->home.bytes()));
-  }
   if (value->stash()) {
     value->stash()->beforeWrite();
     value->home.own();
