@@ -38,16 +38,15 @@ def configure(
     While backward works on one outermost region, another thread replays the next one. The tensors
     that autograd saves in the last region are not freed, so backward need not recompute them. Both
     cost memory, at most ``limit``; gradients stay exact. Settings that are not given keep their
-    value. ``EBB_AHEAD`` in the environment sets the number of regions, or the limit; ``auto`` is 1.
+    value. ``EBB_AHEAD`` in the environment sets the number of regions, or the limit.
 
     Args:
         regions: how many outermost regions ahead of backward. 0, the default: off.
         limit: the most bytes, in the whole process, that are resident before backward needs them: a
             number, or text such as ``"512MiB"``. A larger region is replayed in part. Default
             1 GiB.
-        busy_cores: replay ahead on the CPU even if no core is idle. By default replays run ahead on
-            the CPU only if the process has at least twice ``torch.get_num_threads()`` cores, or if
-            a backward without replays ahead left a core idle.
+        busy_cores: replay ahead on the CPU with any number of threads. By default replays run ahead
+            on the CPU only if the process has at least twice ``torch.get_num_threads()`` cores.
         side_stream: on a device, replay on a second stream, so that the kernels of replays and of
             backward can run at the same time. Otherwise replays run on backward's stream, which
             hides host time only. Default False.

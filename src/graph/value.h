@@ -13,7 +13,6 @@
 #include "ebb/export.h"
 #include "ebb/policy.h"
 #include "graph/home.h"
-#include "graph/saved_slice.h"
 #include "graph/versions.h"
 #include "hooks/slots.h"
 #include "kernel/fingerprint.h"
@@ -27,11 +26,10 @@ struct Rows;
 
 // The parts that few values have.
 struct RareParts : InArena {
-  std::unique_ptr<Rows> rows;         // see Note [Rows]; null: valid rows are unknown
-  c10::intrusive_ptr<Stash> stash;    // see Note [Offloaded values]
-  std::unique_ptr<SavedSlice> slice;  // the part that is or will be in the stash; null: all
-  c10::Storage redefined;             // handles show this storage; see Note [Silent writes]
-  Extras extras;                      // of plug-ins
+  std::unique_ptr<Rows> rows;       // see Note [Rows]; null: valid rows are unknown
+  c10::intrusive_ptr<Stash> stash;  // see Note [Offloaded values]
+  c10::Storage redefined;           // handles show this storage; see Note [Silent writes]
+  Extras extras;                    // of plug-ins
   // Fingerprint of the value as a result of a custom operator on the CPU; 0: unknown.
   uint64_t fingerprint = 0;
 
@@ -282,13 +280,6 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   template <class Part>
   Part* extra() const {
     return rare->extras.get<Part>();
-  }
-  // The part that is or will be in the stash; null: all.
-  const SavedSlice* slice() const {
-    return rare->slice.get();
-  }
-  void setSlice(std::unique_ptr<SavedSlice> slice) {
-    rare.set(&RareParts::slice, std::move(slice));
   }
 
   // From now on `away` stands for the bytes.

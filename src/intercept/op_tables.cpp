@@ -443,10 +443,6 @@ bool isCounted(const c10::OperatorHandle& op, const c10::Argument& argument) {
          });
 }
 
-bool readsBeyond(std::string_view name) {
-  return name.find("as_strided") != std::string_view::npos;
-}
-
 bool isWorkspace(std::string_view name, size_t slot) {
   return std::ranges::any_of(kWorkspaces, [&](const Workspace& workspace) {
     return workspace.name == name && workspace.first <= slot && slot <= workspace.last;

@@ -28,9 +28,6 @@ bool isRepeatableCollective(std::string_view name);
 // True if the collective writes this argument whole, and does not read it.
 bool receivesInto(std::string_view name, std::string_view argument);
 
-// True if the kernel may read more of a storage than the argument shows, as as_strided_copy does.
-bool readsBeyond(std::string_view name);
-
 // True if result `slot` is a workspace for the backward kernel. Some of its bytes are never written
 // or read, so they may differ after a replay. Used by verify mode only.
 bool isWorkspace(std::string_view name, size_t slot);

@@ -5,7 +5,6 @@
 #include <c10/util/ArrayRef.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -23,6 +22,7 @@ class MadeValues {
 
   void add(c10::StorageImpl* storage, const Value* value) {
     entries_.emplace_back(storage, value);
+    ++new_;
   }
 
   size_t size() const {
@@ -36,16 +36,19 @@ class MadeValues {
 
   // True if it is time to examine the newest values.
   bool hasNew() const {
-    return forgotten_ + size() - newFrom_ >= kNew;
+    return new_ >= kNew;
   }
   // How many newest values to examine now. From here on, hasNew() counts anew.
   size_t newWindow() {
-    newFrom_ = forgotten_ + size();
+    new_ = 0;
     return std::min(size(), 2 * kNew);
   }
 
   // How many recent values the next sweep examines.
-  size_t nextWindow();
+  size_t nextWindow() {
+    const size_t latest = ++sweeps_ % kMany == 0 ? kMany * kLatest : kLatest;
+    return isFull() ? size() : std::min(size(), latest);
+  }
 
   // Calls `isGone` for each of the last `window` entries, latest first, and removes the entries for
   // which the result is true. Returns how many of the `window` entries remain.
@@ -70,13 +73,12 @@ class MadeValues {
 
   static constexpr size_t kFewest = 512;
   static constexpr size_t kNew = 8;
+  static constexpr size_t kLatest = 48;
+  static constexpr size_t kMany = 16;
   std::vector<Entry> entries_;  // some values are no longer in the map
   size_t fullAt_ = kFewest;     // size at which all entries are examined
-  size_t forgotten_ = 0;        // number of entries forgotten
-  size_t newFrom_ = 0;          // number of entries added before the last newWindow()
-  size_t sweeps_ = 0;           // number of partial sweeps
-  // by depth of sweep: the number of entries added before the last sweep of this depth
-  std::array<size_t, 24> madeAt_{};
+  size_t new_ = 0;              // number of entries added since the last newWindow()
+  size_t sweeps_ = 0;           // number of calls of nextWindow()
 };
 
 // How many values the sweeps of this process have examined.

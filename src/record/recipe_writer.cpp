@@ -126,13 +126,6 @@ class RecipeWriter {
     if (input.use == ArgUse::Read && value->decision.isKept() && !value->home.bytes() &&
         !value->stash()) {
       values_.sender().keep(*value, tensor);
-      if (value->decision.isDue() && !value->decision.isPaged() && !readsBeyond(op_.name)) {
-        value->setSlice(SavedSlice::ofSmall(tensor));
-      }
-    } else if (value->slice() && !input.wholeOverwrite) {
-      if (input.use != ArgUse::Read || readsBeyond(op_.name) || !value->slice()->isOf(tensor)) {
-        values_.sender().needAll(*value, tensor);
-      }
     }
     // The program reads the result of a collective, so the communication is complete.
     if (isUnprintedCollective(*value, input, op_)) [[unlikely]] {

@@ -65,7 +65,6 @@ void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
   if (value.rare->rows) {
     value.rare->rows->lossy |= value.decision.isPaged();
   }
-  value.setSlice(nullptr);
 }
 
 void countPacked(RegionCounters& counters, Value& value, Retention retention) {
@@ -320,7 +319,7 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   }
   sendIfDue(*value, tensor);
   const Retention retention = retentionOf(
-      {.away = value->stash() || value->slice(),
+      {.away = value->stash().defined(),
        .keeps = value->decision.isKept(),
        .byPolicy = value->decision.isSaved(),
        .hasRecipe = value->recipe().defined()});
@@ -337,11 +336,8 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
 }
 
 void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
-  if (value.slice() && !value.slice()->isOf(tensor)) {
-    sender_.needAll(value, tensor);
-  }
   if (value.decision.isDue() && Sender::canLeave(value, tensor)) {
-    sender_.sendOrWait(value, tensor);
+    sender_.send(value, tensor.storage());
   } else {
     context_.counters->bytesNotPaged +=
         value.decision.isDue() && value.decision.isPaged() ? value.home.nbytes() : 0;

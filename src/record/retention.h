@@ -9,11 +9,11 @@ enum class Retention : uint8_t {
   Unmanaged,   // autograd's handle holds the storage, as in eager
   Saved,       // the handle holds the storage and the value: the policy saved the value
   Recomputed,  // the handle holds the value alone
-  Away,        // the handle holds the value, whose bytes are or will be elsewhere
+  Away,        // the handle holds the value, whose bytes are elsewhere
 };
 
 struct RetentionFacts {
-  bool away = false;      // the value has a stash, or a slice to send
+  bool away = false;      // the value has a stash
   bool keeps = false;     // the decision keeps the bytes
   bool byPolicy = false;  // the policy made the decision
   bool hasRecipe = false;

@@ -23,15 +23,13 @@ bool isActivation(const at::Tensor& tensor) {
 // Note [Offloaded values]
 // ebb sends an offloaded value when autograd packs the value. A value read only by recipes at first
 // stays on the device, since most recipes are never needed. When the region ends, ebb sends such a
-// value if a handle needs it. If all packs and recipes show the same small slice of a value, the
-// value also stays until the region ends; ebb then sends only the slice, see Note [Saved slices]. A
-// sweep of the recorder's map sends the values that ebb would send if the region ended at once.
-// After sending, a stash stands for the bytes, and the value needs no recipe. A visible write waits
-// for the copy, so the stash surely holds the state before the write (Home::isPrivate). After an
-// unseen write the version has moved, and reading the old state raises, as for a leaf. If no host
-// memory is left, ebb recomputes the value, or keeps a value without a recipe. A value with the
-// decision PAGE goes to a page pool in the same way, but never as a slice. If the value has no rows
-// (Note [Rows]) when autograd packs it, ebb keeps the value.
+// value if a handle needs it. A sweep of the recorder's map sends the values that ebb would send if
+// the region ended at once. After sending, a stash stands for the bytes, and the value needs no
+// recipe. A visible write waits for the copy, so the stash surely holds the state before the write
+// (Home::isPrivate). After an unseen write the version has moved, and reading the old state raises,
+// as for a leaf. If no host memory is left, ebb recomputes the value, or keeps a value without a
+// recipe. A value with the decision PAGE goes to a page pool in the same way. If the value has no
+// rows (Note [Rows]) when autograd packs it, ebb keeps the value.
 void Sender::send(Value& value, const c10::Storage& storage) {
   value.decision.setDue(false);
   // False if other code resized the storage: there is nothing to send.
@@ -40,7 +38,6 @@ void Sender::send(Value& value, const c10::Storage& storage) {
       (value.decision.isPaged() ? sendToPages(value, storage) : sendToHost(value, storage))) {
     return;
   }
-  value.setSlice(nullptr);
   context_.counters->bytesFellBack += value.home.nbytes();
   context_.graph->observers.tell(
       &OpEvents::notSent, value, "no pinned host memory was left for OFFLOAD (pinned_limit)");
@@ -55,15 +52,11 @@ void Sender::send(Value& value, const c10::Storage& storage) {
 
 bool Sender::sendToHost(Value& value, const c10::Storage& storage) {
   RECORD_USER_SCOPE("ebb::offload");
-  const size_t nbytes = value.slice() ? value.slice()->nbytes() : value.home.nbytes();
+  const size_t nbytes = value.home.nbytes();
   static const std::string kInput = "input";
-  if (value.slice()) {
-    context_.graph->streams.use(value, storage);  // the storage is released after the gather
-  }
   const auto account =
       statisticsTransfers(context_.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
-  auto stash = offloadEngine().send(
-      value.slice() ? value.slice()->gather(storage) : storage, nbytes, account);
+  auto stash = offloadEngine().send(storage, nbytes, account);
   if (!stash) {
     return false;
   }
@@ -100,27 +93,6 @@ bool Sender::sendToPages(Value& value, const c10::Storage& storage) {
 bool Sender::canLeave(const Value& value, const at::Tensor& tensor) {
   return value.decision.isPaged() ? value.rare->rows != nullptr && Paging::takes(tensor.device())
                                   : offloadEngine().takes(tensor);
-}
-
-void Sender::sendOrWait(Value& value, const at::Tensor& tensor) {
-  if (!value.home.bytes() && !value.decision.isPaged()) {
-    if (auto slice = SavedSlice::ofSmall(tensor)) {
-      keep(value, tensor);
-      value.setSlice(std::move(slice));
-    }
-  }
-  if (!value.slice()) {
-    send(value, tensor.storage());
-  }
-}
-
-[[gnu::cold]] void Sender::needAll(Value& value, const at::Tensor& tensor) {
-  value.setSlice(nullptr);
-  if (value.stash()) {
-    value.dropStash();
-    value.decision.setDue(true);
-    keep(value, tensor);
-  }
 }
 
 // Note [What is done later]

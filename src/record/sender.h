@@ -37,13 +37,6 @@ class Sender {
   // or drops recomputable bytes.
   void send(Value& value, const c10::Storage& storage);
 
-  // Autograd packs `tensor`, which shows the value. Sends the bytes now, or later if `tensor` shows
-  // only a small slice: the rest of the value may never be needed.
-  void sendOrWait(Value& value, const at::Tensor& tensor);
-
-  // Called when `tensor` shows other elements than the value's slice: the whole value will be sent.
-  void needAll(Value& value, const at::Tensor& tensor);
-
   // True if the value, shown by `tensor`, may be sent to its destination.
   static bool canLeave(const Value& value, const at::Tensor& tensor);
 

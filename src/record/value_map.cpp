@@ -21,46 +21,6 @@ constexpr size_t kSweepBytes = size_t{16} << 20;
 const std::string kFromOutside = "from outside";
 const std::string kOpaque = "ebb.opaque";
 
-// Simulates the release of references to values, and finds the values that would die.
-class Dying {
- public:
-  // Releases one more reference to `value`.
-  void release(const Value& value) {
-    giveUp(value);
-    while (!next_.empty()) {
-      const Value& dead = *next_.back();
-      next_.pop_back();
-      const auto& recipe = dead.recipe();
-      if (recipe && ++released_[recipe.get()] == recipe.use_count()) {
-        for (const Input& input : recipe->inputs()) {
-          if (input.value) {
-            giveUp(*input.value);
-          }
-        }
-      }
-    }
-  }
-
-  bool has(const Value& value) const {
-    const auto released = released_.find(&value);
-    return released != released_.end() && released->second == useCount(value);
-  }
-
- private:
-  static size_t useCount(const Value& value) {
-    return c10::raw::intrusive_ptr::use_count(const_cast<Value*>(&value));
-  }
-  void giveUp(const Value& value) {
-    if (++released_[&value] == useCount(value)) {
-      next_.push_back(&value);
-    }
-  }
-
-  // For each value and recipe, the number of references released so far.
-  ska::flat_hash_map<const c10::intrusive_ptr_target*, size_t> released_;
-  std::vector<const Value*> next_;  // dead values whose own references are not released yet
-};
-
 }  // namespace
 
 bool ownsItsBytes(const Value& value) {
@@ -234,9 +194,6 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
   context_.graph->observers.tell(&OpEvents::stateEnds, *value, true);
   value->home.supersede();
   value->home.leave();
-  if (value->slice() && value->home.bytes()) {
-    sender_.send(*value, c10::Storage(value->home.bytes()));
-  }
   if (value->stash()) {
     value->stash()->beforeWrite();
     value->home.own();
@@ -350,23 +307,45 @@ size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<V
 }
 
 // Examines the last `window` values, which are all in the map. Returns those that OFFLOAD or PAGE
-// has yet to send and that a handle would need if the region ended now. Leaves out a value whose
-// only readers are recipes that no handle needs so far: most such recipes are never needed.
+// has yet to send, and that a handle needs, directly or for a replay. Leaves out a value whose only
+// readers are recipes that no handle needs so far: most such recipes are never needed.
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;
   const auto isToLeave = [](const MadeValues::Entry& entry) {
     return entry.second->decision.isDue() && entry.second->home.bytes();
   };
-  if (std::none_of(latest.begin(), latest.end(), isToLeave)) {
+  uint64_t first = UINT64_MAX;  // no recipe before this one reads a value to be sent
+  for (const MadeValues::Entry& entry : latest) {
+    const auto& recipe = entry.second->recipe();
+    first = isToLeave(entry) ? std::min(first, recipe ? recipe->sequence : 0) : first;
+  }
+  if (first == UINT64_MAX) {
     return found;
   }
-  Dying dying;
+  ska::flat_hash_set<const Value*> needed;
+  std::vector<const Value*> next;
+  const auto need = [&](const Value* value) {
+    if (value != nullptr && needed.insert(value).second) {
+      next.push_back(value);
+    }
+  };
   for (const auto& [storage, value] : latest) {
-    dying.release(*value);
+    if (value->uses.handles() > 0) {
+      need(value);
+    }
+  }
+  while (!next.empty()) {
+    const auto& recipe = next.back()->recipe();
+    next.pop_back();
+    if (recipe && recipe->sequence > first) {
+      for (const Input& input : recipe->inputs()) {
+        need(input.value.get());
+      }
+    }
   }
   for (auto entry = latest.rbegin(); entry != latest.rend(); ++entry) {
-    if (isToLeave(*entry) && !dying.has(*entry->second)) {
+    if (isToLeave(*entry) && needed.count(entry->second) > 0) {
       found.push_back(values_.find(entry->first)->second);
     }
   }

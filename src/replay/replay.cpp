@@ -31,21 +31,14 @@ c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr)
   }
   graph.observers.tell(&BackwardEvents::fetches, value);
   const bool exact = living || value.stash()->isExact();
-  c10::Storage bytes = living;
-  if (!value.slice() || !living) {
-    bytes = watch ? watch->fetch(value, living) : value.stash()->fetch(living);
-    if (!bytes) {
-      return {};
-    }
-    if (value.slice()) {
-      bytes = value.slice()->scatter(bytes, value.home.nbytes());
-    }
+  c10::Storage bytes = watch ? watch->fetch(value, living) : value.stash()->fetch(living);
+  if (!bytes) {
+    return {};
   }
   value.materialise(std::move(bytes), !living);
   if (!living) {
     graph.streams.made(value, value.home.bytes());
   }
-  value.setSlice(nullptr);
   if (value.rare->rows) {
     value.rare->rows->padded = !exact;
   }

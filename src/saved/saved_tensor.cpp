@@ -211,7 +211,7 @@ bool SavedTensor::isOfOpenRegion() const {
 }
 
 bool SavedTensor::isOffloaded() const {
-  return packed_.value && (packed_.value->stash() || packed_.value->slice());
+  return packed_.value && packed_.value->stash();
 }
 
 // Note [One tensor for all unpacks]

@@ -39,7 +39,7 @@ class SavedTensor {
   // True if unpack recomputes the bytes of the tensor or of a part.
   bool isRecomputed() const;
 
-  // True if the bytes, or a part of them, are away or about to be sent.
+  // True if the bytes are away.
   bool isOffloaded() const;
 
   // True if unpack gives a tensor with another version counter than the packed tensor's.

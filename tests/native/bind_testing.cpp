@@ -22,7 +22,6 @@
 
 #include "plugins/ahead/arrival.h"
 #include "plugins/ahead/graph_replay.h"
-#include "plugins/ahead/idle_cores.h"
 #include "plugins/ahead/room.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
@@ -326,8 +325,6 @@ void bindTesting(py::module_& module) {
   module.def("values_looked_at", &valuesLookedAt);
   module.def("cuda_capture", &cudaCapture);
   module.def("replays_ahead_are_idle", &replaysAheadAreIdle);
-  module.def("count_cores", &countCores);
-  module.def("quota_of_cgroups", &quotaOfCgroups);
   module.def("replay_when_closed", &replayWhenClosed);
   module.def("pretend_bytes_in_use", [](size_t nbytes) { insteadOfBytesInUse.store(nbytes); });
   module.def("delay_replays_ahead", &delayReplaysAhead);

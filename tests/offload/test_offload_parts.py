@@ -1,4 +1,4 @@
-"""OFFLOAD of tensors that show a small part of their storage: only that part moves."""
+"""OFFLOAD of tensors that show a small part of their storage: the whole storage moves."""
 
 from __future__ import annotations
 
@@ -37,18 +37,14 @@ def x():
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 @pytest.mark.parametrize("advance", [0, 1, 1000])
-def test_a_small_part_is_moved_alone(part, advance, x):
+def test_the_whole_storage_is_moved_once(part, advance, x):
     y = program(x, part)
-    shown = part(x.detach())
-    distinct = shown[0] if shown.dim() > 1 and shown.stride(0) == 0 else shown
     expected = gradients(y.abs().sum(), x)[0]
     with fake_accelerator() as fake:
         with ebb.region(SUMS, "parts"):
             y = program(x, part)
         fake.advance(advance)
-        assert ebb.stats()["regions"]["parts"]["bytes_offloaded"] == (
-            distinct.numel() * distinct.element_size()
-        )
+        assert ebb.stats()["regions"]["parts"]["bytes_offloaded"] == x.nbytes
         assert same_bits(gradients(y.abs().sum(), x)[0], expected)
         fake.advance(1000)
         assert fake.counts()["copies_out"] == 1
@@ -60,6 +56,7 @@ def test_the_storage_is_freed(accelerator, x):
         watch = StorageWeakRef(h.untyped_storage())
         y = h[3].sin()
         del h
+    finish_copies(accelerator)
     assert watch.expired()
     y.sum().backward()
 
@@ -97,22 +94,6 @@ def test_others_need_more_of_it(others, swept, policy, x):
         assert same_bits(gradients(loss, x)[0], expected)
 
 
-def test_a_part_that_was_sent_is_sent_again_as_a_whole(accelerator, x):
-    with ebb.region(SUMS):
-        h = x + 1
-        y = h[3].sin().sum()
-        large = torch.zeros(1 << 22, requires_grad=True)
-        for _ in range(2):
-            (large * 2).sin()  # reads so much that the map is swept
-        assert accelerator.counts()["queued"] == 1
-        y = y + h.cos().sum()
-    del h
-    finish_copies(accelerator)
-    expected = gradients((x + 1)[3].sin().sum() + (x + 1).cos().sum(), x)[0]
-    assert torch.equal(gradients(y, x)[0], expected)
-    assert accelerator.counts()["copies_out"] == 2
-
-
 @pytest.mark.parametrize("sent", [False, True])
 def test_a_write_after_a_part_was_saved(sent, x):
     """Through an alias whose version is its own: eager's backward sees it, and so must ours."""
@@ -148,7 +129,7 @@ def test_overlapping_elements_move_with_their_storage(accelerator):
     assert ebb.stats()["regions"]["overlapping"]["bytes_offloaded"] == 400
 
 
-def test_a_part_for_which_there_is_no_room_is_recomputed(x):
+def test_a_storage_for_which_there_is_no_room_is_recomputed(x):
     with fake_accelerator(pinned_limit=0) as fake:
         with ebb.region(SUMS):
             y = (x + 1)[3].sin()
@@ -190,12 +171,11 @@ def test_an_op_that_reads_beyond_its_argument(accelerator):
     assert same_bits(gradients(y, x)[0], gradients(through_a_row(x), x)[0])
 
 
-@pytest.mark.parametrize("reads", [lambda h: h[3].sin(), lambda h: (h * 2).cos()])
 @pytest.mark.parametrize("policy", [SUMS, OFFLOAD_ALL], ids=["sums", "all"])
-def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, reads, policy, x):
+def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, policy, x):
     with ebb.region(policy):
         h = x + 1
-        y = reads(h)
+        y = (h * 2).cos()
         storage, nbytes = h.untyped_storage(), h.untyped_storage().nbytes()
         storage.resize_(0)
     storage.resize_(nbytes)
@@ -203,7 +183,7 @@ def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, reads, pol
         h.data.copy_(x + 1)
     finish_copies(accelerator)
     assert accelerator.take_violations() == []
-    assert same_bits(gradients(y.sum(), x)[0], gradients(reads(x + 1).sum(), x)[0])
+    assert same_bits(gradients(y.sum(), x)[0], gradients(((x + 1) * 2).cos().sum(), x)[0])
 
 
 @pytest.mark.parametrize(
@@ -216,20 +196,7 @@ def test_storage_that_an_operator_freed_in_the_region_is_neither_sent_nor_read(a
     x = torch.randn(10, 10, requires_grad=True)
     with ebb.region(policy):
         h = x + 1
-        row = h[3].sin()
         y = (h * 2).cos()
         torch.ops.inductor.resize_storage_bytes_(h, 0)
         del h
     assert same_bits(gradients(y.sum(), x)[0], gradients(product(x).sum(), x)[0])
-    assert row.shape == (10,)
-
-
-def test_a_part_is_moved_alone_after_a_backward_inside_the_region(accelerator, x):
-    """Which copies what it unpacks, since recipes still read it."""
-    with ebb.region(SUMS, "parts"):
-        h = x + 1
-        y = (h[2:4].sin() * 2).cos()
-        inside = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
-    finish_copies(accelerator)
-    assert ebb.stats()["regions"]["parts"]["bytes_offloaded"] == 2 * 10 * 4
-    assert same_bits(torch.autograd.grad(y.sum(), x)[0], inside)

@@ -393,7 +393,7 @@ def test_nothing_initialises_the_device(tmp_path):
         "import os", "import torch\nQUEUED = list(torch.cuda._queued_calls)\nimport os"
     )
     variables = {"EBB_REPORT": "r.txt", "EBB_TRACE": "traces"}
-    variables |= {"EBB_BUDGET": "auto", "EBB_AHEAD": "auto"}
+    variables |= {"EBB_BUDGET": "auto", "EBB_AHEAD": "1"}
     done = fork_server.run(["-c", program], timeout=120, cwd=tmp_path, env=os.environ | variables)
     assert done.returncode == 0, done.stderr
     assert "called before" not in done.stderr

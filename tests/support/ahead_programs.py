@@ -23,7 +23,7 @@ from paging import Masked
 
 @contextlib.contextmanager
 def replays_ahead(regions: int = 1, limit: int | str = "1GiB") -> Iterator[None]:
-    """Enables replays ahead, also without an idle core. Waits for them at the end."""
+    """Enables replays ahead, with any number of threads. Waits for them at the end."""
     before = ebb.ahead.configure()
     ebb.ahead.configure(regions=regions, limit=limit, busy_cores=True)
     try:

@@ -123,12 +123,12 @@ def _start_ahead() -> list[str]:
     if not text:
         return []
     try:
-        if text.isdecimal() or text == "auto":
-            ahead.configure(regions=1 if text == "auto" else int(text))
+        if text.isdecimal():
+            ahead.configure(regions=int(text))
         elif text[0].isdecimal():
             ahead.configure(regions=1, limit=text)
         else:
-            raise ValueError("it must be a number of regions, a size such as 2GiB, or auto")
+            raise ValueError("it must be a number of regions, or a size such as 2GiB")
     except Exception as error:
         warn_value_ignored("EBB_AHEAD", error)
         return []

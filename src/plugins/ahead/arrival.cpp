@@ -1,5 +1,6 @@
 #include "plugins/ahead/arrival.h"
 
+#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <pthread.h>
@@ -9,10 +10,10 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "plugins/ahead/idle_cores.h"
 #include "plugins/ahead/room.h"
 #include "plugins/ahead/worker.h"
 #include "graph/geometry.h"
@@ -113,7 +114,6 @@ class Ahead {
     after->settings_ = before.settings_;
     after->regions_.store(before.regions_.load());
     current.store(after);
-    measureCoresAnew();
   }
 
   static inline std::atomic<Ahead*> current{nullptr};  // leaked: threads may outlive statics
@@ -149,9 +149,11 @@ void checkInputs(const Graph& graph) {
       " the decision SAVE.");
 }
 
-// See Note [Idle cores]
+// On the CPU, backward and the worker each run torch.get_num_threads() threads. With fewer than
+// twice as many cores they would slow each other down.
 bool mayRunBeside(c10::Device device, const AheadSettings& settings) {
-  return !device.is_cpu() || settings.busyCores || haveIdleCore();
+  return !device.is_cpu() || settings.busyCores ||
+         static_cast<int>(std::thread::hardware_concurrency()) >= 2 * at::get_num_threads();
 }
 
 bool canBeReplayed(const WeakGraph& weak) {

@@ -126,7 +126,7 @@ std::atomic<uint64_t> allClosings{0};
 // True if only the caller holds `storage`, and it still has the value's bytes. False for a kept
 // value: the value holds the storage too.
 bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe() && !value.slice() && !value.rare->redefined && !value.home.isSuperseded() &&
+  return value.recipe() && !value.rare->redefined && !value.home.isSuperseded() &&
          value.versions.areCounted() && value.versions.hold() &&
          storage.nbytes() == value.home.nbytes() && storage.data() == value.home.address() &&
          storage.use_count() == 1;

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <system_error>
 
-#include "plugins/ahead/idle_cores.h"
 #include "stream/stream.h"
 
 namespace ebb {
@@ -154,7 +153,6 @@ void Worker::stop() {
 
 void Worker::loop() {
   at::globalContext().setFlushDenormal(false);  // a new thread inherits its creator's setting
-  useAllCores();
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   const auto leave = c10::make_scope_exit([&] { running_.store(false); });
