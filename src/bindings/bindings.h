@@ -22,8 +22,8 @@ void bindRegion(pybind11::module_& module);
 void bindScopes(pybind11::module_& module);
 void bindWatchedFunctions(pybind11::module_& module);
 
-// The file of a plug-in is built with its plug-in only, so it registers its function when the module
-// is loaded. Returns true.
+// The file of a plug-in is built with its plug-in only, so it registers its function when the
+// module is loaded. Returns true.
 bool bindPlugin(const char* name, void (*bind)(pybind11::module_& module));
 
 // Gives the core its Python callbacks.

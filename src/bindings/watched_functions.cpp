@@ -10,9 +10,9 @@
 #include <optional>
 #include <utility>
 
-#include "hooks/observer.h"
 #include "bindings/bindings.h"
 #include "ebb/region.h"
+#include "hooks/observer.h"
 #include "intercept/key.h"
 #include "memory/stillness.h"
 #include "stream/stream.h"

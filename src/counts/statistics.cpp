@@ -4,7 +4,6 @@
 #include <mutex>
 #include <vector>
 
-
 namespace ebb {
 namespace {
 

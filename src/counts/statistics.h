@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "ebb/report.h"
 #include "counts/live_counts.h"
+#include "ebb/report.h"
 
 namespace ebb {
 

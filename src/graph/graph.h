@@ -96,8 +96,8 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
   Escapes escapes;                   // see Note [Escapes]
   std::shared_ptr<InputsOfHooks> hooked;  // null unless hooks have saved inputs
-  Extras extras;                    // of plug-ins
-  RepeatedCollectives collectives;  // see Note [Repeated collectives]
+  Extras extras;                          // of plug-ins
+  RepeatedCollectives collectives;        // see Note [Repeated collectives]
 
   ~Graph() override;
 

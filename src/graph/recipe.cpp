@@ -1,10 +1,10 @@
 #include "graph/recipe.h"
 
+#include "counts/live_counts.h"
 #include "graph/graph.h"
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
 #include "memory/arena.h"
-#include "counts/live_counts.h"
 
 namespace ebb {
 namespace {

@@ -72,8 +72,7 @@ struct OpEvents : virtual Observer {
   virtual void made(const Made& made) {
   }
   // `output`, shown by `tensor`, can be recomputed from `recipe`. Comes before made().
-  virtual void canBeReplayed(
-      const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
+  virtual void canBeReplayed(const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
   }
   // The policy has decided again, because the program has named the value.
   virtual void decidedAgain(const Context& context, Value& value) {

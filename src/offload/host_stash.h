@@ -15,9 +15,9 @@
 #include <string>
 #include <utility>
 
+#include "counts/statistics.h"
 #include "memory/arena.h"
 #include "memory/stash.h"
-#include "counts/statistics.h"
 #include "transfer/transfer.h"
 
 namespace ebb {

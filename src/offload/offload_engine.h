@@ -11,13 +11,13 @@
 #include <cstdint>
 #include <memory>
 
+#include "counts/statistics.h"
 #include "ebb/offload.h"
 #include "offload/copies.h"
 #include "offload/host_stash.h"
 #include "offload/offload_context.h"
 #include "offload/spill.h"
 #include "offload/stretches.h"
-#include "counts/statistics.h"
 #include "transfer/transfer.h"
 
 namespace ebb {

@@ -429,8 +429,7 @@ void OpRecording::decideOnResult(
     value.facts.rule = verdict.rule;
   }
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;
-  context_.graph->observers.tell(
-      &OpEvents::made, Made{context_, value, tensor, op_.name, why});
+  context_.graph->observers.tell(&OpEvents::made, Made{context_, value, tensor, op_.name, why});
 }
 
 // Returns why a result has no recipe, or why ebb keeps the result in spite of a recipe.

@@ -301,7 +301,8 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.settle();
   auto* known = values_.find(tensor);
-  if (known == nullptr && !sender_.offloadsInput(tensor) && !context_.graph->observers.wantInput(tensor)) {
+  if (known == nullptr && !sender_.offloadsInput(tensor) &&
+      !context_.graph->observers.wantInput(tensor)) {
     return {};
   }
   return pack(known ? values_.current(*known, tensor) : values_.current(tensor), tensor, part);

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "counts/statistics.h"
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "kernel/fingerprint.h"
 #include "offload/offload_engine.h"
 #include "paging/paging_engine.h"
-#include "counts/statistics.h"
 #include "stream/stream.h"
 
 namespace ebb {
@@ -153,8 +153,7 @@ void Sender::keep(Value& value, const at::Tensor& tensor) {
 }
 
 void Sender::takeFingerprint(Value& value) {
-  value.home.setFingerprint(
-      fingerprint(value.home.bytes(), context_.graph->rules.fingerprints()));
+  value.home.setFingerprint(fingerprint(value.home.bytes(), context_.graph->rules.fingerprints()));
 }
 
 void Sender::watchEscaped(Value& value) {

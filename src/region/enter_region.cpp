@@ -11,13 +11,13 @@
 #include <deque>
 #include <set>
 
+#include "counts/statistics.h"
 #include "ebb/paging.h"
 #include "ebb/region.h"
 #include "graph/recipe.h"
 #include "intercept/install.h"
 #include "record/recorder.h"
 #include "replay/escapes.h"
-#include "counts/statistics.h"
 #include "saved/engine.h"
 #include "support/thread_owned.h"
 
@@ -26,15 +26,15 @@ namespace {
 
 // One open region.
 struct Frame {
-  uint64_t id;                       // identifies the frame
-  Repeats repeats;                   // inner frames inherit the value
-  std::string name;                  // for messages and reports
-  uint16_t region;                   // index of `name` in Graph::names
-  uint32_t nested;                   // see Recipe::nested
-  std::unique_ptr<Decider> decider;  // decides on the ops of this frame
-  RegionCounters counters;           // added to the statistics when the frame ends
+  uint64_t id;                                     // identifies the frame
+  Repeats repeats;                                 // inner frames inherit the value
+  std::string name;                                // for messages and reports
+  uint16_t region;                                 // index of `name` in Graph::names
+  uint32_t nested;                                 // see Recipe::nested
+  std::unique_ptr<Decider> decider;                // decides on the ops of this frame
+  RegionCounters counters;                         // added to the statistics when the frame ends
   std::vector<std::unique_ptr<RegionNote>> notes;  // of observers
-  size_t hooks;                      // number of Python saved-tensor hooks on the stack at entry
+  size_t hooks;  // number of Python saved-tensor hooks on the stack at entry
 };
 
 size_t hookDepth() {
@@ -147,7 +147,15 @@ class ThreadRegions {
     constexpr uint64_t kMostNested = (1 << Recipe::kNestedBits) - 1;
     const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(1 + id % kMostNested);
     frames_.push_back(
-        {id, repeats, std::move(name), region, nested, policy->activate(), {}, std::move(notes), hookDepth()});
+        {id,
+         repeats,
+         std::move(name),
+         region,
+         nested,
+         policy->activate(),
+         {},
+         std::move(notes),
+         hookDepth()});
     frames_.back().counters.entered = 1;
     activate();
     if (frames_.size() == 1) {

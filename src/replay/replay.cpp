@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "counts/statistics.h"
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "kernel/kernel_state.h"
 #include "memory/stash.h"
 #include "replay/passing.h"
 #include "replay/rerun.h"
-#include "counts/statistics.h"
 #include "support/python_support.h"
 
 namespace ebb {
@@ -159,8 +159,8 @@ class Slice {
   }
 
   bool hasChanged(const Value& value, const c10::Storage& storage) const {
-    return value.facts.tampered ||
-           (!value.home.isPrivate() && ebb::hasChanged(value, storage, graph_.rules.fingerprints()));
+    return value.facts.tampered || (!value.home.isPrivate() &&
+                                    ebb::hasChanged(value, storage, graph_.rules.fingerprints()));
   }
 
   // Makes ebb recompute a value whose storage an unseen write has changed. From then on, recipes
@@ -247,7 +247,7 @@ class Slice {
   Graph& graph_;
   ReplayWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run, sorted by sequence
-  std::vector<c10::Storage> pinned_;  // living storages that the recipes read
+  std::vector<c10::Storage> pinned_;                 // living storages that the recipes read
   Passing passing_;  // destroyed first: recipes_ keep its values alive
 };
 

@@ -20,9 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "plugins/ahead/arrival.h"
-#include "plugins/ahead/graph_replay.h"
-#include "plugins/ahead/room.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
@@ -41,10 +38,13 @@
 #include "module.h"
 #include "offload/offload_engine.h"
 #include "paging/pool/movers.h"
+#include "plugins/ahead/arrival.h"
+#include "plugins/ahead/graph_replay.h"
+#include "plugins/ahead/room.h"
 #include "plugins/report/journal.h"
 #include "policy/module_scope.h"
-#include "record/made_values.h"
 #include "recomputed_bytes.h"
+#include "record/made_values.h"
 #include "stand_in_generator.h"
 #include "stream/capture.h"
 #include "stream/stream.h"

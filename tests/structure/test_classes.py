@@ -26,7 +26,6 @@ LARGE = {
 # The same for classes of python/ebb: methods, and attributes that the class assigns to `self`.
 LARGE_IN_PYTHON = {
     "Policy": (22, 3),  # a public class; half of its methods convert to and from other forms
-    "_Ranks": (10, 14),  # the state of one exchange between ranks
 }
 
 

@@ -14,13 +14,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "plugins/ahead/room.h"
-#include "plugins/ahead/worker.h"
 #include "graph/geometry.h"
-#include "memory/in_use.h"
 #include "hooks/observer.h"
+#include "memory/in_use.h"
 #include "memory/stillness.h"
 #include "paging/paging_engine.h"
+#include "plugins/ahead/room.h"
+#include "plugins/ahead/worker.h"
 #include "record/retention.h"
 #include "stream/capture.h"
 #include "support/thread_owned.h"

@@ -17,8 +17,8 @@
 #include "ebb/export.h"
 #include "graph/graph.h"
 #include "graph/value.h"
-#include "memory/stash.h"
 #include "hooks/observer.h"
+#include "memory/stash.h"
 
 namespace ebb {
 
@@ -54,7 +54,7 @@ constexpr std::array<const char*, 5> kAheadFates{
 // Process-wide counts of how replays ahead ended.
 struct AheadCounts {
   std::array<std::atomic<uint64_t>, kAheadFates.size()> graphs{};  // by AheadFate
-  std::atomic<uint64_t> failures{0};                        // replays that raised
+  std::atomic<uint64_t> failures{0};                               // replays that raised
 
   uint64_t of(AheadFate fate) const {
     return graphs[static_cast<size_t>(fate)].load();

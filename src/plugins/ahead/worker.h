@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "plugins/ahead/graph_replay.h"
 #include "ebb/ahead.h"
+#include "plugins/ahead/graph_replay.h"
 #include "plugins/ahead/lookahead.h"
 
 namespace ebb {

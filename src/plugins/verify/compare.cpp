@@ -10,6 +10,7 @@
 #include <limits>
 #include <utility>
 
+#include "counts/statistics.h"
 #include "graph/recipe.h"
 #include "graph/rows.h"
 #include "intercept/key.h"
@@ -17,7 +18,6 @@
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/bytes.h"
-#include "counts/statistics.h"
 
 namespace ebb {
 namespace {
