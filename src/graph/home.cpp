@@ -9,20 +9,20 @@ void Home::stamp(c10::StorageImpl* storage) {
 }
 
 c10::Storage Home::living() const {
-  auto storage = isSuperseded_ ? nullptr : storage_.lock();
+  auto storage = isOverwritten_ ? nullptr : storage_.lock();
   const bool whole = storage && hasMemoryOf(*storage);  // other code may change the memory
   return whole ? c10::Storage(std::move(storage)) : c10::Storage();
 }
 
 void Home::share(const c10::Storage& bytes) {
-  hold(bytes, false);
+  setBytes(bytes, false);
   address_ = bytes.data();
 }
 
-void Home::moveOut() {
+void Home::demoteToWeak() {
   storage_ = Weak::reclaim_copy(bytes_.unsafeGetStorageImpl());
   address_ = bytes_.data();
-  isSuperseded_ = false;
+  isOverwritten_ = false;
   bytes_ = c10::Storage();
 }
 

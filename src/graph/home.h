@@ -38,8 +38,8 @@ class Home {
     return isPrivate_;
   }
   // True if the storage holds, or may hold, a later state than this one.
-  bool isSuperseded() const {
-    return isSuperseded_;
+  bool isOverwritten() const {
+    return isOverwritten_;
   }
   // Fingerprint of a kept leaf; 0: unknown. See Note [Fingerprints of leaves].
   uint64_t fingerprint() const {
@@ -57,7 +57,7 @@ class Home {
   c10::Storage living() const;
 
   // Holds `bytes`. `onlyOurs`: no other code can write to them.
-  void hold(c10::Storage bytes, bool onlyOurs) {
+  void setBytes(c10::Storage bytes, bool onlyOurs) {
     bytes_ = std::move(bytes);
     isPrivate_ = onlyOurs;
   }
@@ -69,14 +69,14 @@ class Home {
     return std::exchange(bytes_, c10::Storage());
   }
   // Releases the bytes, and keeps a weak reference to their storage as storage().
-  void moveOut();
+  void demoteToWeak();
 
   // Drops the weak reference to the storage.
-  void leave() {
+  void forgetStorage() {
     storage_.reset();
   }
-  void supersede() {
-    isSuperseded_ = true;
+  void markOverwritten() {
+    isOverwritten_ = true;
   }
   // Notes that no other code can write to the bytes, in memory or in a stash.
   void own() {
@@ -93,7 +93,7 @@ class Home {
   size_t nbytes_ = 0;
   uint64_t fingerprint_ = 0;
   bool isPrivate_ = false;
-  bool isSuperseded_ = false;
+  bool isOverwritten_ = false;
 };
 
 }  // namespace ebb

@@ -69,7 +69,7 @@ bool RepeatedCollectives::collect(Graph& graph) {
     const Value* value = toVisit.back();
     toVisit.pop_back();
     const auto& recipe = value->recipe();
-    const bool hasBytes = value->decision.isKept() && !value->home.isSuperseded();
+    const bool hasBytes = value->decision.isKept() && !value->home.isOverwritten();
     if (!recipe || hasBytes || recipe->visit == visit) {
       continue;
     }

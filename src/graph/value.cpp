@@ -37,8 +37,8 @@ void Value::send(c10::intrusive_ptr<Stash> away) {
   recipe_.reset();
 }
 
-void Value::materialise(c10::Storage made, bool onlyOurs) {
-  home.hold(std::move(made), onlyOurs);
+void Value::restore(c10::Storage made, bool onlyOurs) {
+  home.setBytes(std::move(made), onlyOurs);
   dropStash();
   recipe_.reset();
 }
@@ -51,14 +51,14 @@ void Value::stamp(const at::Tensor& tensor) {
 bool Value::releaseGone() {
   const bool isGone = !facts.compared && home.storage().expired();
   if (isGone) {
-    home.leave();
+    home.forgetStorage();
     versions.releaseOwn();
   }
   return isGone;
 }
 
-void Value::supersede(const c10::Storage& now) {
-  home.supersede();
+void Value::showInstead(const c10::Storage& now) {
+  home.markOverwritten();
   if (uses.packed() > 0) {
     rare.set(&RareParts::redefined, now);
   }
@@ -66,17 +66,17 @@ void Value::supersede(const c10::Storage& now) {
 
 c10::Storage Value::available() const {
   const c10::Storage& bytes = home.bytes();
-  if (bytes && (home.isPrivate() ||
-                (versions.hold() && !home.isSuperseded() && bytes.nbytes() == home.nbytes()))) {
+  if (bytes && (home.isPrivate() || (versions.areUnmoved() && !home.isOverwritten() &&
+                                     bytes.nbytes() == home.nbytes()))) {
     return bytes;
   }
-  return !versions.hold() || (facts.compared && recipe_) ? c10::Storage() : home.living();
+  return !versions.areUnmoved() || (facts.compared && recipe_) ? c10::Storage() : home.living();
 }
 
 void Value::release_resources() {
   recipe_.reset();
   home.take();
-  home.leave();
+  home.forgetStorage();
   versions = Versions();
   rare.clear();
 }

@@ -212,14 +212,15 @@ struct StateFacts {
   uint8_t opaque = 0;            // opaque writes in progress
   bool madeHere : 1 = false;     // the region made the storage; see Note [Results that others hold]
   bool writtenHere : 1 = false;  // a leaf from outside, in a state that this region wrote
-  bool tampered : 1 = false;     // a leaf that was written unseen before its bytes were copied
-  bool underWay : 1 = false;     // see Note [Communication]
-  bool unfilled : 1 = false;     // uninitialised memory, as long as the fingerprint matches
-  bool isEarlierResult : 1 = false;  // a leaf that an earlier region of the thread computed
+  bool changedBeforeCopy : 1 =
+      false;  // a leaf that was written unseen before its bytes were copied
+  bool collectiveRunning : 1 = false;  // see Note [Communication]
+  bool unfilled : 1 = false;           // uninitialised memory, as long as the fingerprint matches
+  bool isEarlierResult : 1 = false;    // a leaf that an earlier region of the thread computed
   // Packed through a tensor whose version does not show all writes: an inner tensor of a wrapper
   // subclass, or an alias with a counter of its own. Eager's backward sees such writes, so handles
   // show the new contents.
-  bool follows : 1 = false;
+  bool showsWrites : 1 = false;
   // An observer compares each replay of the value with its storage, and may read the value when the
   // storage is freed. So ebb replays the value even while the storage lives.
   bool compared : 1 = false;
@@ -288,7 +289,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void dropStash();
 
   // Sets the bytes, recomputed or back from a stash. `onlyOurs`: no other code can write to them.
-  void materialise(c10::Storage made, bool onlyOurs);
+  void restore(c10::Storage made, bool onlyOurs);
 
   // Records the storage and version of `tensor` as this state's.
   void stamp(const at::Tensor& tensor);
@@ -298,7 +299,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   bool releaseGone();
 
   // The storage has another state from now on. Handles show `now`, as eager's saved tensors do.
-  void supersede(const c10::Storage& now);
+  void showInstead(const c10::Storage& now);
 
   // A storage that has this value's bytes now: one that ebb holds, or one that other code keeps
   // alive and has not written. Null if there is neither, so at most a recipe or a stash is left.

@@ -55,7 +55,7 @@ class Versions {
   }
 
   // True if every writer's counter still has its recorded version.
-  bool hold() const {
+  bool areUnmoved() const {
     return written_.holds() && (others_.empty() || othersHold());
   }
 

@@ -8,9 +8,9 @@ namespace ebb {
 namespace {
 
 // Filled while libraries are loaded, so the lists need no lock.
-std::vector<void (*)(Graph&)>& plugins(Turn turn) {
-  static auto* any = new std::vector<void (*)(Graph&)>;
-  static auto* last = new std::vector<void (*)(Graph&)>;
+std::vector<AddObservers>& plugins(Turn turn) {
+  static auto* any = new std::vector<AddObservers>;
+  static auto* last = new std::vector<AddObservers>;
   return turn == Turn::Any ? *any : *last;
 }
 
@@ -60,7 +60,7 @@ bool Observers::wantInput(const at::Tensor& tensor) const {
   return bytes;
 }
 
-bool observeGraphs(void (*add)(Graph& graph), Turn turn) {
+bool observeGraphs(AddObservers add, Turn turn) {
   plugins(turn).push_back(add);
   return true;
 }

@@ -130,6 +130,9 @@ struct RegionEvents : virtual Observer {
   // The thread has left the region. Without the lock.
   virtual void left(const c10::intrusive_ptr<Graph>& graph) {
   }
+  // The thread enters its next outermost region. Without the lock.
+  virtual void nextOpens(const c10::intrusive_ptr<Graph>& graph, Graph& next) {
+  }
 };
 
 // What happens to a graph's saved tensors. Any thread calls, perhaps while the region is open.
@@ -247,11 +250,13 @@ class Observers {
 // When a plug-in adds its observers: those that depend on Graph::rules come last.
 enum class Turn : uint8_t { Any, Last };
 
-// From now on `add` is called for each graph that a region opens: it may add observers, and set
-// Graph::rules. Returns true, so that a plug-in can call it when the library is loaded.
-EBB_API bool observeGraphs(void (*add)(Graph& graph), Turn turn = Turn::Any);
+// Called for each graph that a region opens: may add observers, and set Graph::rules.
+using AddObservers = void (*)(Graph& graph);
 
-// Calls the functions given to observeGraphs().
+// Registers a function. Returns true, so that a plug-in can call it when the library is loaded.
+EBB_API bool observeGraphs(AddObservers add, Turn turn = Turn::Any);
+
+// Calls the registered functions.
 void addObservers(Graph& graph);
 
 // From now on `before` is called before code that torch does not see may write to a tensor.

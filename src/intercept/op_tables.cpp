@@ -350,7 +350,7 @@ void applyRowRule(OpTraits& traits) {
       traits.rows.argument = static_cast<int16_t>(*index);
     }
   };
-  if (traits.limits.untrusted) {
+  if (traits.limits.custom) {
     return;
   }
   if (contains(kShapeOnly, name)) {

@@ -102,7 +102,7 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
     if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) {
       // An `out=` argument is written whole, by a convention that torch's own operators keep.
       const bool overwrite =
-          (argument.is_out() && !traits.limits.untrusted) || (overwritesFirst && i == 0);
+          (argument.is_out() && !traits.limits.custom) || (overwritesFirst && i == 0);
       use = overwrite ? ArgUse::Overwrite : ArgUse::Write;
     } else if (
         typeOf(argument.type()) != ArgType::Other && hidesWrite(schema.name(), argument.name())) {
@@ -119,7 +119,7 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
     if (holdsGenerator(argument.type())) {
       traits.random.generatorArgument = static_cast<int16_t>(i);
     }
-    if (argument.name() == "dropout_p" && !traits.limits.untrusted) {
+    if (argument.name() == "dropout_p" && !traits.limits.custom) {
       traits.random.dropoutArgument = static_cast<int16_t>(i);
     }
   }
@@ -128,7 +128,7 @@ void readArguments(OpTraits& traits, const c10::FunctionSchema& schema) {
 void fill(OpTraits& traits) {
   const auto& schema = traits.op.schema();
   traits.name = qualifiedName(traits.op.operator_name());
-  traits.limits.untrusted = !isTorchsOwn(schema.name());
+  traits.limits.custom = !isTorchsOwn(schema.name());
   readArguments(traits, schema);
   applyTables(traits);
   traits.arguments.writes = std::ranges::any_of(traits.arguments.uses, [](ArgUse use) {

@@ -74,7 +74,7 @@ struct ArgumentTraits {
 
 // The facts that limit replays of an operator.
 struct ReplayLimits {
-  bool untrusted = false;      // see Note [Operators from elsewhere]
+  bool custom = false;         // from outside torch: see Note [Custom operators]
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
   bool communicates = false;   // see Note [Communication]
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
@@ -137,7 +137,7 @@ EBB_API const OpTraits& opTraits(const c10::OperatorHandle& op);
 // tensors.
 bool passesThrough(const c10::OperatorHandle& op);
 
-// True if an operator of this name is torch's. See Note [Operators from elsewhere].
+// True if an operator of this name is torch's. See Note [Custom operators].
 bool isTorchsOwn(std::string_view name);
 
 // Called when an operator is removed: forgets the address of its handle, because a new operator may

@@ -163,7 +163,7 @@ RandomScope::RandomScope(
     const OpTraits& op, c10::DispatchKeySet keys, c10::IValue* arguments, bool recorded) {
   const bool takesGenerator = op.random.generatorArgument >= 0;
   const bool given = takesGenerator && arguments[op.random.generatorArgument].isGenerator();
-  if (!given && !op.limits.untrusted) {
+  if (!given && !op.limits.custom) {
     lock_ = std::unique_lock<PythonMutex>(drawMutex());
   }
   if (!recorded) {
@@ -177,7 +177,7 @@ RandomScope::RandomScope(
   state_->generator = given ? arguments[op.random.generatorArgument].toGenerator()
                             : defaultGenerator(deviceOf(op, keys, arguments));
   const bool onDevice = !state_->generator.defined() || !state_->generator.device().is_cpu();
-  if (takesGenerator && !given && !op.limits.untrusted && !onDevice) {
+  if (takesGenerator && !given && !op.limits.custom && !onDevice) {
     drawFromClone(arguments[op.random.generatorArgument]);
     return;
   }
@@ -270,7 +270,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
     stack[stack.size() - op.arguments.types.size() + op.random.generatorArgument] = clone_;
     return;
   }
-  if (!op.limits.untrusted) {
+  if (!op.limits.custom) {
     lock_ = std::unique_lock<PythonMutex>(drawMutex());
   }
   generator_ = state->generator;

@@ -351,12 +351,12 @@ Verdict Decider::decideWith(const OpTraits& op, const Policy::Candidates& candid
   bool dependsOnResult = false;
   bool decided = false;  // in this alternative
   Verdict verdict;
-  bool named = false;
+  bool byRule = false;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const auto& candidate = candidates[i];
     if (!decided && (!candidate.onCall || matchesCall(candidate))) {
       matching |= uint64_t{1} << i;
-      named |= candidate.verdict.named;
+      byRule |= candidate.verdict.byRule;
       dependsOnResult |= candidate.onResult;
       decided = !candidate.onResult;
       if (decided) {
@@ -367,7 +367,7 @@ Verdict Decider::decideWith(const OpTraits& op, const Policy::Candidates& candid
       decided = false;
     }
   }
-  verdict.named = named;
+  verdict.byRule = byRule;
   verdict.perResult = dependsOnResult ? matching : 0;
   return verdict;
 }

@@ -29,7 +29,7 @@ struct Verdict {
 
   Decision decision = Decision::Recompute;
   bool forced = false;      // by a rule with `force`, which overrides Note [Never replayed]
-  bool named = false;       // a rule matched, not only a default
+  bool byRule = false;      // a rule matched, not only a default
   uint16_t rule = kNoRule;  // index in the policy
   uint64_t perResult = 0;   // not 0: the decision depends on each result; call decideOn()
 };

@@ -47,8 +47,8 @@ bool isWrite(ArgUse use) {
 
 }  // namespace
 
-Arguments::Arguments(const Call& call, ValueMap& values, bool allRepeat)
-    : op_(call.op), values_(values), allRepeat_(allRepeat) {
+Arguments::Arguments(const Call& call, ValueMap& values, bool trustCustomOps)
+    : op_(call.op), values_(values), trustCustomOps_(trustCustomOps) {
   if (op_.arguments.condition >= 0) {
     const c10::IValue& given = call.arguments[op_.arguments.condition];
     condition_ = op_.arguments.conditionIsFlag ? given.isBool() && given.toBool()
@@ -77,12 +77,12 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     }
     return;
   }
-  if (op_.limits.untrusted && use == ArgUse::Write && allRepeat_ && isUnfilled(tensor)) {
+  if (op_.limits.custom && use == ArgUse::Write && trustCustomOps_ && isUnfilled(tensor)) {
     use = ArgUse::Overwrite;
   }
   GeometryFlags flags = geometryFlags(tensor);
   flags.requiresGrad =
-      (op_.kernel.readsRequiresGrad || op_.limits.untrusted) && tensor.requires_grad();
+      (op_.kernel.readsRequiresGrad || op_.limits.custom) && tensor.requires_grad();
   flags.offset &= Input::showsStorage(flags, use);
   shapeCount_ += Input::shapeCount(flags, use);
   tensors_.push_back({&tensor, flags, use, index, element});
@@ -100,7 +100,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted) {
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
   const bool movedFirst =
-      op_.limits.untrusted && op_.arguments.counted[argument] && hasMovedFirst(tensor);
+      op_.limits.custom && op_.arguments.counted[argument] && hasMovedFirst(tensor);
   c10::StorageImpl* storage = storageOf(tensor);
   const auto same = std::find_if(
       writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
@@ -147,13 +147,14 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
   if (!isWriters || counter.current_version() != before + 1) {
     return false;
   }
-  if (op_.state.movesFirst.load(std::memory_order_relaxed) || (allRepeat_ && tensor.is_cpu())) {
+  if (op_.state.movesFirst.load(std::memory_order_relaxed) ||
+      (trustCustomOps_ && tensor.is_cpu())) {
     isNew ? value.versions.learn(counter) : value.versions.allowOne(counter);
   }
   return true;
 }
 
-// See Note [Operators from elsewhere]
+// See Note [Custom operators]
 [[gnu::cold]] bool Arguments::isUnfilled(const at::Tensor& tensor) const {
   const auto* known = values_.find(tensor);
   return known != nullptr && (*known)->facts.unfilled && coversStorage(tensor) &&

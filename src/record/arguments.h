@@ -51,7 +51,7 @@ struct Write {
 class Arguments {
  public:
   // Scans all arguments and finds the written values. Called under the graph's lock.
-  Arguments(const Call& call, ValueMap& values, bool allRepeat);
+  Arguments(const Call& call, ValueMap& values, bool trustCustomOps);
 
   const c10::SmallVector<Argument, 4>& tensors() const {
     return tensors_;
@@ -97,7 +97,7 @@ class Arguments {
 
   const OpTraits& op_;
   ValueMap& values_;
-  const bool allRepeat_;   // see Note [Operators from elsewhere]
+  const bool trustCustomOps_;  // see Note [Custom operators]
   bool condition_ = true;  // false if the op has an ArgumentTraits::condition that does not hold
   bool recordable_ = true;
   c10::Device device_ = c10::kCPU;

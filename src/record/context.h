@@ -21,7 +21,7 @@ struct Context {
   RegionCounters* counters = nullptr;    // of the innermost region
   uint16_t region = 0;                   // index of the innermost region in Graph::names
   uint32_t nested = 0;                   // see Recipe::nested
-  bool allRepeat = false;                // see Note [Operators from elsewhere]
+  bool trustCustomOps = false;           // see Note [Custom operators]
   const Results* results = nullptr;      // results of earlier regions of the thread
   Unrepeatable* unrepeatable = nullptr;  // of the outermost region
 

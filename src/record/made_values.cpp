@@ -26,7 +26,7 @@ size_t valuesLookedAt() {
 // storage is gone, and which no handle needs. The value's weak reference keeps the StorageImpl
 // object of such a storage allocated. If ebb frees the object early, the next op reuses the
 // object's memory, so recording touches less memory.
-size_t MadeValues::forgetMarked(size_t window) {
+size_t SweepWindow::forgetMarked(size_t window) {
   const bool full = isFull() && window == size();
   const auto first = entries_.end() - static_cast<std::ptrdiff_t>(window);
   const auto isMarked = [](const Entry& entry) { return entry.first == nullptr; };
@@ -40,7 +40,7 @@ size_t MadeValues::forgetMarked(size_t window) {
   return left;
 }
 
-void MadeValues::clear() {
+void SweepWindow::clear() {
   if (entries_.capacity() > 8 * (entries_.size() + kFewest)) {
     std::vector<Entry>().swap(entries_);
   }

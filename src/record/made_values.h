@@ -15,7 +15,7 @@
 namespace ebb {
 
 // See Note [When dead values are looked for]
-class MadeValues {
+class SweepWindow {
  public:
   // A storage, and its value when the entry was added. The pointers are only compared.
   using Entry = std::pair<c10::StorageImpl*, const Value*>;

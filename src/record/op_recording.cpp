@@ -20,7 +20,7 @@
 namespace ebb {
 namespace {
 
-constexpr const char* kFromElsewhere =
+constexpr const char* kCustomOperator =
     "custom operator, which may have hidden state; a rule with RECOMPUTE that names it applies";
 
 // Calls `act` with each argument whose storage has a known value, and with that value's map entry.
@@ -56,18 +56,18 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
   });
 }
 
-// Note [Operators from elsewhere]
+// Note [Custom operators]
 // A custom operator, that is, one from outside torch, may keep state that no schema shows: a step
 // counter, a generator, a cache. A second run would then silently give another result. So ebb keeps
 // the results, with two exceptions. A rule of the policy that matches the operator declares it
-// repeatable. A checkpointed call declares all inner operators repeatable (Context::allRepeat),
-// since torch's checkpoint would run them again. In both cases, ebb compares the results of the
-// replay with the forward's: on the CPU by fingerprints, on other devices in verify mode only. In a
-// checkpointed call on the CPU, ebb also recomputes a result of `empty` that such an operator
-// fills. A fingerprint, taken when `empty` returns, shows that nothing wrote to the memory in
-// between, so a replay may use new memory.
+// repeatable. A checkpointed call declares all inner operators repeatable
+// (Context::trustCustomOps), since torch's checkpoint would run them again. In both cases, ebb
+// compares the results of the replay with the forward's: on the CPU by fingerprints, on other
+// devices in verify mode only. In a checkpointed call on the CPU, ebb also recomputes a result of
+// `empty` that such an operator fills. A fingerprint, taken when `empty` returns, shows that
+// nothing wrote to the memory in between, so a replay may use new memory.
 bool isTrusted(const Context& context, const OpTraits& op, const Verdict& verdict) {
-  return !op.limits.untrusted || context.allRepeat || verdict.named;
+  return !op.limits.custom || context.trustCustomOps || verdict.byRule;
 }
 
 // Note [Uninitialised memory is not a recipe]
@@ -94,7 +94,7 @@ const char* findObstacle(
     }
   }
   if (!isTrusted(context, op, verdict)) {
-    return kFromElsewhere;
+    return kCustomOperator;
   }
   if (!arguments.writesCanBeReplayed()) {
     return "it wrote to a tensor from outside of the region";
@@ -145,7 +145,7 @@ OpRecording::OpRecording(const Context& context, ValueMap& values, RowMarks& mar
       call_(call),
       op_(call.op),
       lock_(context.graph->mutex),
-      arguments_(call, values.settle(), context.allRepeat) {
+      arguments_(call, values.applyDeferred(), context.trustCustomOps) {
 }
 
 void OpRecording::run() {
@@ -156,8 +156,8 @@ void OpRecording::run() {
   const Observers& observers = context_.graph->observers;
   observers.tell(
       &OpEvents::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
-  if (op_.limits.untrusted && !op_.limits.communicates) [[unlikely]] {
-    runUntrusted();
+  if (op_.limits.custom && !op_.limits.communicates) [[unlikely]] {
+    runCustom();
   } else {
     runKernel();
   }
@@ -198,7 +198,7 @@ void OpRecording::writeRecipe() {
     learnReads(values_, arguments_);
     return;
   }
-  replay_.isPrinted = op_.limits.untrusted && !op_.limits.communicates;
+  replay_.hasFingerprint = op_.limits.custom && !op_.limits.communicates;
   if (op_.limits.communicates) {
     context_.graph->collectives.records(processGroupOf(op_, replay_.recipe->others()));
   }
@@ -240,7 +240,7 @@ void OpRecording::runKernel() {
     if (waits) [[unlikely]] {
       const auto group = processGroupOf(op_, replay_.recipe->others());
       waitForCollective(results_, op_.results.size(), [&] { checkOtherRanks(group); });
-      replay_.isPrinted = true;
+      replay_.hasFingerprint = true;
     }
   } catch (...) {
     forgetWritten();
@@ -256,7 +256,7 @@ void OpRecording::runKernel() {
   }
 }
 
-[[gnu::noinline]] void OpRecording::runUntrusted() {
+[[gnu::noinline]] void OpRecording::runCustom() {
   UnsaidWrites unsaid(op_, arguments_);
   runKernel();
   lockAgain(lock_);
@@ -306,7 +306,7 @@ void OpRecording::runKernel() {
       tellMade(*after, write.tensor, verdict);
     }
     const bool followed = before.uses.packed() > 0;
-    values_.owe(
+    values_.deferVersionCheck(
         {after,
          followed ? write.before : nullptr,
          followed ? write.tensor.storage() : c10::Storage(),
@@ -324,14 +324,14 @@ void OpRecording::giveRecipe(
   const bool exact = after->rare->rows || !(readsLossy() || wasLossy);
   if (replay_.recipe && exact && isTrusted(context_, op_, verdict) && canBeRepeated(write)) {
     after->rare.set(
-        &RareParts::fingerprint, replay_.isPrinted ? fingerprint(write.tensor.storage()) : 0);
+        &RareParts::fingerprint, replay_.hasFingerprint ? fingerprint(write.tensor.storage()) : 0);
     addOutput(
         after, write.tensor, {.written = true, .slot = write.argument, .element = write.element});
   }
   if (after->rare->rows) {
     after->rare->rows->lossy |= after->decision.isPaged() || wasLossy;
   }
-  keepIfUntrusted(after, verdict);
+  noteKeptCustom(after, verdict);
   if (!after->recipe()) {
     after->decision.mustBeKept();
   }
@@ -346,9 +346,10 @@ void OpRecording::addOutput(
       &OpEvents::canBeReplayed, *replay_.recipe, replay_.recipe->outputs.back(), tensor);
 }
 
-[[gnu::noinline]] void OpRecording::keepIfUntrusted(
+[[gnu::noinline]] void OpRecording::noteKeptCustom(
     const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
-  if (replay_.obstacle == kFromElsewhere && recomputes(verdict.decision) && value->facts.madeHere) {
+  if (replay_.obstacle == kCustomOperator && recomputes(verdict.decision) &&
+      value->facts.madeHere) {
     context_.unrepeatable->add(value, op_);
   }
 }
@@ -379,13 +380,13 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   value->facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
   value->rare.set(&RareParts::rows, flow_ ? flow_->of(tensor) : nullptr);
-  value->facts.underWay = op_.limits.communicates;
+  value->facts.collectiveRunning = op_.limits.communicates;
   decideOnResult(value, tensor, verdict, static_cast<uint16_t>(slot), element);
   if (value->rare->rows) {
     value->rare->rows->lossy |= value->decision.isPaged();
   }
-  keepIfUntrusted(value, verdict);
-  if (op_.limits.uninitialised && context_.allRepeat && tensor.is_cpu()) {
+  noteKeptCustom(value, verdict);
+  if (op_.limits.uninitialised && context_.trustCustomOps && tensor.is_cpu()) {
     value->facts.unfilled = true;
     value->home.setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));
   }
@@ -416,7 +417,8 @@ void OpRecording::decideOnResult(
     value->facts.rule = verdict.rule;
     const bool stays = verdict.decision == Decision::Page && !pages;
     value->decision.decide(stays ? Decision::Save : verdict.decision);
-    value->rare.set(&RareParts::fingerprint, replay_.isPrinted ? fingerprintOfShown(tensor) : 0);
+    value->rare.set(
+        &RareParts::fingerprint, replay_.hasFingerprint ? fingerprintOfShown(tensor) : 0);
     addOutput(value, tensor, {.slot = slot, .element = element});
   }
 }

@@ -33,7 +33,7 @@ class OpRecording {
   struct Replay {
     c10::intrusive_ptr<Recipe> recipe;  // null if there is an obstacle
     const char* obstacle = nullptr;
-    bool isPrinted = false;  // outputs get fingerprints: see Note [Operators from elsewhere]
+    bool hasFingerprint = false;  // outputs get fingerprints: see Note [Custom operators]
 
     void giveUp(const char* why) {
       recipe.reset();
@@ -48,7 +48,7 @@ class OpRecording {
     return flow_ && flow_->isLossy();
   }
   void runKernel();
-  void runUntrusted();
+  void runCustom();
   void runRandomKernel();
   void forgetWritten();
   Verdict verdictOn(const at::Tensor& result) const;
@@ -70,7 +70,7 @@ class OpRecording {
       int32_t element);
   // Makes `value`, which `tensor` shows, an output of the recipe.
   void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
-  void keepIfUntrusted(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
+  void noteKeptCustom(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
 
   const Context& context_;
   ValueMap& values_;

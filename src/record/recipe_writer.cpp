@@ -19,8 +19,8 @@ namespace {
 // True if a collective made the value, no fingerprint is known, and the operator only reads the
 // value. A read shows that the result is complete, and a write does not: when the program waits for
 // gloo's reduce-scatter, gloo writes the result with copy_.
-bool isUnprintedCollective(const Value& value, const Input& input, const OpTraits& op) {
-  return value.facts.underWay && value.recipe() && value.rare->fingerprint == 0 &&
+bool hasNoFingerprint(const Value& value, const Input& input, const OpTraits& op) {
+  return value.facts.collectiveRunning && value.recipe() && value.rare->fingerprint == 0 &&
          input.use == ArgUse::Read && !op.limits.communicates;
 }
 
@@ -128,7 +128,7 @@ class RecipeWriter {
       values_.sender().keep(*value, tensor);
     }
     // The program reads the result of a collective, so the communication is complete.
-    if (isUnprintedCollective(*value, input, op_)) [[unlikely]] {
+    if (hasNoFingerprint(*value, input, op_)) [[unlikely]] {
       value->rare.set(&RareParts::fingerprint, fingerprint(tensor.storage()));
     }
     input.value = value;

@@ -35,8 +35,8 @@ bool mustOutliveNextWrite(const Value& value) {
 }
 
 // Drops the recipe of a value whose bytes no other code can write: see Note [Unpacked bytes may be
-// written]. Runs before closeOthers(), which then keeps no inputs of dropped recipes.
-void closeOwned(Value& value) {
+// written]. Runs before prepareForAfterRegion(), which then keeps no inputs of dropped recipes.
+void dropUnneededRecipe(Value& value) {
   if (ownsItsBytes(value)) {
     value.home.own();
     dropRecipe(value);
@@ -100,9 +100,9 @@ void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
     }
   }
   if (value.recipe() && !value.versions.areCounted()) {
-    value.home.leave();  // an inference tensor: a write to it would not be noticed any more
+    value.home.forgetStorage();  // an inference tensor: a write to it would not be noticed any more
   }
-  if (value.facts.underWay && value.home.bytes() && !value.home.isPrivate() &&
+  if (value.facts.collectiveRunning && value.home.bytes() && !value.home.isPrivate() &&
       value.home.bytes().nbytes() == value.home.nbytes()) {
     sender.takeFingerprint(value);
   }
@@ -123,12 +123,16 @@ void Recorder::open(c10::intrusive_ptr<Graph> graph) {
 }
 
 void Recorder::enter(
-    Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested, bool allRepeat) {
+    Decider& decider,
+    RegionCounters& counters,
+    uint16_t region,
+    uint32_t nested,
+    bool trustCustomOps) {
   context_.decider = &decider;
   context_.counters = &counters;
   context_.region = region;
   context_.nested = nested;
-  context_.allRepeat = allRepeat;
+  context_.trustCustomOps = trustCustomOps;
 }
 
 void Recorder::call(Call& call) {
@@ -157,7 +161,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
     return;
   }
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  values_.settle();
+  values_.applyDeferred();
   if (const auto* known = values_.find(tensor)) {
     (*known)->versions.learn(result.unsafeGetTensorImpl()->version_counter());
   }
@@ -177,7 +181,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   if (tensor.defined() && isRecordable(tensor)) {
     needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-    values_.settle();
+    values_.applyDeferred();
     storage = tensor.storage();
     if (auto* known = values_.find(tensor)) {
       before = values_.current(*known, tensor);
@@ -196,7 +200,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
       const bool counted =
           call.op.arguments.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
       if (counted && !insidePythonDispatch()) {
-        values_.owe({std::move(before), nullptr, {}, std::move(counter), true});
+        values_.deferVersionCheck({std::move(before), nullptr, {}, std::move(counter), true});
       }
     } else {
       values_.storageGrew(before, storage);
@@ -206,7 +210,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
 
 void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  values_.settle();
+  values_.applyDeferred();
   rows_.mark(tensor, rows);
 }
 
@@ -235,9 +239,9 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     return;
   }
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  values_.settle();
+  values_.applyDeferred();
   const auto* known = values_.find(tensor);
-  if (known == nullptr || !(*known)->recipe() || !(*known)->versions.hold()) {
+  if (known == nullptr || !(*known)->recipe() || !(*known)->versions.areUnmoved()) {
     return;
   }
   const c10::intrusive_ptr<Value> value = *known;
@@ -277,7 +281,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
-    leaf.facts.underWay = true;
+    leaf.facts.collectiveRunning = true;
     if (!leaf.facts.madeHere) {
       moveVersionOfComputed(tensor, 1);
       leaf.stamp(tensor);
@@ -287,7 +291,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
 
 [[gnu::cold]] void Recorder::sendInput(const at::Tensor& tensor, c10::intrusive_ptr<Stash> stash) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  if (values_.settle().find(tensor) == nullptr) {
+  if (values_.applyDeferred().find(tensor) == nullptr) {
     Value& leaf = *values_.current(tensor);
     leaf.decision.setDue(false);
     leaf.send(std::move(stash));
@@ -299,7 +303,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
     return {};
   }
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  values_.settle();
+  values_.applyDeferred();
   auto* known = values_.find(tensor);
   if (known == nullptr && !sender_.offloadsInput(tensor) &&
       !context_.graph->observers.wantInput(tensor)) {
@@ -313,7 +317,7 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   if (value->recipe()) {
     packed.producer = value->recipe()->op.name.c_str();
   }
-  value->facts.follows |=
+  value->facts.showsWrites |=
       part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   if (rows_.any()) [[unlikely]] {
     packed.nodeRows = rows_.packed(value, tensor);
@@ -368,16 +372,16 @@ void Recorder::close(bool onlyPart) {
   if (context_.graph->collectives.any()) {
     context_.graph->collectives.close(*context_.graph);
   }
-  values_.settle();
+  values_.applyDeferred();
   unrepeatable_.closing();
   for (const auto& entry : values_.all()) {
-    closeOwned(*entry.second);
+    dropUnneededRecipe(*entry.second);
     if (onlyPart) {
       needed_.add(entry.second, context_.graph, true);
     }
   }
   for (const auto& entry : values_.all()) {
-    closeOthers(entry.second);
+    prepareForAfterRegion(entry.second);
   }
   observers.tell(&RegionEvents::closes, values_);
   if (auto toSend = values_.keptToSend(); !toSend.empty()) {
@@ -393,7 +397,7 @@ void Recorder::close(bool onlyPart) {
 void Recorder::emptyEscapes(
     const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  values_.settle();
+  values_.applyDeferred();
   const auto hasHandle = [](const auto& entry) { return entry.second->uses.handles() > 0; };
   if (!hasBackward && std::none_of(values_.all().begin(), values_.all().end(), hasHandle)) {
     return;
@@ -419,7 +423,7 @@ void Recorder::emptyEscapes(
   }
 }
 
-void Recorder::closeOthers(const c10::intrusive_ptr<Value>& entry) {
+void Recorder::prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
   if (value.releaseGone() && !value.home.bytes()) {
     return;  // nothing can be written or read

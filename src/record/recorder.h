@@ -66,7 +66,11 @@ class Recorder final : public Interceptor {
   // Sets the members of the context that describe the innermost region. `decider` and `counters`
   // must live until the next call.
   void enter(
-      Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested, bool allRepeat);
+      Decider& decider,
+      RegionCounters& counters,
+      uint16_t region,
+      uint32_t nested,
+      bool trustCustomOps);
 
   // Ends the outermost region, or only a part: see Note [Regions that are split]. Called when
   // autograd has counted all writes.
@@ -87,14 +91,14 @@ class Recorder final : public Interceptor {
   Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
   // Offloads or pages the bytes of `value`, about to be packed, if the policy says so and ebb can.
   void sendIfDue(Value& value, const at::Tensor& tensor);
-  void closeOthers(const c10::intrusive_ptr<Value>& entry);
+  void prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry);
 
   Context context_{.results = &results_, .unrepeatable = &unrepeatable_};
   Sender sender_{context_};
   ValueMap values_{context_, sender_};
   RowMarks rows_{context_, values_, sender_};
   Results results_;
-  NeededStorages needed_;
+  EarlierNeeds needed_;
   Unrepeatable unrepeatable_;
 };
 

@@ -29,8 +29,8 @@ bool needsCopy(const Graph& graph, const Value& value) {
 }
 
 // The storage of `value` is about to be written. `value` belongs to `graph`, which is not the open
-// one. Like ValueMap::supersede() and ValueMap::settle(), but handles show the written storage even
-// if torch counts the write: then the handle's version check raises first.
+// one. Like ValueMap::prepareForWrite() and ValueMap::applyDeferred(), but handles show the written
+// storage even if torch counts the write: then the handle's version check raises first.
 void supersedeEarlier(
     const Context& context, Graph& graph, Value& value, const c10::Storage& storage) {
   if (value.home.storage()._unsafe_get_target() != storage.unsafeGetStorageImpl()) {
@@ -39,7 +39,7 @@ void supersedeEarlier(
   const bool copies =
       needsCopy(graph, value) && value.home.hasMemoryOf(*storage.unsafeGetStorageImpl());
   graph.observers.tell(&OpEvents::stateEnds, value, true);
-  value.home.supersede();  // before the copy, which may fail: a replay then raises
+  value.home.markOverwritten();  // before the copy, which may fail: a replay then raises
   if (value.uses.handles() > 0) {
     value.rare.set(&RareParts::redefined, storage);
   }
@@ -51,7 +51,7 @@ void supersedeEarlier(
   } else if (value.recipe() && !value.home.isPrivate()) {
     value.home.take();
   }
-  value.home.leave();
+  value.home.forgetStorage();
 }
 
 }  // namespace
@@ -94,7 +94,7 @@ const WeakGraph* Results::madeBy(const at::Tensor& tensor) const {
 // recompute a value that has a recipe. Handles show the written storage: see Note [Silent writes].
 // ebb copies no leaf that the program has emptied since the part read the leaf: FSDP gathers such a
 // parameter again, and restores its contents before backward.
-void NeededStorages::add(
+void EarlierNeeds::add(
     const c10::intrusive_ptr<Value>& value,
     const c10::intrusive_ptr<Graph>& graph,
     bool untilRegionEnds) {
@@ -116,7 +116,7 @@ void NeededStorages::add(
 }
 
 template <class IsOver>
-void NeededStorages::forget(const IsOver& isOver) {
+void EarlierNeeds::forget(const IsOver& isOver) {
   for (auto entry = all_.begin(); entry != all_.end();) {
     auto& all = entry->second;
     all.erase(std::remove_if(all.begin(), all.end(), isOver), all.end());
@@ -124,7 +124,7 @@ void NeededStorages::forget(const IsOver& isOver) {
   }
 }
 
-void NeededStorages::storageEmptied(const c10::StorageImpl* storage, bool splits) {
+void EarlierNeeds::storageEmptied(const c10::StorageImpl* storage, bool splits) {
   if (splits) {
     emptied_.push_back(storage);
   }
@@ -145,7 +145,7 @@ void NeededStorages::storageEmptied(const c10::StorageImpl* storage, bool splits
   all.erase(std::remove_if(all.begin(), all.end(), willBeRestored), all.end());
 }
 
-void NeededStorages::ended(bool onlyPart) {
+void EarlierNeeds::ended(bool onlyPart) {
   emptied_.clear();
   if (!onlyPart && std::exchange(hasParts_, false)) {
     forget([](const Needed& needed) { return needed.untilRegionEnds; });
@@ -155,7 +155,7 @@ void NeededStorages::ended(bool onlyPart) {
   }
 }
 
-[[gnu::cold]] void NeededStorages::beforeCall(const Call& call, const Context& context) {
+[[gnu::cold]] void EarlierNeeds::beforeCall(const Call& call, const Context& context) {
   forEachTensor(
       call.arguments, call.op.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
         const ArgUse use = call.op.arguments.uses[i];
@@ -165,7 +165,7 @@ void NeededStorages::ended(bool onlyPart) {
       });
 }
 
-[[gnu::cold]] void NeededStorages::beforeWrite(const at::Tensor& tensor, const Context& context) {
+[[gnu::cold]] void EarlierNeeds::beforeWrite(const at::Tensor& tensor, const Context& context) {
   if (!isRecordable(tensor)) {
     for (const at::Tensor& part : partsInside(tensor)) {
       beforeWrite(part, context);

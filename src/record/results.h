@@ -34,7 +34,7 @@ class Results {
 
 // Storages whose contents ended graphs need for backward, and to which a later op of the thread may
 // write: see Note [Results that are written later] and Note [Writes in a later part].
-class NeededStorages {
+class EarlierNeeds {
  public:
   // The region of `graph`, or a part of it, has ended. Backward needs the contents of `value`.
   // `untilRegionEnds`: the entry ends with the open region. Later writes are then unseen.

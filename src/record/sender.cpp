@@ -123,7 +123,7 @@ void Sender::sendKept(std::vector<c10::intrusive_ptr<Value>> values) {
     const bool needed = value->uses.handles() > 0 || value->uses.readers() > 0;
     const bool known = !value->decision.isPaged() || value->rare->rows;
     if (needed && known && value->decision.isDue() && value->home.bytes() &&
-        (value->home.isPrivate() || value->versions.hold())) {
+        (value->home.isPrivate() || value->versions.areUnmoved())) {
       const c10::Storage storage = value->home.bytes();
       send(*value, storage);
     }
@@ -139,14 +139,14 @@ void Sender::keep(Value& value, const at::Tensor& tensor) {
   if (!value.decision.isPaged()) {  // a paged value may get rows later
     value.decision.setDue(value.decision.isDue() && canLeave(value, tensor));
   }
-  value.home.hold(tensor.storage(), false);
+  value.home.setBytes(tensor.storage(), false);
   if (value.decision.isDue()) {
     noteStream(tensor.device());
   }
   keptBytes_ += value.home.nbytes();
   if (!value.decision.isSaved()) {
     value.setRecipe({});
-    if (!value.facts.underWay) {
+    if (!value.facts.collectiveRunning) {
       takeFingerprint(value);
     }
   }
@@ -159,7 +159,7 @@ void Sender::takeFingerprint(Value& value) {
 void Sender::watchEscaped(Value& value) {
   const c10::Storage storage = value.home.living();
   const bool isCompared = context_.graph->rules.compareAll;
-  if (storage && !value.home.isPrivate() && !isCompared && value.versions.hold()) {
+  if (storage && !value.home.isPrivate() && !isCompared && value.versions.areUnmoved()) {
     value.home.setFingerprint(fingerprint(storage));
   }
 }

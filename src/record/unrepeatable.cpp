@@ -8,7 +8,7 @@ namespace ebb {
 
 const char* effectOf(const OpTraits& op) {
   const PythonSupport* python = pythonSupport();
-  const bool mayHave = op.limits.untrusted && !op.limits.communicates && python != nullptr;
+  const bool mayHave = op.limits.custom && !op.limits.communicates && python != nullptr;
   return mayHave && python->hasEffect(op.name)
              ? "registered with an effect, which a second run would repeat; a rule with force=True "
                "applies"

@@ -18,7 +18,7 @@ namespace ebb {
 const char* effectOf(const OpTraits& op);
 
 // Results of one outermost region that are kept against the policy's decision to recompute: see
-// Note [Operators from elsewhere].
+// Note [Custom operators].
 class Unrepeatable {
  public:
   void add(const c10::intrusive_ptr<Value>& result, const OpTraits& op) {

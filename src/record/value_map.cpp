@@ -57,7 +57,7 @@ bool isUnused(const c10::intrusive_ptr<Value>& value) {
 
 c10::Storage escapedStorage(const Value& value) {
   if (!value.recipe() || value.decision.isKept() || value.facts.opaque > 0 ||
-      value.home.storage().expired() || !value.versions.hold() ||
+      value.home.storage().expired() || !value.versions.areUnmoved() ||
       (value.rare->rows && value.rare->rows->lossy)) {
     return {};
   }
@@ -88,9 +88,9 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
     return;  // freed by other code; a replay that needs the bytes will raise
   }
   graph.streams.use(value, value.home.bytes());
-  value.home.hold(copyOf(value.home.bytes(), value.home.nbytes()), true);
+  value.home.setBytes(copyOf(value.home.bytes(), value.home.nbytes()), true);
   graph.streams.made(value, value.home.bytes());
-  value.facts.tampered = hasChanged(value, value.home.bytes(), graph.rules.fingerprints());
+  value.facts.changedBeforeCopy = hasChanged(value, value.home.bytes(), graph.rules.fingerprints());
   counters.bytesCopied += value.home.nbytes();
   graph.observers.tell(&OpEvents::copied, value);
 }
@@ -110,7 +110,7 @@ void ValueMap::clear() {
 // [Version stamps].
 static bool isShownBy(Value& value, const at::Tensor& tensor) {
   // See Note [Communication]
-  if (value.facts.underWay && value.uses.packed() == 0 && !value.home.bytes()) {
+  if (value.facts.collectiveRunning && value.uses.packed() == 0 && !value.home.bytes()) {
     value.versions.forgetOthers();
     value.stamp(tensor);
     return true;
@@ -120,7 +120,7 @@ static bool isShownBy(Value& value, const at::Tensor& tensor) {
   if (sameMemory && (!counter.enabled() || !value.versions.areCounted())) {
     return true;
   }
-  if (!sameMemory || !value.versions.hold()) {
+  if (!sameMemory || !value.versions.areUnmoved()) {
     return false;
   }
   if (value.versions.know(counter)) {
@@ -157,7 +157,7 @@ c10::intrusive_ptr<Value>& ValueMap::current(
     return slot;
   }
   if (slot) {
-    slot->supersede(tensor.storage());
+    slot->showInstead(tensor.storage());
     context_.graph->observers.tell(&OpEvents::stateEnds, *slot, false);
   }
   slot = leafOf(tensor, slot);
@@ -190,10 +190,10 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
 // The storage of `value` is about to be written. If the value's bytes are kept there and recipes
 // still need the bytes, ebb copies them first, so a replay sees the same contents as the forward. A
 // value with a recipe is recomputed instead.
-void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
+void ValueMap::prepareForWrite(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
   context_.graph->observers.tell(&OpEvents::stateEnds, *value, true);
-  value->home.supersede();
-  value->home.leave();
+  value->home.markOverwritten();
+  value->home.forgetStorage();
   if (value->stash()) {
     value->stash()->beforeWrite();
     value->home.own();
@@ -216,21 +216,21 @@ void ValueMap::supersede(const c10::intrusive_ptr<Value>& value, size_t indiffer
 // A write may leave the version counter as it is. In eager, the saved tensor shares its storage
 // with the written tensor and no version check fails, so backward reads the written bytes. So after
 // such a write, handles of the old value show the written storage (`RareParts::redefined`).
-ValueMap& ValueMap::settle() {
+ValueMap& ValueMap::applyDeferred() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
     if (entry.viewed.enabled()) {
       after.versions.allowOne(entry.viewed);
       continue;
     }
-    const bool counted = entry.counted && !after.versions.hold();
+    const bool counted = entry.counted && !after.versions.areUnmoved();
     if (entry.movedFirst != nullptr && entry.counted && !counted) {
       entry.movedFirst->state.movesFirst.store(true, std::memory_order_relaxed);
     }
     if (counted) {
       after.versions.countWrite();
     }
-    if (entry.before && (!counted || entry.before->facts.follows ||
+    if (entry.before && (!counted || entry.before->facts.showsWrites ||
                          !after.versions.isWriters(entry.before->versions.written().counter))) {
       entry.before->rare.set(&RareParts::redefined, entry.storage);
     }
@@ -242,7 +242,7 @@ ValueMap& ValueMap::settle() {
 [[gnu::cold]] void ValueMap::storageGrew(
     const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
   context_.graph->observers.tell(&OpEvents::stateEnds, *value, false);
-  value->supersede(storage);
+  value->showInstead(storage);
   if (value->home.bytes() && !value->home.isPrivate() && !value->recipe()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   }
@@ -250,10 +250,10 @@ ValueMap& ValueMap::settle() {
 }
 
 [[gnu::cold]] Value& ValueMap::replaceByLeaf(const at::Tensor& tensor) {
-  settle();
+  applyDeferred();
   const c10::intrusive_ptr<Value> before = current(tensor);
-  supersede(before, 0);
-  before->supersede(tensor.storage());
+  prepareForWrite(before, 0);
+  before->showInstead(tensor.storage());
   auto leaf = c10::make_intrusive<Value>();
   leaf->stamp(tensor);
   leaf->versions.inherit(before->versions);
@@ -292,7 +292,7 @@ void ValueMap::sweep() {
 // Forgets the dead values among the last `window`, latest first, so consumers go before their
 // inputs. Returns how many of the last `window` values are left.
 size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<Value>&)) {
-  return made_.sweep(window, [&](const MadeValues::Entry& made) {
+  return made_.sweep(window, [&](const SweepWindow::Entry& made) {
     const auto entry = values_.find(made.first);
     if (entry == values_.end() || entry->second.get() != made.second) {
       return true;  // the storage has another state now
@@ -312,11 +312,11 @@ size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<V
 std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;
-  const auto isToLeave = [](const MadeValues::Entry& entry) {
+  const auto isToLeave = [](const SweepWindow::Entry& entry) {
     return entry.second->decision.isDue() && entry.second->home.bytes();
   };
   uint64_t first = UINT64_MAX;  // no recipe before this one reads a value to be sent
-  for (const MadeValues::Entry& entry : latest) {
+  for (const SweepWindow::Entry& entry : latest) {
     const auto& recipe = entry.second->recipe();
     first = isToLeave(entry) ? std::min(first, recipe ? recipe->sequence : 0) : first;
   }

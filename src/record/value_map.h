@@ -24,7 +24,7 @@ struct Unsettled {
   c10::intrusive_ptr<Value> before;  // the old state, if autograd had packed it
   c10::Storage storage;              // of both states; set only if `before` is
   c10::VariableVersion viewed;       // counter moved by an in-place view; else empty
-  bool counted;                      // torch moves the version by one before settle()
+  bool counted;                      // torch moves the version by one before applyDeferred()
   // the op, if the version moved first: see Note [Versions that move first]
   const OpTraits* movedFirst = nullptr;
 };
@@ -68,7 +68,7 @@ class ValueMap {
 
   // The storage of `value` is about to be written: see Note [Copy on write]. `indifferent`: number
   // of recipe inputs that refer to `value` and do not need its old contents.
-  void supersede(const c10::intrusive_ptr<Value>& value, size_t indifferent);
+  void prepareForWrite(const c10::intrusive_ptr<Value>& value, size_t indifferent);
 
   // An unseen write changes `tensor`. Returns the new state, a leaf.
   Value& replaceByLeaf(const at::Tensor& tensor);
@@ -77,11 +77,11 @@ class ValueMap {
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
 
   // Adds a write to be settled at the next op, pack or exit: see Note [Version stamps].
-  void owe(Unsettled written) {
+  void deferVersionCheck(Unsettled written) {
     unsettled_.push_back(std::move(written));
   }
   // Settles all added writes.
-  ValueMap& settle();
+  ValueMap& applyDeferred();
 
   // True if it is time to sweep: see Note [When dead values are looked for].
   bool needsSweep() const;
@@ -108,7 +108,7 @@ class ValueMap {
   const Context& context_;
   Sender& sender_;
   Map values_;
-  MadeValues made_;                   // values of the map, and some that have left it
+  SweepWindow made_;                  // values of the map, and some that have left it
   std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
 };
 

@@ -36,7 +36,7 @@ void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* r
             return input.value == write.before && input.wholeOverwrite;
           });
     }
-    values.supersede(write.before, indifferent);
+    values.prepareForWrite(write.before, indifferent);
   }
 }
 
@@ -56,7 +56,7 @@ c10::intrusive_ptr<Value> stateAfter(
   after->facts.opaque = before.facts.opaque;
   after->rare.set(&RareParts::rows, std::move(rows));
   after->facts.rule = verdict.rule;
-  after->facts.underWay = op.limits.communicates;
+  after->facts.collectiveRunning = op.limits.communicates;
   if (!write.sideEffect && before.facts.madeHere && decides) {
     decideOnWritten(*after, before, verdict);
   }

@@ -123,6 +123,9 @@ class ThreadRegions {
     count(liveCounts().regions, 1);
     auto graph = c10::make_intrusive<Graph>();
     addObservers(*graph);
+    if (const auto last = std::exchange(last_, WeakGraph(graph)).lock()) {
+      last->observers.tell(&RegionEvents::nextOpens, last, *graph);
+    }
     recorder_.open(std::move(graph));
   }
 
@@ -320,8 +323,8 @@ class ThreadRegions {
 
   // The recorder works for `frame` from now on, and refers to its members.
   void attach(Frame& frame) {
-    const bool allRepeat = frame.repeats == Repeats::All;
-    recorder_.enter(*frame.decider, frame.counters, frame.region, frame.nested, allRepeat);
+    const bool trustCustomOps = frame.repeats == Repeats::All;
+    recorder_.enter(*frame.decider, frame.counters, frame.region, frame.nested, trustCustomOps);
   }
 
   void activate() {
@@ -329,7 +332,8 @@ class ThreadRegions {
     setCurrentInterceptor(splits_ ? static_cast<Interceptor*>(&splitter_) : &recorder_);
   }
 
-  std::deque<Frame> frames_;        // innermost last; a deque keeps addresses valid
+  std::deque<Frame> frames_;                     // innermost last; a deque keeps addresses valid
+  WeakGraph last_{c10::intrusive_ptr<Graph>()};  // the graph opened last
   Recorder recorder_;               // of the outermost region; has a graph while one is open
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
   Splitter splitter_{recorder_};    // the interceptor while `splits_` is true

@@ -16,7 +16,7 @@
 namespace ebb {
 
 // Selects the custom operators that ebb may replay: those that a rule names, or all. Checkpointed
-// calls use All. See Note [Operators from elsewhere].
+// calls use All. See Note [Custom operators].
 enum class Repeats { IfRulesSaySo, All };
 
 // Enters a region on this thread. The outermost region is the boundary of recomputation. Inner

@@ -53,7 +53,7 @@ Passing::~Passing() {
 void Passing::giveUp(Value& value, Read& read) {
   read.made = false;
   if (value.recipe()) {  // else a kernel in Python has unpacked the value, which stays Held
-    value.home.hold(c10::Storage(), false);
+    value.home.setBytes(c10::Storage(), false);
   }
 }
 
@@ -68,7 +68,7 @@ bool Passing::made(Value& value, c10::Storage bytes) {
     return false;
   }
   read->second.made = true;
-  value.home.hold(std::move(bytes), true);
+  value.home.setBytes(std::move(bytes), true);
   return true;
 }
 

@@ -26,7 +26,7 @@ namespace {
 c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.home.living();
-  if (!living && !value.home.isPrivate() && !value.versions.hold()) {
+  if (!living && !value.home.isPrivate() && !value.versions.areUnmoved()) {
     return {};
   }
   graph.observers.tell(&BackwardEvents::fetches, value);
@@ -35,7 +35,7 @@ c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr)
   if (!bytes) {
     return {};
   }
-  value.materialise(std::move(bytes), !living);
+  value.restore(std::move(bytes), !living);
   if (!living) {
     graph.streams.made(value, value.home.bytes());
   }
@@ -159,14 +159,15 @@ class Slice {
   }
 
   bool hasChanged(const Value& value, const c10::Storage& storage) const {
-    return value.facts.tampered || (!value.home.isPrivate() &&
-                                    ebb::hasChanged(value, storage, graph_.rules.fingerprints()));
+    return value.facts.changedBeforeCopy ||
+           (!value.home.isPrivate() &&
+            ebb::hasChanged(value, storage, graph_.rules.fingerprints()));
   }
 
   // Makes ebb recompute a value whose storage an unseen write has changed. From then on, recipes
   // read the recomputed value. Handles show the new contents, as eager's saved tensors do.
   static void becomeRecomputable(Value& value, const c10::Storage& written) {
-    value.supersede(written);
+    value.showInstead(written);
     value.home.take();
   }
 

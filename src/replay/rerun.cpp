@@ -240,7 +240,7 @@ class Rerun {
       }
       pad(*value, storage);
       if (!passing_.staysUnmade(*value)) {
-        value->materialise(std::move(storage), true);
+        value->restore(std::move(storage), true);
       } else if (!passing_.made(*value, std::move(storage))) {
         continue;
       }
@@ -258,7 +258,7 @@ class Rerun {
     }
   }
 
-  // See Note [Operators from elsewhere]. An observer that compares all bits gives a better message.
+  // See Note [Custom operators]. An observer that compares all bits gives a better message.
   void checkRepeats(const Output& output, uint64_t expected, const c10::Storage& storage) const {
     if (expected == 0 || graph_.rules.compareAll) {
       return;

@@ -84,7 +84,7 @@ c10::Storage withPadding(const Packed& packed, const Graph& graph, c10::Storage 
   if (node == nullptr || !node->pads() || !node->rows.live->isPaged) {
     return storage;
   }
-  const bool isCurrent = packed.value && !packed.value->home.isSuperseded();
+  const bool isCurrent = packed.value && !packed.value->home.isOverwritten();
   Rows* rows = isCurrent ? packed.value->rare->rows.get() : nullptr;
   if (rows != nullptr && rows->padded) {
     return storage;
@@ -277,7 +277,7 @@ void SavedTensor::giveUp() {
   if (!only || !isLastUnpack()) {
     return;
   }
-  packed_.value->home.moveOut();
+  packed_.value->home.demoteToWeak();
   givenUp_ = true;
 }
 
@@ -328,7 +328,7 @@ c10::Storage SavedTensor::materialised() const {
     materialiseSameNode(*graph_, *packed_.value, packed_.node);
   }
   if (isReadByRecipes(packed_.value, storage)) {
-    packed_.value->materialise(copyOf(storage), true);
+    packed_.value->restore(copyOf(storage), true);
     // The copy runs after the work that made `storage`.
     graph_->streams.made(*packed_.value, packed_.value->home.bytes());
     if (packed_.recompute) {
@@ -340,7 +340,7 @@ c10::Storage SavedTensor::materialised() const {
 
 c10::Storage SavedTensor::broughtBack() const {
   TORCH_CHECK(
-      !packed_.value->facts.follows || packed_.value->versions.hold(),
+      !packed_.value->facts.showsWrites || packed_.value->versions.areUnmoved(),
       "ebb: ",
       origin(),
       " was freed after a write through a tensor that does not share its version counter (an inner "

@@ -75,7 +75,7 @@ def test_without_plugins(tmp_path):
         "EBB_BUILD_DIR": str(tmp_path / "build"),
         "EBB_CUDA": "0",
         "EBB_TESTING": "0",
-        "EBB_CMAKE_ARGS": "-DEBB_LTO=OFF -DEBB_PLUGINS= -DCMAKE_CXX_FLAGS_RELEASE=-O1",
+        "EBB_CMAKE_ARGS": "-DEBB_LTO=OFF -DEBB_PLUGINS= -DCMAKE_BUILD_TYPE=MinSizeRel",
     }
     pip = [sys.executable, "-m", "pip", "-q", "install", "--no-build-isolation", "--no-deps"]
     subprocess.run(

@@ -23,7 +23,6 @@
 #include "plugins/ahead/worker.h"
 #include "record/retention.h"
 #include "stream/capture.h"
-#include "support/thread_owned.h"
 
 namespace ebb {
 namespace {
@@ -242,7 +241,7 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   checkInputs(graph);  // may throw: then the next unpack checks again
   lookahead.state.store(AheadState::Checked);
   expected = state != AheadState::Recorded;
-  return lookahead.before;
+  return lookahead.earlier.next();
 }
 
 void arriveAt(Graph& graph) {
@@ -286,9 +285,7 @@ void closed(const c10::intrusive_ptr<Graph>& graph) {
 // See Note [Replays ahead of backward]
 class AheadObserver final : public RegionEvents, public BackwardEvents {
  public:
-  // `before`: the graph that the thread recorded before.
-  AheadObserver(Lookahead& lookahead, WeakGraph before)
-      : lookahead_(lookahead), before_(std::move(before)) {
+  explicit AheadObserver(Lookahead& lookahead) : lookahead_(lookahead) {
   }
 
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
@@ -304,14 +301,19 @@ class AheadObserver final : public RegionEvents, public BackwardEvents {
   void willClose() override {
     lookahead_.close();
   }
-  // If the graph reads no result of another graph, backward is expected to need `before` next.
-  void closes(const ValueMap& values) override {
-    if (lookahead_.before.empty()) {
-      lookahead_.before.push_back(before_);
-    }
-  }
   void left(const c10::intrusive_ptr<Graph>& graph) override {
     ebb::closed(graph);
+  }
+  // Releases the storages that are held for replays ahead, unless memory has room for them.
+  void nextOpens(const c10::intrusive_ptr<Graph>& graph, Graph& next) override {
+    if (Lookahead* after = lookaheadOf(next)) {
+      after->earlier.previous = WeakGraph(graph);
+    }
+    if (lookahead_.holds.load() && !lookahead_.hasRoom) {
+      const WithoutGil withoutGil;
+      std::lock_guard<PythonMutex> lock(graph->mutex);
+      lookahead_.dropHeld();
+    }
   }
   void unpacks(Graph& graph) override {
     if (!lookahead_.hasArrived()) {
@@ -321,45 +323,21 @@ class AheadObserver final : public RegionEvents, public BackwardEvents {
 
  private:
   Lookahead& lookahead_;
-  const WeakGraph before_;
 };
-
-// Releases the storages that the thread's previous region still holds for replays ahead, unless
-// memory has room for them.
-void dropHeldOf(const WeakGraph& weak) {
-  const auto graph = weak.lock();
-  Lookahead* lookahead = graph ? lookaheadOf(*graph) : nullptr;
-  if (lookahead != nullptr && lookahead->holds.load() && !lookahead->hasRoom) {
-    const WithoutGil withoutGil;
-    std::lock_guard<PythonMutex> lock(graph->mutex);
-    lookahead->dropHeld();
-  }
-}
-
-// The graph that a thread has opened last.
-struct LastGraph {
-  WeakGraph graph{c10::intrusive_ptr<Graph>()};
-};
-// See Note [Static TLS]
-[[gnu::tls_model("initial-exec")]] constinit thread_local LastGraph* tlsLast = nullptr;
 
 void open(Graph& graph) {
   if (Room::get().isOn()) {
     Room::get().make();
   }
-  const auto self = c10::intrusive_ptr<Graph>::reclaim_copy(&graph);
-  LastGraph& last = threadOwned(tlsLast);
-  dropHeldOf(last.graph);
-  WeakGraph before = std::exchange(last.graph, WeakGraph(self));
   const bool hasRoom = Room::get().isOn();
   if ((!Ahead::get().isOn() && !hasRoom) || graph.rules.onlyInBackward) {
     return;
   }
   static std::atomic<uint64_t> numbers{0};
   auto lookahead = c10::make_intrusive<Lookahead>(++numbers, graph.observers, hasRoom);
-  graph.observers.add(std::make_unique<AheadObserver>(*lookahead, std::move(before)));
+  graph.observers.add(std::make_unique<AheadObserver>(*lookahead));
   graph.extras.set(std::move(lookahead));
-  Room::get().opened(self);
+  Room::get().opened(c10::intrusive_ptr<Graph>::reclaim_copy(&graph));
 }
 
 // See Note [Hands on a storage]

@@ -137,7 +137,7 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
 bool GraphReplay::allows(const Recipe& recipe) {
   const bool sets = recipe.kernel.random &&
                     (recipe.op.random.generatorArgument < 0 || recipe.kernel.random->capture != 0);
-  return !recipe.op.limits.untrusted && !sets && hasSettings(recipe.kernel.state->settings);
+  return !recipe.op.limits.custom && !sets && hasSettings(recipe.kernel.state->settings);
 }
 
 bool GraphReplay::hasSettings(const NumericSettings& settings) {

@@ -126,8 +126,8 @@ std::atomic<uint64_t> allClosings{0};
 // True if only the caller holds `storage`, and it still has the value's bytes. False for a kept
 // value: the value holds the storage too.
 bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe() && !value.rare->redefined && !value.home.isSuperseded() &&
-         value.versions.areCounted() && value.versions.hold() &&
+  return value.recipe() && !value.rare->redefined && !value.home.isOverwritten() &&
+         value.versions.areCounted() && value.versions.areUnmoved() &&
          storage.nbytes() == value.home.nbytes() && storage.data() == value.home.address() &&
          storage.use_count() == 1;
 }
@@ -158,8 +158,8 @@ const std::string* OnArrival::readerOfWritten() const {
 }
 
 void Lookahead::reads(const WeakGraph& other) {
-  if (std::find(before.begin(), before.end(), other) == before.end()) {
-    before.push_back(other);
+  if (std::find(earlier.read.begin(), earlier.read.end(), other) == earlier.read.end()) {
+    earlier.read.push_back(other);
   }
 }
 
@@ -173,9 +173,9 @@ std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
     value->uses.pin(false);
     if (each.held && isAlone(*value, each.held)) {
       if (each.wasShared && value->uses.readers() > 0) {
-        value->supersede(each.held);
+        value->showInstead(each.held);
       } else {
-        value->materialise(std::move(each.held), true);
+        value->restore(std::move(each.held), true);
       }
     }
     alive.push_back(std::move(value));

@@ -84,6 +84,16 @@ struct EBB_API OnArrival {
   std::vector<ReadLeaf> leavesRead;
 };
 
+// The graphs that backward may need after this one.
+struct EarlierGraphs {
+  std::vector<WeakGraph> read;                      // whose results this graph reads
+  WeakGraph previous{c10::intrusive_ptr<Graph>()};  // that the thread recorded before this one
+
+  std::vector<WeakGraph> next() const {
+    return read.empty() ? std::vector<WeakGraph>{previous} : read;
+  }
+};
+
 // Note [Replays ahead of backward]
 // While backward works on one region, another thread materialises values for the handles of the
 // next region. Candidates for the next region are the regions whose results the current region
@@ -169,8 +179,7 @@ struct EBB_API Lookahead final : Extra {
   const bool hasRoom;          // held bytes do not count against the limit
   uint64_t closed = 0;         // process-wide, in the order of closing, from 1
   std::vector<Wanted> wanted;  // in the order of packing
-  // graphs whose results this one reads; if none, the graph recorded before this one
-  std::vector<WeakGraph> before;
+  EarlierGraphs earlier;
   OnArrival onArrival;
   size_t taken = 0;                // bytes taken from the budget
   c10::Device device{c10::kCPU};   // of the value packed first

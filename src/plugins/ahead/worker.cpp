@@ -211,7 +211,7 @@ void Worker::leave(Graph& done, AheadState now) {
   }
   std::lock_guard<PythonMutex> lockGraph(done.mutex);
   std::lock_guard<std::mutex> lock(mutex_);
-  upcoming_.add(lookaheadOf(done)->before);
+  upcoming_.add(lookaheadOf(done)->earlier.next());
 }
 
 AheadEnd Worker::replayOnStream(Graph& graph) {

@@ -110,7 +110,7 @@ c10::Storage forwardsBytes(Value& value) {
       return record.bytes;
     }
   }
-  if (value.home.isSuperseded() || !value.versions.hold()) {
+  if (value.home.isOverwritten() || !value.versions.areUnmoved()) {
     return {};
   }
   auto living = value.home.storage().lock();

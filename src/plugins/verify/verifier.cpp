@@ -27,7 +27,7 @@ std::string changedInputsOf(const Recipe& recipe) {
     }
     const Value& value = *input.value;
     const c10::Storage storage = value.home.isPrivate() ? c10::Storage() : value.available();
-    if (value.facts.tampered ||
+    if (value.facts.changedBeforeCopy ||
         (storage && hasChanged(value, storage, FingerprintOf::Everything))) {
       const auto& argument = recipe.op.op.schema().arguments()[input.argument];
       changed += (changed.empty() ? "'" : ", '") + argument.name() + "'";
