@@ -306,23 +306,16 @@ size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<V
   });
 }
 
-// Examines the last `window` values, which are all in the map. Returns those that OFFLOAD or PAGE
-// has yet to send, and that a handle needs, directly or for a replay. Leaves out a value whose only
-// readers are recipes that no handle needs so far: most such recipes are never needed.
-std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
-  const auto latest = made_.latest(window);
-  std::vector<c10::intrusive_ptr<Value>> found;
-  const auto isToLeave = [](const SweepWindow::Entry& entry) {
-    return entry.second->decision.isDue() && entry.second->home.bytes();
-  };
-  uint64_t first = UINT64_MAX;  // no recipe before this one reads a value to be sent
-  for (const SweepWindow::Entry& entry : latest) {
-    const auto& recipe = entry.second->recipe();
-    first = isToLeave(entry) ? std::min(first, recipe ? recipe->sequence : 0) : first;
-  }
-  if (first == UINT64_MAX) {
-    return found;
-  }
+namespace {
+
+bool isToLeave(const SweepWindow::Entry& entry) {
+  return entry.second->decision.isDue() && entry.second->home.bytes();
+}
+
+// The values that the handles on `latest` need, directly or for a replay. Leaves out inputs of
+// recipes up to `first`, the number of a recipe.
+ska::flat_hash_set<const Value*> neededBy(
+    c10::ArrayRef<SweepWindow::Entry> latest, uint64_t first) {
   ska::flat_hash_set<const Value*> needed;
   std::vector<const Value*> next;
   const auto need = [&](const Value* value) {
@@ -344,6 +337,26 @@ std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) con
       }
     }
   }
+  return needed;
+}
+
+}  // namespace
+
+// Examines the last `window` values, which are all in the map. Returns those that OFFLOAD or PAGE
+// has yet to send, and that a handle needs, directly or for a replay. Leaves out a value whose only
+// readers are recipes that no handle needs so far: most such recipes are never needed.
+std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
+  const auto latest = made_.latest(window);
+  std::vector<c10::intrusive_ptr<Value>> found;
+  uint64_t first = UINT64_MAX;  // no recipe before this one reads a value to be sent
+  for (const SweepWindow::Entry& entry : latest) {
+    const auto& recipe = entry.second->recipe();
+    first = isToLeave(entry) ? std::min(first, recipe ? recipe->sequence : 0) : first;
+  }
+  if (first == UINT64_MAX) {
+    return found;
+  }
+  const auto needed = neededBy(latest, first);
   for (auto entry = latest.rbegin(); entry != latest.rend(); ++entry) {
     if (isToLeave(*entry) && needed.count(entry->second) > 0) {
       found.push_back(values_.find(entry->first)->second);

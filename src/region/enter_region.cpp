@@ -26,15 +26,15 @@ namespace {
 
 // One open region.
 struct Frame {
-  uint64_t id;                                     // identifies the frame
-  Repeats repeats;                                 // inner frames inherit the value
-  std::string name;                                // for messages and reports
-  uint16_t region;                                 // index of `name` in Graph::names
-  uint32_t nested;                                 // see Recipe::nested
-  std::unique_ptr<Decider> decider;                // decides on the ops of this frame
-  RegionCounters counters;                         // added to the statistics when the frame ends
+  uint64_t id;                       // identifies the frame
+  Repeats repeats;                   // inner frames inherit the value
+  std::string name;                  // for messages and reports
+  uint16_t region;                   // index of `name` in Graph::names
+  uint32_t nested;                   // see Recipe::nested
+  std::unique_ptr<Decider> decider;  // decides on the ops of this frame
+  size_t hooks;                      // number of Python saved-tensor hooks on the stack at entry
   std::vector<std::unique_ptr<RegionNote>> notes;  // of observers
-  size_t hooks;  // number of Python saved-tensor hooks on the stack at entry
+  RegionCounters counters{};                       // added to the statistics when the frame ends
 };
 
 size_t hookDepth() {
@@ -133,32 +133,27 @@ class ThreadRegions {
     if (isBusy_) {
       return kNoRegion;  // see Note [Python while a region closes]
     }
-    dropAbandoned();
-    installInterception();
-    watchCollectives([](const at::Tensor& tensor) { moveVersionOfComputed(tensor, 0); });
-    installEngine(&threadsRecorderForPacking);
-    if (frames_.empty()) {
-      openGraph();
-    }
+    prepareToEnter();
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
-    const uint16_t region = recorder_.context().graph->names.indexOf(name);
-    auto notes = recorder_.context().graph->observers.enter(name, policy);
+    Graph& graph = *recorder_.context().graph;
+    auto notes = graph.observers.enter(name, policy);
+    const uint16_t region = graph.names.indexOf(name);
     if (!frames_.empty() && frames_.back().repeats == Repeats::All) {
       repeats = Repeats::All;
     }
     constexpr uint64_t kMostNested = (1 << Recipe::kNestedBits) - 1;
     const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(1 + id % kMostNested);
+    auto decider = policy->activate();
     frames_.push_back(
         {id,
          repeats,
          std::move(name),
          region,
          nested,
-         policy->activate(),
-         {},
-         std::move(notes),
-         hookDepth()});
+         std::move(decider),
+         hookDepth(),
+         std::move(notes)});
     frames_.back().counters.entered = 1;
     activate();
     if (frames_.size() == 1) {
@@ -271,6 +266,16 @@ class ThreadRegions {
   }
 
  private:
+  void prepareToEnter() {
+    dropAbandoned();
+    installInterception();
+    watchCollectives([](const at::Tensor& tensor) { moveVersionOfComputed(tensor, 0); });
+    installEngine(&threadsRecorderForPacking);
+    if (frames_.empty()) {
+      openGraph();
+    }
+  }
+
   // Ends the outermost region, or the part of one, that openGraph() began. The caller has taken the
   // frames off: see Note [Python while a region closes].
   void closeGraph(bool onlyPart) {
