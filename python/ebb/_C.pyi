@@ -7,6 +7,7 @@ import torch
 
 compiler: str
 torch_release: str
+plugins: str  # names of those of this build, with commas
 
 class Rule:
     def __init__(

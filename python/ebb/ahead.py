@@ -74,10 +74,11 @@ def configure(
 
 # Deprecated.
 settings = old_function("ebb.ahead.settings", "ebb.ahead.configure()", configure)
-stats = old_function("ebb.ahead.stats", 'ebb.stats()["ahead"]', _C.ahead_stats)
+stats = old_function("ebb.ahead.stats", 'ebb.stats()["ahead"]', lambda: _C.ahead_stats())
 
 
-# Ends the workers while the interpreter exists, because a replay may need it.
-atexit.register(_C.end_ahead)
-# Runs before Python takes locks for the fork, because ending a worker releases the GIL.
-os.register_at_fork(before=_C.stop_ahead)
+if "ahead" in _C.plugins:
+    # Ends the workers while the interpreter exists, because a replay may need it.
+    atexit.register(_C.end_ahead)
+    # Runs before Python takes locks for the fork, because ending a worker releases the GIL.
+    os.register_at_fork(before=_C.stop_ahead)

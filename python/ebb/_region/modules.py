@@ -317,7 +317,8 @@ def can_unmark(module: torch.nn.Module) -> bool:
 
 def modules_are_asked_for(policy: Any) -> bool:
     """True if a compiled policy's rules, or reports, need the names of modules."""
-    return bool(policy.asks_for_modules()) or _C.is_reporting()
+    reports = "report" in _C.plugins and _C.is_reporting()
+    return bool(policy.asks_for_modules()) or reports
 
 
 def number_modules_once(root: torch.nn.Module) -> None:

@@ -54,7 +54,8 @@ def _watch_process() -> None:
 def note_error(error: BaseException | None) -> None:
     """Prints the report if `error`, which ends the program or a block, means out of memory."""
     short = next((one for one in _chain(error) if _is_out_of_memory(one)), None)
-    if short is None or not _C.is_reporting() or hasattr(short, "_ebb_has_told"):
+    is_reporting = "report" in _C.plugins and _C.is_reporting()
+    if short is None or not is_reporting or hasattr(short, "_ebb_has_told"):
         return
     recorded = [report for report in reports() if report.rows]
     if recorded:

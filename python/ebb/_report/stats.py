@@ -30,11 +30,8 @@ def stats(flat: bool = False) -> dict[str, Any]:
     found = _C.stats()
     if flat:
         return _flat(found)
-    return found | {
-        "ahead": _C.ahead_stats(),
-        "offload": _C.offload_stats(),
-        "paging": _C.paging_stats(),
-    }
+    ahead = {"ahead": _C.ahead_stats()} if "ahead" in _C.plugins else {}
+    return found | ahead | {"offload": _C.offload_stats(), "paging": _C.paging_stats()}
 
 
 def _flat(found: dict[str, Any]) -> dict[str, float]:
