@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from environment import device, environment, publish, quick
 from held_bytes import most_bytes_ahead
+from report import environment_line, table
 from steps import equal, trial
 from systems import RECOMPUTE_ALL, System, all_systems
 from timing import interleaved
@@ -33,7 +34,6 @@ from torch import Tensor
 from workloads import LlamaBlock, PreNormBlock, Workload, blocks_in_turn
 
 import ebb
-from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
 AHEAD = "ebb recompute_all, ahead"

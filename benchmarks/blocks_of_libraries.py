@@ -28,13 +28,13 @@ import torch
 from environment import environment, slug, version
 from held_bytes import held_and_peak_of
 from library_models import CASES, MODULES, Case
+from report import environment_line, table, write_results
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import ebb
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
-from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.4  # share of eager's held bytes to free, if a library has no checkpointing

@@ -37,7 +37,6 @@ from budget_jobs.job import KINDS, Job
 from budget_jobs.judge import bits_that_differ, judge, prediction
 from budget_jobs.run import Step, run_job
 from environment import environment
-
 from report import table
 
 QUICK = ("plain", "GAN", "growing batch", "optimizer in backward", "short", "memory that grows")

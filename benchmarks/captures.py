@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from environment import environment, keep, publish
+from report import environment_line, table
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 import ebb
-from report import environment_line, table
 
 Row = dict[str, Any]
 Region = Callable[[], AbstractContextManager[object]]

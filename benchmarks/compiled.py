@@ -16,11 +16,11 @@ from collections.abc import Callable
 import torch
 from frameworks import stack
 from held_bytes import held_and_peak_of
+from report import table
 from timing import interleaved, steady_memory
 from torch import Tensor
 
 import ebb
-from report import table
 
 BACKENDS = (None, "aot_eager", "inductor")  # None: eager mode
 POLICIES = ("", "save_all", "save_matmuls", "recompute_all")  # "": without ebb

@@ -24,12 +24,11 @@ import torch
 from dry_cuda.models import BATCH, LENGTH, WIDTH
 from dry_cuda.models import Block as GPTBlock
 from environment import environment, quick
+from report import environment_line, number, table, write_results
 from systems import EAGER, System, all_systems
 from timing import Trial, interleaved
 from torch import Tensor
 from workloads import Block, Workload, blocks_in_turn, chain_256, llama_tiny
-
-from report import environment_line, number, table, write_results
 
 
 def gpt() -> Workload:

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from dry_cuda.models import BATCH, LENGTH, WIDTH, Stack
 from environment import environment
+from report import environment_line, table, write_results
 from torch import Tensor, nn
 
 import ebb
-from report import environment_line, table, write_results
 
 Row = dict[str, Any]
 MIB = 1 << 20

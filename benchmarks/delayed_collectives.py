@@ -22,13 +22,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from report import table
 from timing import steady_memory
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import ebb
-from report import table
 
 RANKS = 2
 LAYERS, WIDTH, ROWS = 6, 256, 256

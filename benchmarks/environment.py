@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from report import write_results
 
 import ebb
-from report import write_results
 
 
 def device() -> torch.device:

@@ -28,13 +28,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from held_bytes import held_and_peak_of
+from report import table
 from timing import interleaved, steady_memory
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ebb
 from ebb._launch import takeover
-from report import table
 
 INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
 sys.path += [str(INTEGRATION / folder) for folder in ("megatron", "support")]

@@ -33,11 +33,11 @@ from frameworks import (
     on_cpu,
 )
 from held_bytes import held_and_peak_of
+from report import table
 from timing import steady_memory
 from torch import Tensor
 
 import ebb
-from report import table
 
 RANKS = 2
 MICROBATCHES = 4

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 from environment import environment, publish, quick
+from report import environment_line
 from timing import interleaved
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import ebb
-from report import environment_line
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests" / "support"))

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from environment import gather, publish, quick
+from report import environment_line, table
 
 import ebb
-from report import environment_line, table
 
 MIB = 1 << 20
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from environment import device, gather, publish, quick
+from report import environment_line, table
 
 import ebb
 from ebb._testing import PagePool
-from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20

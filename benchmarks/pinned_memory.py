@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from environment import gather, publish
 from offload_on_gpu import seconds
-
 from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -33,10 +33,10 @@ from planner_curves import AHEAD, EAGER, NOISE, PLANS, beaten, measure_curves, n
 from planner_hands import measure_hands
 from planner_peers import COMPILED, DTR, Transformer
 from planner_plot import draw
+from report import environment_line, table, write_results
 
 from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
-from report import environment_line, table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("accuracy", "curves", "hands", "planning", "watching")

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from environment import device, environment, keep, publish, quick
 from language_model import GPT2, TINY, Llama, Shape, rotary_angles
+from report import environment_line, table
 from steps import equal
 from systems import in_checkpoint, in_region, saved_on_cpu
 from torch import Tensor
@@ -30,7 +31,6 @@ from workloads import Runner, run_directly
 
 import ebb
 from ebb._plan.choose.memory_budget import BudgetError
-from report import environment_line, table
 
 Row = dict[str, Any]
 MIB = 1 << 20

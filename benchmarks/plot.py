@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from analysis import pareto_front
-
 from report import MAIN
 
 Row = dict[str, Any]

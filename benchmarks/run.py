@@ -27,13 +27,12 @@ from host_memory import keep_freed_memory
 from language_model import BILLION, TINY, language_model
 from outside import measure_outside
 from plot import draw
+from report import environment_line, markdown, summary_table, write_results
 from scaling import measure_host_memory, measure_scaling
 from slopes import measure_slopes
 from steps import measure_steps
 from systems import System, all_systems, offload_systems
 from workloads import WORKLOADS, Workload
-
-from report import environment_line, markdown, summary_table, write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = ("steps", "slopes", "scaling", "host_memory", "outside")

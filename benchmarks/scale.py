@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from host_memory import bytes_held_by, keep_freed_memory
+from report import table
 from slopes import negatives
 from systems import EAGER, System, ebb_systems
 from timing import Trial, interleaved
@@ -25,7 +26,6 @@ from torch import Tensor
 from workloads import LlamaBlock
 
 import ebb
-from report import table
 
 SHOWN = ("eager", "ebb save_matmuls", "ebb recompute_all")
 

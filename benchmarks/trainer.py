@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from environment import environment, publish, quick
-
 from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
