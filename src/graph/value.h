@@ -212,8 +212,8 @@ struct StateFacts {
   uint8_t opaque = 0;            // opaque writes in progress
   bool madeHere : 1 = false;     // the region made the storage; see Note [Results that others hold]
   bool writtenHere : 1 = false;  // a leaf from outside, in a state that this region wrote
-  bool changedBeforeCopy : 1 =
-      false;  // a leaf that was written unseen before its bytes were copied
+  // A leaf that was written unseen before its bytes were copied.
+  bool changedBeforeCopy : 1 = false;
   bool collectiveRunning : 1 = false;  // see Note [Communication]
   bool unfilled : 1 = false;           // uninitialised memory, as long as the fingerprint matches
   bool isEarlierResult : 1 = false;    // a leaf that an earlier region of the thread computed
@@ -277,7 +277,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   const c10::intrusive_ptr<Stash>& stash() const {
     return rare->stash;
   }
-  // What a plug-in keeps with the value, or null.
+  // The data that a plug-in has attached to the value; null if there is none.
   template <class Part>
   Part* extra() const {
     return rare->extras.get<Part>();

@@ -1,5 +1,4 @@
-// The core's door for plug-ins that look at regions: reports, verify mode. See
-// docs/design/plugins.md.
+// The interfaces by which a plug-in follows what regions do. See docs/design/plugins.md.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -30,7 +29,8 @@ struct Output;
 struct Recipe;
 struct Value;
 
-// What a plug-in keeps with an open region. Destroyed when the thread leaves the region.
+// Data of a plug-in for one open region. The core destroys the data when the thread leaves the
+// region.
 struct RegionNote {
   virtual ~RegionNote() = default;
 };
@@ -44,14 +44,15 @@ struct Made {
   const char* whyKept;       // why the value cannot be recomputed; null if it can, or need not be
 };
 
-// An observer looks at one graph, that is, a region and its backward, and decides nothing, with one
-// exception: BackwardEvents::checked(). Its class derives from one or more of the three classes
-// below. Calls come under the graph's lock, except where a comment says otherwise.
+// An observer follows one graph, that is, an outermost region and its backward. The class of an
+// observer derives from one or more of the three classes below, and overrides some of their
+// methods. The core calls a method under the graph's lock, unless the method's comment says
+// otherwise.
 struct Observer {
   virtual ~Observer() = default;
 };
 
-// What happens to the ops of a region, on the region's thread.
+// The core calls these methods for the ops of a region, on the region's thread.
 struct OpEvents : virtual Observer {
   // An op is about to run. `replayable`: it has a recipe.
   virtual void willRun(
@@ -98,7 +99,8 @@ struct OpEvents : virtual Observer {
   }
 };
 
-// What happens to a region and to the tensors that autograd saves there, on the region's thread.
+// The core calls these methods for a region, and for the tensors that autograd saves in the region,
+// on the region's thread.
 struct RegionEvents : virtual Observer {
   // The thread enters a region, perhaps a nested one. Without the lock.
   virtual std::unique_ptr<RegionNote> enters(
@@ -135,9 +137,10 @@ struct RegionEvents : virtual Observer {
   }
 };
 
-// What happens to a graph's saved tensors. Any thread calls, perhaps while the region is open.
+// The core calls these methods when saved tensors are unpacked or recomputed, on any thread,
+// perhaps while the region is still open.
 struct BackwardEvents : virtual Observer {
-  // A saved tensor is about to be unpacked, usually by backward. Without the lock.
+  // A saved tensor is about to be unpacked, usually by backward. May throw. Without the lock.
   virtual void unpacks(Graph& graph) {
   }
 
@@ -188,9 +191,6 @@ class Observers {
   // True if an observer looks at ops.
   bool seeOps() const {
     return !ops_.empty();
-  }
-  bool any() const {
-    return !all_.empty();
   }
 
   // Calls a method of each observer that has the method.

@@ -1,4 +1,4 @@
-// What plug-ins keep with a value or with a handle.
+// Data that plug-ins attach to values, handles and graphs.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -12,7 +12,7 @@
 
 namespace ebb {
 
-// What one plug-in keeps with one value or handle, as long as one of them lives.
+// Data that one plug-in attaches to a value, a handle or a graph. Lives as long as one of them.
 struct Extra : c10::intrusive_ptr_target {
   // True if the recorder must keep the value until its region ends, even if the value's storage is
   // gone.
@@ -20,7 +20,7 @@ struct Extra : c10::intrusive_ptr_target {
     return false;
   }
   // Backward node number `node` unpacks the handle. Called without a lock, on backward's thread.
-  virtual void unpacks(uint32_t /*node*/) {
+  virtual void unpacks(uint32_t node) {
   }
 };
 using ExtraPtr = c10::intrusive_ptr<Extra>;
@@ -31,7 +31,7 @@ using SlotNumber = size_t;
 constexpr SlotNumber kMostSlots = 4;
 EBB_API SlotNumber takeSlot();
 
-// The extras of a value: at most one for each slot.
+// The extras of a value or of a graph: at most one for each slot.
 class Extras {
  public:
   template <class Part>

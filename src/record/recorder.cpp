@@ -388,7 +388,7 @@ void Recorder::close(bool onlyPart) {
     values_.clear();
     sender_.sendKept(std::move(toSend));
   }
-  if (observers.any()) {
+  if (observers.seeOps()) {
     values_.clear();
     observers.tell(&RegionEvents::closed);
   }

@@ -12,7 +12,7 @@
 #include "graph/geometry.h"
 #include "graph/value.h"
 #include "record/context.h"
-#include "record/made_values.h"
+#include "record/sweep_window.h"
 
 namespace ebb {
 

@@ -73,8 +73,8 @@ def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, stat
 
 @pytest.mark.parametrize("static", [False, True])
 def test_what_leaves_when_the_region_ends_was_made_on_another_stream(static, streams, x):
-    """What only recipes read waits for the end; the stream that is current then knows nothing of
-    the one on which it was made."""
+    """ebb sends a value that only recipes read when the region ends. The stream that is current then
+    has not waited for the stream that made the value."""
     ebb.offload.configure(static=static, in_flight_bytes=0 if static else 1 << 30)
 
     def program(x):

@@ -54,7 +54,7 @@ def clones_of(stores):
 
 
 def on_ranks(function, exchanges):
-    """What `function` returns for each rank, all at once."""
+    """Runs `function` for all ranks at once. Returns the results, by rank."""
     with ThreadPoolExecutor(len(exchanges)) as pool:
         return list(pool.map(function, exchanges))
 

@@ -44,7 +44,7 @@
 #include "plugins/report/journal.h"
 #include "policy/module_scope.h"
 #include "recomputed_bytes.h"
-#include "record/made_values.h"
+#include "record/sweep_window.h"
 #include "stand_in_generator.h"
 #include "stream/capture.h"
 #include "stream/stream.h"

@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-// Whether regions opened from now on are observed.
+// From now on ebb counts (`on`), or does not count, the bytes that new regions recompute.
 void countRecomputedBytes(bool on);
 
 // The bytes recomputed so far, by the module that made them.

@@ -40,7 +40,7 @@ _MOST_PLACES = 10_000  # lists that a rank remembers, for other ranks that are b
 # wait only for operators of c10d on the CPU. In other cases that rank waits as for any rank that
 # has failed.
 class _Ranks:
-    """What the ranks of one process group have told each other."""
+    """The lists of collectives that the ranks of one process group have exchanged."""
 
     def __init__(self, exchange: StoreExchange, group: Any) -> None:
         self.exchange = exchange

@@ -31,7 +31,7 @@ Outcome = tuple[bool, Values]  # True if any rank has set the flag; and the valu
 # * The first rank in a `gather` deletes the count and the outcome of the one before the last. All
 #   ranks have joined the last one, so all have read the outcome of the one before.
 class StoreExchange:
-    """What the ranks of a group exchange for one purpose. Only `gather` waits."""
+    """Exchanges values among the ranks of a group, for one purpose. Only `gather` waits."""
 
     def __init__(self, store: Any, prefix: str, rank: int, size: int) -> None:
         self.store: Any = dist.distributed_c10d.PrefixStore(prefix, store)

@@ -266,22 +266,6 @@ void arriveAt(Graph& graph) {
   }
 }
 
-// Recording of `graph` has ended.
-void closed(const c10::intrusive_ptr<Graph>& graph) {
-  Room::get().closed(graph);
-  if (!fromTheStart.load(std::memory_order_relaxed)) {
-    return;
-  }
-  Lookahead& lookahead = *lookaheadOf(*graph);
-  {
-    std::lock_guard<PythonMutex> lock(graph->mutex);
-    lookahead.dropHeld();
-  }
-  Ahead& ahead = Ahead::get();
-  const WeakGraph next(graph);
-  ahead.worker(lookahead.device).reached(next, false, ahead.settings());
-}
-
 // See Note [Replays ahead of backward]
 class AheadObserver final : public RegionEvents, public BackwardEvents {
  public:
@@ -302,7 +286,17 @@ class AheadObserver final : public RegionEvents, public BackwardEvents {
     lookahead_.close();
   }
   void left(const c10::intrusive_ptr<Graph>& graph) override {
-    ebb::closed(graph);
+    Room::get().closed(graph);
+    if (!fromTheStart.load(std::memory_order_relaxed)) {
+      return;
+    }
+    {
+      std::lock_guard<PythonMutex> lock(graph->mutex);
+      lookahead_.dropHeld();
+    }
+    Ahead& ahead = Ahead::get();
+    const WeakGraph next(graph);
+    ahead.worker(lookahead_.device).reached(next, false, ahead.settings());
   }
   // Releases the storages that are held for replays ahead, unless memory has room for them.
   void nextOpens(const c10::intrusive_ptr<Graph>& graph, Graph& next) override {

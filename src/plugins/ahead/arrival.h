@@ -1,4 +1,4 @@
-// What tests see of replays ahead of backward.
+// Replays ahead of backward: functions for tests.
 #pragma once
 
 #include <ATen/core/TensorBody.h>

@@ -1,1 +1,1 @@
-"""What a step did: its operators, memory and durations, and the speed of copies."""
+"""Records steps: operators, memory, durations, and the speed of copies."""

@@ -1,4 +1,4 @@
-#include "record/made_values.h"
+#include "record/sweep_window.h"
 
 #include <atomic>
 
