@@ -73,7 +73,7 @@ def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, stat
 
 @pytest.mark.parametrize("static", [False, True])
 def test_what_leaves_when_the_region_ends_was_made_on_another_stream(static, streams, x):
-    """ebb sends a value that only recipes read when the region ends. The stream that is current then
+    """ebb sends a value that only recipes read at the region's end. The stream that is current then
     has not waited for the stream that made the value."""
     ebb.offload.configure(static=static, in_flight_bytes=0 if static else 1 << 30)
 
