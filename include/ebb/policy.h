@@ -24,10 +24,16 @@ enum class Decision : uint8_t {
   // bytes again: see Note [Made each time]
   RecomputeEachTime,
 };
+constexpr size_t kDecisions = 5;
 
 // True if backward runs the op again.
 constexpr bool recomputes(Decision decision) {
   return decision == Decision::Recompute || decision == Decision::RecomputeEachTime;
+}
+
+// True if a plug-in takes the bytes.
+constexpr bool isStored(Decision decision) {
+  return decision == Decision::Offload || decision == Decision::Page;
 }
 
 // One line of a policy. A rule matches a result if all its conditions hold.

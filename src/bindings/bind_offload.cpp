@@ -4,7 +4,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
-#include "offload/offload_engine.h"
+#include "plugins/offload/offload_engine.h"
 
 namespace ebb::bindings {
 
@@ -42,13 +42,15 @@ bool optedOut(const at::Tensor& tensor) {
   return isTrue(object.ptr(), marks[0]) || isTrue(object.ptr(), marks[1]);
 }
 
-}  // namespace
-
 void bindOffload(py::module_& module) {
   setOffloadOptOut(&optedOut);
   module.def("offload_settings", torch::wrap_pybind_function(&offloadSettings));
   module.def("offload_stats", torch::wrap_pybind_function(&offloadStats));
   module.def("configure_offload", torch::wrap_pybind_function(&configureOffload));
 }
+
+[[maybe_unused]] const bool isOffloadBound = bindPlugin("offload", &bindOffload);
+
+}  // namespace
 
 }  // namespace ebb::bindings

@@ -8,9 +8,9 @@
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
-#include "paging/paging_engine.h"
-#include "paging/pool/pool.h"
-#include "paging/schedule.h"
+#include "plugins/paging/paging_engine.h"
+#include "plugins/paging/pool/pool.h"
+#include "plugins/paging/schedule.h"
 
 template <>
 struct pybind11::detail::type_caster<ebb::PageOverflowMode>
@@ -75,8 +75,6 @@ std::vector<at::Generator> deviceGenerators() {
   return generators;
 }
 
-}  // namespace
-
 void bindPaging(py::module_& module) {
   Paging::get().throwOverflow = &throwOverflow;
   const auto plain = [](auto function) { return torch::wrap_pybind_function_no_gil(function); };
@@ -104,5 +102,9 @@ void bindPaging(py::module_& module) {
   module.def("device_generators", torch::wrap_pybind_function(&deviceGenerators));
   module.def("leaves_behind", torch::wrap_pybind_function(&leavesBehind));
 }
+
+[[maybe_unused]] const bool isPagingBound = bindPlugin("paging", &bindPaging);
+
+}  // namespace
 
 }  // namespace ebb::bindings

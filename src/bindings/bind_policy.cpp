@@ -22,7 +22,7 @@ auto translated(F&& f) {
 }
 
 PyPolicy makePolicy(const std::vector<Rule>& rules, Decision fallback, Decision inputs, bool late) {
-  return {std::make_shared<const Policy>(
+  return {std::make_shared<const RulePolicy>(
       rules, fallback, inputs, late ? Names::Later : Names::Registered)};
 }
 
@@ -59,7 +59,7 @@ void bindRule(py::module_& module) {
 // Returns two numbers for each alternative: the index after its last rule, and its fallback.
 std::vector<std::pair<size_t, Decision>> partsOf(const PyPolicy& policy) {
   std::vector<std::pair<size_t, Decision>> parts;
-  for (const Policy::Alternative& alternative : policy.policy->alternatives()) {
+  for (const RulePolicy::Alternative& alternative : rulesOf(policy.policy).alternatives()) {
     parts.emplace_back(alternative.end, alternative.fallback);
   }
   return parts;
@@ -67,7 +67,7 @@ std::vector<std::pair<size_t, Decision>> partsOf(const PyPolicy& policy) {
 
 std::vector<std::string> unmatchedOf(const PyPolicy& policy) {
   std::vector<std::string> messages;
-  for (const auto& [rule, message] : policy.policy->unmatched()) {
+  for (const auto& [rule, message] : rulesOf(policy.policy).unmatched()) {
     messages.push_back(message);
   }
   return messages;
@@ -81,19 +81,21 @@ void bindPolicyClass(py::module_& module) {
           py::arg("fallback"),
           py::arg("inputs"),
           py::arg("late") = false)
-      .def("rules", [](const PyPolicy& policy) { return policy.policy->rules(); })
+      .def("rules", [](const PyPolicy& policy) { return rulesOf(policy.policy).rules(); })
       .def("parts", &partsOf)
       .def("unmatched", &unmatchedOf)
       .def(
           "asks_for_modules",
-          [](const PyPolicy& policy) { return policy.policy->asksForModules(); })
+          [](const PyPolicy& policy) { return rulesOf(policy.policy).asksForModules(); })
       .def(
           "gives",
-          [](const PyPolicy& policy, Decision given) { return policy.policy->gives(given); })
+          [](const PyPolicy& policy, Decision given) {
+            return rulesOf(policy.policy).gives(given);
+          })
       .def("explain", translated([](const PyPolicy& policy, const std::string& op) {
-             return explain(*policy.policy, op);
+             return explain(rulesOf(policy.policy), op);
            }))
-      .def("inputs", [](const PyPolicy& policy) { return policy.policy->inputs(); });
+      .def("inputs", [](const PyPolicy& policy) { return rulesOf(policy.policy).inputs(); });
 }
 
 }  // namespace

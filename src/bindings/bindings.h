@@ -15,8 +15,6 @@ struct PyPolicy {
 };
 
 void bindCounts(pybind11::module_& module);
-void bindOffload(pybind11::module_& module);
-void bindPaging(pybind11::module_& module);
 void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);
 void bindScopes(pybind11::module_& module);

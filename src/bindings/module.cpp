@@ -57,8 +57,6 @@ PYBIND11_MODULE(_C, module, py::mod_gil_not_used(false)) {
   module.attr("torch_release") = EBB_TORCH_RELEASE;
   ebb::bindings::installPythonSupport(module);
   ebb::bindings::bindCounts(module);
-  ebb::bindings::bindOffload(module);
-  ebb::bindings::bindPaging(module);
   ebb::bindings::bindPolicy(module);
   ebb::bindings::bindRegion(module);
   ebb::bindings::bindScopes(module);

@@ -12,7 +12,6 @@ void Graph::release_resources() {
   extras = {};
   collectives.clear();
   escapes.all.clear();
-  pages.reset();
   observers.clear();
   names.clear();
 }

@@ -23,7 +23,6 @@ namespace ebb {
 
 struct Graph;
 using WeakGraph = c10::weak_intrusive_ptr<Graph>;
-struct PageGroup;
 
 // See Note [Hooks around a checkpointed call] in saved/hooked_inputs.h.
 struct InputsOfHooks {
@@ -93,8 +92,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   RecipeNumbers numbers;
   GraphRules rules;
   Observers observers;
-  std::shared_ptr<PageGroup> pages;  // the values' rows in page pools; null until a value has some
-  Escapes escapes;                   // see Note [Escapes]
+  Escapes escapes;                        // see Note [Escapes]
   std::shared_ptr<InputsOfHooks> hooked;  // null unless hooks have saved inputs
   Extras extras;                          // of plug-ins
   RepeatedCollectives collectives;        // see Note [Repeated collectives]

@@ -4,8 +4,7 @@
 
 #include "graph/geometry.h"
 #include "graph/recipe.h"
-#include "graph/rows.h"
-#include "memory/stash.h"
+#include "hooks/store.h"
 
 namespace ebb {
 
@@ -31,7 +30,7 @@ void Value::dropStash() {
   rare.set(&RareParts::stash, nullptr);
 }
 
-void Value::send(c10::intrusive_ptr<Stash> away) {
+void Value::putAway(c10::intrusive_ptr<Stash> away) {
   rare.set(&RareParts::stash, std::move(away));
   home.take();
   recipe_.reset();

@@ -22,12 +22,10 @@ namespace ebb {
 
 struct Recipe;
 class Stash;
-struct Rows;
 
 // The parts that few values have.
 struct RareParts : InArena {
-  std::unique_ptr<Rows> rows;       // see Note [Rows]; null: valid rows are unknown
-  c10::intrusive_ptr<Stash> stash;  // see Note [Offloaded values]
+  c10::intrusive_ptr<Stash> stash;  // see Note [Stored values]
   c10::Storage redefined;           // handles show this storage; see Note [Silent writes]
   Extras extras;                    // of plug-ins
   // Fingerprint of the value as a result of a custom operator on the CPU; 0: unknown.
@@ -63,6 +61,10 @@ class EBB_API Rare {
   bool waitsForEnd() const {
     return parts_ && parts_->extras.waitForEnd();
   }
+  // True if a replay or a stash gives back only a part of the bytes.
+  bool isPartial() const {
+    return parts_ && parts_->extras.isPartial();
+  }
   void clear() {
     parts_.reset();
   }
@@ -81,7 +83,7 @@ enum class ValueState : uint8_t {
   Held,  // bytes: a leaf that something needs, a saved value without a recipe, or a materialised
          // value
   Kept,  // bytes and a recipe: other code may write to the bytes; or see Note [Made each time]
-  Away,  // a stash: offloaded or paged, see Note [Offloaded values]
+  Away,  // a stash: see Note [Stored values]
 };
 
 // The handles on a value and the recipes that read it. Counted by hand, because a reference count
@@ -147,7 +149,7 @@ class Uses {
 // The fate of a value's bytes if something needs them, and the reason.
 class ValueDecision {
  public:
-  // True if Offload or Page has yet to move the bytes.
+  // True if a store has yet to take the bytes.
   bool isDue() const {
     return due_;
   }
@@ -155,8 +157,8 @@ class ValueDecision {
     due_ = due;
   }
 
-  // True if the decision is Save, Offload or Page: ebb then holds or sends the bytes once autograd
-  // packs the value or a recipe reads it. Not related to ValueState::Kept.
+  // True unless the value is recomputed: ebb then holds or stores the bytes once autograd packs the
+  // value or a recipe reads it. Not related to ValueState::Kept.
   bool isKept() const {
     return !recomputes(decision_);
   }
@@ -164,8 +166,8 @@ class ValueDecision {
   bool isMadeEachTime() const {
     return decision_ == Decision::RecomputeEachTime;
   }
-  bool isPaged() const {
-    return decision_ == Decision::Page;
+  Decision chosen() const {
+    return decision_;
   }
   // True if the bytes are kept because of the policy.
   bool isSaved() const {
@@ -176,28 +178,21 @@ class ValueDecision {
   void decide(Decision verdict, bool policy = true) {
     decision_ = verdict;
     byPolicy_ = policy && !recomputes(verdict);
-    due_ = verdict == Decision::Offload || verdict == Decision::Page;
+    due_ = isStored(verdict);
   }
 
-  // The bytes must not be freed, whatever the policy says. OFFLOAD and PAGE still apply.
+  // The bytes must not be freed, whatever the policy says. A store may still take them.
   void mustBeKept() {
     if (!isKept()) {
       decide(Decision::Save, false);
     }
   }
 
-  // Cancels Offload or Page: the value is recomputed if it has a recipe, else the bytes stay.
+  // No store takes the bytes: the value is recomputed if it has a recipe, else the bytes stay.
   void undo(bool hasRecipe) {
     decision_ = hasRecipe ? Decision::Recompute : Decision::Save;
     byPolicy_ = byPolicy_ && !hasRecipe;
     due_ = false;
-  }
-
-  // Takes over the decision of `before`, the saved value that a write replaced. `isAway`: that
-  // value has a stash.
-  void inherit(const ValueDecision& before, bool isAway) {
-    decide(before.decision_);
-    due_ = isPaged() || before.due_ || isAway;
   }
 
  private:
@@ -273,7 +268,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   }
   void setRecipe(c10::intrusive_ptr<Recipe> recipe);
 
-  // The stash, or null. See Note [Offloaded values].
+  // The stash, or null. See Note [Stored values].
   const c10::intrusive_ptr<Stash>& stash() const {
     return rare->stash;
   }
@@ -284,7 +279,7 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   }
 
   // From now on `away` stands for the bytes.
-  void send(c10::intrusive_ptr<Stash> away);
+  void putAway(c10::intrusive_ptr<Stash> away);
   // Drops the stash without bringing its bytes back.
   void dropStash();
 

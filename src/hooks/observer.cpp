@@ -19,6 +19,23 @@ std::vector<void (*)(const at::Tensor&)>& beforeWrites() {
   return *all;
 }
 
+// The extras of several plug-ins for one handle.
+struct Notes final : Extra {
+  void unpacks(uint32_t node) override {
+    for (const ExtraPtr& note : all) {
+      note->unpacks(node);
+    }
+  }
+  c10::Storage shown(Unpacked unpacked) override {
+    for (const ExtraPtr& note : all) {
+      unpacked.bytes = note->shown(unpacked);
+    }
+    return std::move(unpacked.bytes);
+  }
+
+  std::vector<ExtraPtr> all;
+};
+
 }  // namespace
 
 void Observers::clear() {
@@ -42,14 +59,18 @@ bool Observers::wantInput(const at::Tensor& tensor) const {
 
 [[gnu::cold]] ExtraPtr Observers::tellPacked(
     Value& value, const at::Tensor& tensor, Retention retention) const {
-  ExtraPtr note;
+  std::vector<ExtraPtr> notes;
   for (RegionEvents* observer : regions_) {
-    if (auto given = observer->packed(value, tensor, retention)) {
-      TORCH_INTERNAL_ASSERT(!note, "two observers want to keep something with a handle");
-      note = std::move(given);
+    if (auto note = observer->packed(value, tensor, retention)) {
+      notes.push_back(std::move(note));
     }
   }
-  return note;
+  if (notes.size() <= 1) {
+    return notes.empty() ? ExtraPtr() : std::move(notes.front());
+  }
+  auto several = c10::make_intrusive<Notes>();
+  several->all = std::move(notes);
+  return several;
 }
 
 [[gnu::cold]] c10::Storage Observers::checked(
@@ -58,6 +79,15 @@ bool Observers::wantInput(const at::Tensor& tensor) const {
     bytes = observer->checked(graph, value, geometry, std::move(bytes));
   }
   return bytes;
+}
+
+[[gnu::cold]] const char* Observers::askVetoes(const NewState& state) const {
+  const char* why = nullptr;
+  for (ResultVeto* veto : vetoes_) {
+    const char* given = veto->whyNotReplayed(state);
+    why = why != nullptr ? why : given;
+  }
+  return why;
 }
 
 bool observeGraphs(AddObservers add, Turn turn) {

@@ -20,6 +20,7 @@ namespace ebb {
 class Arguments;
 class Geometry;
 class Policy;
+class Stash;
 class ValueMap;
 enum class Retention : uint8_t;
 struct Call;
@@ -39,9 +40,18 @@ struct RegionNote {
 struct Made {
   const Context& context;
   Value& value;
+  const at::Tensor& tensor;    // shows the value
+  const std::string& op;       // the op that made the value, or "from outside"
+  const char* whyKept;         // why the value cannot be recomputed; null if it can, or need not be
+  uint16_t rule = UINT16_MAX;  // the policy's deciding rule; see Verdict::rule
+};
+
+// A state that an op has made, before the core decides on it.
+struct NewState {
+  Value& value;
   const at::Tensor& tensor;  // shows the value
-  const std::string& op;     // the op that made the value, or "from outside"
-  const char* whyKept;       // why the value cannot be recomputed; null if it can, or need not be
+  const Value* before;       // the state that a write has replaced; null: the op made the storage
+  bool whole;                // the op has written all of the storage
 };
 
 // An observer follows one graph, that is, an outermost region and its backward. The class of an
@@ -54,7 +64,8 @@ struct Observer {
 
 // The core calls these methods for the ops of a region, on the region's thread.
 struct OpEvents : virtual Observer {
-  // An op is about to run. `replayable`: it has a recipe.
+  // An op is about to run, and has not overwritten its arguments yet. `replayable`: it has a
+  // recipe.
   virtual void willRun(
       const Context& context,
       ValueMap& values,
@@ -97,6 +108,13 @@ struct OpEvents : virtual Observer {
   // A plug-in has changed what it keeps with the value.
   virtual void extraChanged(Value& value) {
   }
+};
+
+// The core asks these methods about the results of ops, on the region's thread.
+struct ResultVeto : virtual Observer {
+  // Returns why the op cannot be replayed for this result; null if it can. May attach an extra to
+  // the value.
+  virtual const char* whyNotReplayed(const NewState& state) = 0;
 };
 
 // The core calls these methods for a region, and for the tensors that autograd saves in the region,
@@ -165,6 +183,10 @@ struct BackwardEvents : virtual Observer {
   // The value is recomputed together with `asked`, which backward unpacks.
   virtual void replaysWith(const Value& asked, const Value& value) {
   }
+  // Backward has arrived at a graph that may have been replayed ahead. `cameBack`: the stashes that
+  // have waited for this (Stash::awaitsBackward); each store removes its own. May throw.
+  virtual void arrives(std::vector<c10::intrusive_ptr<Stash>>& cameBack) {
+  }
   // A plug-in counts an event of the graph, under this name. Without the lock.
   virtual void counted(const char* what) {
   }
@@ -184,6 +206,7 @@ class Observers {
     addTo(ops_, observer.get());
     addTo(regions_, observer.get());
     addTo(backwards_, observer.get());
+    addTo(vetoes_, observer.get());
     all_.push_back(std::move(observer));
   }
   void clear();
@@ -205,6 +228,9 @@ class Observers {
   std::vector<std::unique_ptr<RegionNote>> enter(
       const std::string& name, const std::shared_ptr<const Policy>& policy) const;
   bool wantInput(const at::Tensor& tensor) const;
+  const char* whyNotReplayed(const NewState& state) const {
+    return vetoes_.empty() ? nullptr : askVetoes(state);
+  }
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) const {
     return regions_.empty() ? ExtraPtr() : tellPacked(value, tensor, retention);
   }
@@ -240,11 +266,13 @@ class Observers {
     }
   }
   ExtraPtr tellPacked(Value& value, const at::Tensor& tensor, Retention retention) const;
+  const char* askVetoes(const NewState& state) const;
 
   std::vector<std::unique_ptr<Observer>> all_;
   std::vector<OpEvents*> ops_;
   std::vector<RegionEvents*> regions_;
   std::vector<BackwardEvents*> backwards_;
+  std::vector<ResultVeto*> vetoes_;
 };
 
 // When a plug-in adds its observers: those that depend on Graph::rules come last.

@@ -139,7 +139,7 @@ void fill(OpTraits& traits) {
     traits.results.push_back(typeOf(result.type()));
   }
   traits.kind = classify(traits.op);
-  if (traits.rows.rule == RowRule::ShapeOnly) {
+  if (traits.readsOnlyShapes()) {
     traits.arguments.uses[0] = traits.arguments.otherwise[0] = ArgUse::Unread;
   }
 }

@@ -43,7 +43,7 @@ enum class PrecisionRead : uint8_t {
   All,       // also settings for convolutions and recurrent kernels
 };
 
-// The effect of an op on the rows of its arguments: see Note [Rows] in graph/rows.h.
+// The effect of an op on the rows of its arguments: see Note [Rows] in rows/rows.h.
 enum class RowRule : uint8_t {
   Unknown,      // may mix rows
   EachRow,      // element by element, with broadcasting
@@ -128,6 +128,11 @@ struct OpTraits {
   ArgumentTraits arguments;
   c10::SmallVector<ArgType, 4> results;  // one per result
   std::string name;                      // "aten::mm.default", as in rules and messages
+
+  // True if the op reads no contents of its arguments, as zeros_like.
+  bool readsOnlyShapes() const {
+    return rows.rule == RowRule::ShapeOnly;
+  }
 };
 
 // The traits of `op`; the reference stays valid forever.

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "hooks/store.h"
 #include "intercept/op_tables.h"
 #include "policy/glob.h"
 #include "policy/module_scope.h"
@@ -181,7 +182,7 @@ std::vector<std::string> operatorsNamed(const std::string& pattern) {
   return found;
 }
 
-Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, Names names)
+RulePolicy::RulePolicy(std::vector<Rule> rules, Decision fallback, Decision inputs, Names names)
     : rules_(std::move(rules)),
       alternatives_{{rules_.size(), fallback}},
       inputs_(inputs),
@@ -189,9 +190,12 @@ Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, Name
   TORCH_CHECK_VALUE(
       !recomputes(inputs_),
       "ebb: inputs of a region cannot be recomputed: inputs must be SAVE, OFFLOAD or PAGE.");
+  storeOf(fallback);  // throws if the decision needs a plug-in that is not built
+  storeOf(inputs);
   for (Rule& rule : rules_) {
     rule.op = normalisedOperatorName(rule.op);
     checkRule(rule);
+    storeOf(rule.decision);
   }
   for (const auto& [rule, message] : unmatched()) {
     const bool mayCome = names == Names::Later && !isTorchsOwn(rule->op);
@@ -199,7 +203,7 @@ Policy::Policy(std::vector<Rule> rules, Decision fallback, Decision inputs, Name
   }
 }
 
-std::vector<std::pair<const Rule*, std::string>> Policy::unmatched() const {
+std::vector<std::pair<const Rule*, std::string>> RulePolicy::unmatched() const {
   std::vector<std::pair<const Rule*, std::string>> found;
   const auto known = rules_.empty() ? std::vector<std::string>{} : registeredOperators();
   for (const Rule& rule : rules_) {
@@ -213,7 +217,7 @@ std::vector<std::pair<const Rule*, std::string>> Policy::unmatched() const {
   return found;
 }
 
-Policy::Policy(const Policy& first, const Policy& second)
+RulePolicy::RulePolicy(const RulePolicy& first, const RulePolicy& second)
     : rules_(first.rules_),
       alternatives_(first.alternatives_),
       inputs_(first.inputs_ == Decision::Save ? second.inputs_ : first.inputs_),
@@ -224,19 +228,30 @@ Policy::Policy(const Policy& first, const Policy& second)
   }
 }
 
-Policy::~Policy() = default;
+RulePolicy::~RulePolicy() = default;
 
-std::unique_ptr<Decider> Policy::activate() const {
-  return std::make_unique<Decider>(shared_from_this());
+std::unique_ptr<Decider> RulePolicy::activate() const {
+  return std::make_unique<RuleDecider>(
+      std::static_pointer_cast<const RulePolicy>(shared_from_this()));
 }
 
-bool Policy::asksForModules() const {
+std::vector<std::string> RulePolicy::rulesInWords() const {
+  std::vector<std::string> found;
+  for (size_t rule = 0; rule < rules_.size(); ++rule) {
+    if (!rules_[rule].preset) {
+      found.push_back(ruleInWords(*this, static_cast<uint16_t>(rule)));
+    }
+  }
+  return found;
+}
+
+bool RulePolicy::asksForModules() const {
   return std::any_of(rules_.begin(), rules_.end(), [](const Rule& rule) {
     return !rule.module.empty() || rule.perModule;
   });
 }
 
-bool Policy::gives(Decision decision) const {
+bool RulePolicy::gives(Decision decision) const {
   const auto is = [=](Decision given) { return given == decision; };
   return is(inputs_) ||
          std::any_of(rules_.begin(), rules_.end(), [&](auto& r) { return is(r.decision); }) ||
@@ -244,7 +259,7 @@ bool Policy::gives(Decision decision) const {
              alternatives_.begin(), alternatives_.end(), [&](auto& p) { return is(p.fallback); });
 }
 
-const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
+const RulePolicy::Candidates& RulePolicy::candidates(const OpTraits& op) const {
   if (op.index < kTableSize) {
     if (const auto* known = table_[op.index].load(std::memory_order_acquire)) {
       return *known;
@@ -254,7 +269,7 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
   return compile(op);
 }
 
-[[gnu::cold]] const Policy::Candidates& Policy::compile(const OpTraits& op) const {
+[[gnu::cold]] const RulePolicy::Candidates& RulePolicy::compile(const OpTraits& op) const {
   for (const auto& [index, known] : beyond_) {
     if (index == op.index) {
       return *known;
@@ -276,7 +291,7 @@ const Policy::Candidates& Policy::candidates(const OpTraits& op) const {
   return candidates;
 }
 
-Policy::Candidates Policy::candidatesFor(const OpTraits& op) const {
+RulePolicy::Candidates RulePolicy::candidatesFor(const OpTraits& op) const {
   Candidates candidates;
   size_t i = 0;
   for (const Alternative& alternative : alternatives_) {
@@ -298,7 +313,7 @@ Policy::Candidates Policy::candidatesFor(const OpTraits& op) const {
   return candidates;
 }
 
-bool Policy::matchesModule(const Rule& rule, uint32_t module) const {
+bool RulePolicy::matchesModule(const Rule& rule, uint32_t module) const {
   if (module == 0) {
     if (!anyModuleHasNumber()) {
       TORCH_WARN_ONCE(
@@ -321,23 +336,29 @@ bool Policy::matchesModule(const Rule& rule, uint32_t module) const {
 }
 
 PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback, Decision inputs) {
-  return std::make_shared<const Policy>(std::move(rules), fallback, inputs);
+  return std::make_shared<const RulePolicy>(std::move(rules), fallback, inputs);
 }
 
 PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second) {
-  return std::make_shared<const Policy>(*first, *second);
+  return std::make_shared<const RulePolicy>(rulesOf(first), rulesOf(second));
 }
 
-Decider::Decider(PolicyPtr policy) : policy_(std::move(policy)) {
+const RulePolicy& rulesOf(const PolicyPtr& policy) {
+  const auto* rules = dynamic_cast<const RulePolicy*>(policy.get());
+  TORCH_CHECK_VALUE(rules != nullptr, "ebb: this policy consists of no rules.");
+  return *rules;
 }
 
-Decider::~Decider() = default;
+RuleDecider::RuleDecider(std::shared_ptr<const RulePolicy> policy) : policy_(std::move(policy)) {
+}
 
-Decision Decider::inputs() const {
+RuleDecider::~RuleDecider() = default;
+
+Decision RuleDecider::inputs() const {
   return policy_->inputs();
 }
 
-Verdict Decider::decide(const OpTraits& op) {
+Verdict RuleDecider::decide(const OpTraits& op) {
   const auto& candidates = policy_->candidates(op);
   const auto& first = candidates.front();
   const bool simple = first.endsAlternative && candidates.size() == 1;
@@ -346,7 +367,7 @@ Verdict Decider::decide(const OpTraits& op) {
 
 // Visits the candidates of all alternatives, even if an earlier alternative decides, since rules of
 // each alternative may count calls.
-Verdict Decider::decideWith(const OpTraits& op, const Policy::Candidates& candidates) {
+Verdict RuleDecider::decideWith(const OpTraits& op, const RulePolicy::Candidates& candidates) {
   uint64_t matching = 0;
   bool dependsOnResult = false;
   bool decided = false;  // in this alternative
@@ -372,7 +393,7 @@ Verdict Decider::decideWith(const OpTraits& op, const Policy::Candidates& candid
   return verdict;
 }
 
-Verdict Decider::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
+Verdict RuleDecider::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
   const auto& candidates = policy_->candidates(op);
   bool decided = false;  // in this alternative
   Verdict verdict;
@@ -392,7 +413,7 @@ Verdict Decider::decideOn(const OpTraits& op, const at::Tensor& result, const Ve
 
 // Returns the verdict of the first rule with this name that comes before `rule`. Such a rule counts
 // no calls (see checkRule), since the number of the call is no longer known.
-std::optional<Verdict> Decider::decideOnNamed(
+std::optional<Verdict> RuleDecider::decideOnNamed(
     const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name) {
   for (const auto& candidate : policy_->candidates(op)) {
     if (candidate.rule == nullptr || candidate.verdict.rule >= rule) {
@@ -407,7 +428,7 @@ std::optional<Verdict> Decider::decideOnNamed(
   return {};
 }
 
-bool Decider::matchesCall(const Policy::Candidate& candidate) {
+bool RuleDecider::matchesCall(const RulePolicy::Candidate& candidate) {
   const Rule& rule = *candidate.rule;
   if (!rule.module.empty() && !policy_->matchesModule(rule, currentModule())) {
     return false;
@@ -419,7 +440,7 @@ bool Decider::matchesCall(const Policy::Candidate& candidate) {
   return rule.nth != 0 ? calls == rule.nth : calls % rule.every == 0;
 }
 
-uint32_t Decider::countCall(const Rule& rule) {
+uint32_t RuleDecider::countCall(const Rule& rule) {
   if (rule.perModule) {
     return ++callsInModule_[{&rule, currentModule()}];
   }
@@ -429,11 +450,11 @@ uint32_t Decider::countCall(const Rule& rule) {
   return ++calls_[static_cast<size_t>(&rule - policy_->rules().data())];
 }
 
-std::string Decider::ruleInWords(uint16_t rule) const {
+std::string RuleDecider::ruleInWords(uint16_t rule) const {
   return ebb::ruleInWords(*policy_, rule);
 }
 
-const std::string& Decider::module() const {
+const std::string& RuleDecider::module() const {
   return moduleNames(currentModule()).plain;
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ebb/policy.h"
+#include "hooks/decider.h"
 #include "intercept/op_traits.h"
 
 namespace ebb {
@@ -24,30 +25,16 @@ namespace ebb {
 // torch's own operators must match a registered operator; else the constructor throws.
 enum class Names { Registered, Later };
 
-struct Verdict {
-  static constexpr uint16_t kNoRule = UINT16_MAX;
-
-  Decision decision = Decision::Recompute;
-  bool forced = false;      // by a rule with `force`, which overrides Note [Never replayed]
-  bool byRule = false;      // a rule matched, not only a default
-  uint16_t rule = kNoRule;  // index in the policy
-  uint64_t perResult = 0;   // not 0: the decision depends on each result; call decideOn()
-};
-
-class Decider;
-
 // See makePolicy. Immutable; shared by threads.
-class EBB_API Policy : public std::enable_shared_from_this<Policy> {
+class EBB_API RulePolicy : public Policy {
  public:
-  Policy(
+  RulePolicy(
       std::vector<Rule> rules,
       Decision fallback,
       Decision inputs = Decision::Save,
       Names names = Names::Registered);
-  Policy(const Policy& first, const Policy& second);
-  virtual ~Policy();
-  Policy(const Policy&) = delete;
-  Policy& operator=(const Policy&) = delete;
+  RulePolicy(const RulePolicy& first, const RulePolicy& second);
+  ~RulePolicy() override;
 
   const std::vector<Rule>& rules() const {
     return rules_;
@@ -59,8 +46,8 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
     return inputs_;
   }
 
-  // The decider for one region with this policy; shares the policy.
-  virtual std::unique_ptr<Decider> activate() const;
+  std::unique_ptr<Decider> activate() const override;
+  std::vector<std::string> rulesInWords() const override;
 
   // The rules that match no registered operator, each with a message.
   std::vector<std::pair<const Rule*, std::string>> unmatched() const;
@@ -115,41 +102,35 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   mutable std::vector<std::vector<int8_t>> modules_;  // by rule, module: 1 yes, -1 no, 0 unknown
 };
 
-// A policy in use by one region: decides on the outputs of the region's ops, and counts calls for
-// the rules that need counts.
-class EBB_API Decider {
+// Counts calls for the rules that need counts.
+class EBB_API RuleDecider : public Decider {
  public:
-  explicit Decider(PolicyPtr policy);
-  virtual ~Decider();
+  explicit RuleDecider(std::shared_ptr<const RulePolicy> policy);
+  ~RuleDecider() override;
 
-  // Runs for each recorded op and must be fast. Virtual for tests.
-  virtual Verdict decide(const OpTraits& op);
-
-  // The verdict on one result of an op. `call` is the verdict on the op's call.
-  Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call);
-
-  // The verdict on a result that the program has just named; `rule` decided on the result before.
-  // Empty if no rule before `rule` matches the name.
+  Verdict decide(const OpTraits& op) override;
+  Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) override;
   std::optional<Verdict> decideOnNamed(
-      const OpTraits& op, const at::Tensor& result, uint16_t rule, const std::string& name);
-
-  // For reports: the deciding rule in words.
-  std::string ruleInWords(uint16_t rule) const;
-  // For reports: the name of the running module.
-  const std::string& module() const;
-
-  // The decision for values that the region reads and that another autograd function computed.
-  Decision inputs() const;
+      const OpTraits& op,
+      const at::Tensor& result,
+      uint16_t rule,
+      const std::string& name) override;
+  Decision inputs() const override;
+  std::string ruleInWords(uint16_t rule) const override;
+  const std::string& module() const override;
 
  private:
-  Verdict decideWith(const OpTraits& op, const Policy::Candidates& candidates);
-  bool matchesCall(const Policy::Candidate& candidate);
+  Verdict decideWith(const OpTraits& op, const RulePolicy::Candidates& candidates);
+  bool matchesCall(const RulePolicy::Candidate& candidate);
   uint32_t countCall(const Rule& rule);
 
-  PolicyPtr policy_;
+  std::shared_ptr<const RulePolicy> policy_;
   c10::SmallVector<uint32_t, 4> calls_;  // by rule; empty until a rule counts
   std::map<std::pair<const Rule*, uint32_t>, uint32_t> callsInModule_;  // by rule and module
 };
+
+// The rules of a policy. Throws c10::ValueError if the policy has none.
+EBB_API const RulePolicy& rulesOf(const PolicyPtr& policy);
 
 // The operators that a normalised pattern matches. If there are none, throws c10::ValueError with
 // the nearest names.
@@ -160,9 +141,9 @@ std::string normalisedOperatorName(const std::string& name);
 
 // A line for each rule that may decide on calls of `op`, in order, with the rule's conditions.
 // Throws c10::ValueError if there is no such operator.
-EBB_API std::string explain(const Policy& policy, const std::string& op);
+EBB_API std::string explain(const RulePolicy& policy, const std::string& op);
 
 // Example: "rule 2, 'aten::mm', in modules that match '*.mlp'"; Verdict::kNoRule gives "default".
-std::string ruleInWords(const Policy& policy, uint16_t rule);
+std::string ruleInWords(const RulePolicy& policy, uint16_t rule);
 
 }  // namespace ebb

@@ -59,7 +59,7 @@ std::string conditionsOf(const Rule& rule) {
 
 }  // namespace
 
-std::string ruleInWords(const Policy& policy, uint16_t rule) {
+std::string ruleInWords(const RulePolicy& policy, uint16_t rule) {
   if (rule == Verdict::kNoRule) {
     return "default";
   }
@@ -69,13 +69,13 @@ std::string ruleInWords(const Policy& policy, uint16_t rule) {
   return c10::str("rule ", rule, ", '", which.op, "'", separator, conditions);
 }
 
-std::string explain(const Policy& policy, const std::string& op) {
+std::string explain(const RulePolicy& policy, const std::string& op) {
   const std::vector<std::string> overloads = operatorsNamed(normalisedOperatorName(op));
   std::string text;
   for (const std::string& name : overloads) {
     text += name + "\n";
     size_t i = 0;
-    for (const Policy::Alternative& alternative : policy.alternatives()) {
+    for (const RulePolicy::Alternative& alternative : policy.alternatives()) {
       bool decided = false;
       for (; i < alternative.end; ++i) {
         const Rule& rule = policy.rules()[i];

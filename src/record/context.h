@@ -7,7 +7,7 @@
 
 #include "ebb/report.h"
 #include "graph/graph.h"
-#include "policy/compiled_policy.h"
+#include "hooks/decider.h"
 
 namespace ebb {
 

@@ -10,8 +10,8 @@
 #include "kernel/kernel_state.h"
 #include "kernel/repeatable.h"
 #include "record/fresh_results.h"
+#include "record/keeper.h"
 #include "record/recipe_writer.h"
-#include "record/sender.h"
 #include "record/unrepeatable.h"
 #include "record/unsaid_writes.h"
 #include "record/written.h"
@@ -128,6 +128,13 @@ uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
   return whole ? fingerprint(result.storage()) : 0;
 }
 
+// True if a replay may read other bytes than the forward.
+bool readsPartial(const Recipe& recipe) {
+  return std::any_of(recipe.inputs().begin(), recipe.inputs().end(), [](const Input& input) {
+    return input.value && !input.wholeOverwrite && input.value->rare.isPartial();
+  });
+}
+
 // True if ebb waits for a collective, to compare or fingerprint complete results. Unless all
 // results are compared, ebb waits only on the CPU, and only for synchronous collectives, for which
 // the program waits too. A wait for an asynchronous collective could keep the other ranks waiting.
@@ -138,10 +145,9 @@ bool mayWait(const Context& context, const Call& call, const Arguments& argument
 
 }  // namespace
 
-OpRecording::OpRecording(const Context& context, ValueMap& values, RowMarks& marks, Call& call)
+OpRecording::OpRecording(const Context& context, ValueMap& values, Call& call)
     : context_(context),
       values_(values),
-      marks_(marks),
       call_(call),
       op_(call.op),
       lock_(context.graph->mutex),
@@ -150,12 +156,12 @@ OpRecording::OpRecording(const Context& context, ValueMap& values, RowMarks& mar
 
 void OpRecording::run() {
   writeRecipe();
-  if (!arguments_.writes().empty()) {
-    prepareWrites(values_, arguments_, replay_.recipe.get());
-  }
   const Observers& observers = context_.graph->observers;
   observers.tell(
       &OpEvents::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
+  if (!arguments_.writes().empty()) {
+    prepareWrites(values_, arguments_, replay_.recipe.get());
+  }
   if (op_.limits.custom && !op_.limits.communicates) [[unlikely]] {
     runCustom();
   } else {
@@ -184,9 +190,6 @@ void OpRecording::writeRecipe() {
     verdict_.decision = Decision::Save;
     verdict_.perResult = 0;
   }
-  if (marks_.any()) {
-    scanRows();
-  }
   replay_.obstacle = findObstacle(context_, call_, arguments_, verdict_);
   if (replay_.obstacle == nullptr) {
     replay_.recipe = recipeOf(context_, values_, call_, arguments_);
@@ -202,27 +205,6 @@ void OpRecording::writeRecipe() {
   if (op_.limits.communicates) {
     context_.graph->collectives.records(processGroupOf(op_, replay_.recipe->others()));
   }
-}
-
-// Examines the rows of all arguments. Runs before the op, which may write the arguments or change
-// their geometry.
-[[gnu::noinline]] void OpRecording::scanRows() {
-  flow_.emplace(op_, call_.arguments);
-  for (const Argument& argument : arguments_.tensors()) {
-    const bool read = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
-    if (argument.tensor->defined() && read) {
-      auto* known = values_.find(*argument.tensor);
-      const Value* value = known ? values_.current(*known, *argument.tensor).get() : nullptr;
-      flow_->add(*argument.tensor, argument.index, value);
-    }
-  }
-  const bool mixes = op_.rows.rule != RowRule::ShapeOnly && !flow_->keepsApart();
-  for (const Argument& argument : arguments_.tensors()) {
-    if (mixes && argument.tensor->defined()) {
-      marks_.needDeadRows(*argument.tensor);
-    }
-  }
-  marks_.opBegins(op_, mixes);
 }
 
 void OpRecording::runKernel() {
@@ -277,7 +259,7 @@ void OpRecording::runKernel() {
     replay_.giveUp("it drew random numbers from a generator that ebb cannot identify");
   }
   if (replay_.recipe) {
-    if (drawn && op_.random.generatorArgument < 0 && !readsLossy()) {
+    if (drawn && op_.random.generatorArgument < 0 && !readsPartial(*replay_.recipe)) {
       drawn->fingerprint = fingerprintOfResult(op_, results_);
     }
     replay_.recipe->kernel.random = std::move(drawn);
@@ -291,19 +273,20 @@ void OpRecording::runKernel() {
       moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
     }
     const Verdict verdict = verdictOn(write.tensor);
-    auto rows = flow_ ? flow_->ofWritten(write.tensor, before) : nullptr;
     const bool decides = replay_.recipe || !op_.limits.communicates;
-    auto after = stateAfter(write, op_, verdict, std::move(rows), decides);
-    giveRecipe(after, write, verdict);
+    auto after = stateAfter(write, op_, verdict, decides);
+    const char* veto =
+        context_.graph->observers.whyNotReplayed({*after, write.tensor, &before, write.whole});
+    giveRecipe(after, write, verdict, veto);
     if (after->facts.writtenHere) {
-      values_.sender().noteStream(write.tensor.device());
+      values_.keeper().noteStream(write.tensor.device());
     }
     if (storageOf(write.tensor) != write.storage) {
       values_.forget(write.storage);  // the op gave the tensor another storage
       continue;
     }
     if (context_.graph->observers.seeOps()) [[unlikely]] {
-      tellMade(*after, write.tensor, verdict);
+      tellMade(*after, write.tensor, verdict, veto);
     }
     const bool followed = before.uses.packed() > 0;
     values_.deferVersionCheck(
@@ -318,18 +301,16 @@ void OpRecording::runKernel() {
 }
 
 void OpRecording::giveRecipe(
-    const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict) {
-  const Value& before = *write.before;
-  const bool wasLossy = !write.whole && before.rare->rows && before.rare->rows->lossy;
-  const bool exact = after->rare->rows || !(readsLossy() || wasLossy);
-  if (replay_.recipe && exact && isTrusted(context_, op_, verdict) && canBeRepeated(write)) {
+    const c10::intrusive_ptr<Value>& after,
+    const Write& write,
+    const Verdict& verdict,
+    const char* veto) {
+  if (replay_.recipe && veto == nullptr && isTrusted(context_, op_, verdict) &&
+      canBeRepeated(write)) {
     after->rare.set(
         &RareParts::fingerprint, replay_.hasFingerprint ? fingerprint(write.tensor.storage()) : 0);
     addOutput(
         after, write.tensor, {.written = true, .slot = write.argument, .element = write.element});
-  }
-  if (after->rare->rows) {
-    after->rare->rows->lossy |= after->decision.isPaged() || wasLossy;
   }
   noteKeptCustom(after, verdict);
   if (!after->recipe()) {
@@ -379,12 +360,10 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const bool isRepeated = replay_.recipe && op_.limits.communicates;
   value->facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
-  value->rare.set(&RareParts::rows, flow_ ? flow_->of(tensor) : nullptr);
   value->facts.collectiveRunning = op_.limits.communicates;
-  decideOnResult(value, tensor, verdict, static_cast<uint16_t>(slot), element);
-  if (value->rare->rows) {
-    value->rare->rows->lossy |= value->decision.isPaged();
-  }
+  const char* veto = context_.graph->observers.whyNotReplayed({*value, tensor, nullptr, true});
+  decideOnResult(
+      value, tensor, verdict, veto, {.slot = static_cast<uint16_t>(slot), .element = element});
   noteKeptCustom(value, verdict);
   if (op_.limits.uninitialised && context_.trustCustomOps && tensor.is_cpu()) {
     value->facts.unfilled = true;
@@ -394,7 +373,7 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     value->decision.mustBeKept();
   }
   if (context_.graph->observers.seeOps()) [[unlikely]] {
-    tellMade(*value, tensor, verdict);
+    tellMade(*value, tensor, verdict, veto);
   }
   values_.put(storage, std::move(value));
 }
@@ -403,40 +382,40 @@ void OpRecording::decideOnResult(
     const c10::intrusive_ptr<Value>& value,
     const at::Tensor& tensor,
     const Verdict& verdict,
-    uint16_t slot,
-    int32_t element) {
-  const bool pages = verdict.decision == Decision::Page && value->facts.madeHere &&
-                     !op_.limits.uninitialised && !op_.limits.communicates;
-  if (pages) {  // with or without a recipe
-    value->decision.decide(Decision::Page, false);
+    const char* veto,
+    Output output) {
+  const Store* store = storeOf(verdict.decision);
+  const bool takesAll = store != nullptr && store->takesWithoutRecipe();
+  const bool mayStore =
+      value->facts.madeHere && !op_.limits.uninitialised && !op_.limits.communicates;
+  if (takesAll && mayStore) {
+    value->decision.decide(verdict.decision, false);
   }
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
-  const bool exact = value->rare->rows || !readsLossy();
   if (replay_.recipe && value->facts.madeHere && !fromDevice && isTrusted(context_, op_, verdict) &&
-      exact) {
+      veto == nullptr) {
     value->facts.rule = verdict.rule;
-    const bool stays = verdict.decision == Decision::Page && !pages;
+    const bool stays = takesAll && !mayStore;
     value->decision.decide(stays ? Decision::Save : verdict.decision);
     value->rare.set(
         &RareParts::fingerprint, replay_.hasFingerprint ? fingerprintOfShown(tensor) : 0);
-    addOutput(value, tensor, {.slot = slot, .element = element});
+    addOutput(value, tensor, std::move(output));
   }
 }
 
 [[gnu::cold]] void OpRecording::tellMade(
-    Value& value, const at::Tensor& tensor, const Verdict& verdict) {
+    Value& value, const at::Tensor& tensor, const Verdict& verdict, const char* veto) {
   const bool wanted = recomputes(verdict.decision) && !value.decision.isSaved();
   const bool can = value.recipe() && !op_.limits.constantFill;
-  if (!value.recipe()) {
-    value.facts.rule = verdict.rule;
-  }
-  const char* why = wanted && !can ? whyNotRecomputed(value, tensor) : nullptr;
-  context_.graph->observers.tell(&OpEvents::made, Made{context_, value, tensor, op_.name, why});
+  const char* why = wanted && !can ? whyNotRecomputed(value, tensor, veto) : nullptr;
+  const uint16_t rule = value.recipe() ? value.facts.rule : verdict.rule;
+  context_.graph->observers.tell(
+      &OpEvents::made, Made{context_, value, tensor, op_.name, why, rule});
 }
 
 // Returns why a result has no recipe, or why ebb keeps the result in spite of a recipe.
 [[gnu::cold]] const char* OpRecording::whyNotRecomputed(
-    const Value& value, const at::Tensor& tensor) const {
+    const Value& value, const at::Tensor& tensor, const char* veto) const {
   if (replay_.obstacle != nullptr) {
     return replay_.obstacle;
   }
@@ -446,8 +425,8 @@ void OpRecording::decideOnResult(
   if (!value.facts.madeHere) {
     return "its memory is shared with another tensor";
   }
-  if (readsLossy() && !value.rare->rows) {
-    return "its operator reads paged rows, and may mix valid rows with padding";
+  if (veto != nullptr) {
+    return veto;
   }
   if (op_.limits.constantFill) {
     return "a constant that was read before an operator wrote to it";

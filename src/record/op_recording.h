@@ -8,8 +8,6 @@
 #include "kernel/random_state.h"
 #include "record/arguments.h"
 #include "record/context.h"
-#include "record/row_flow.h"
-#include "record/row_marks.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -24,7 +22,7 @@ namespace ebb {
 class OpRecording {
  public:
   // Takes the lock of the context's graph.
-  OpRecording(const Context& context, ValueMap& values, RowMarks& marks, Call& call);
+  OpRecording(const Context& context, ValueMap& values, Call& call);
 
   void run();
 
@@ -43,43 +41,42 @@ class OpRecording {
 
   // Sets `verdict_`, and sets `replay_` to a recipe, or to the reason why there is none.
   void writeRecipe();
-  void scanRows();
-  bool readsLossy() const {
-    return flow_ && flow_->isLossy();
-  }
   void runKernel();
   void runCustom();
   void runRandomKernel();
   void forgetWritten();
   Verdict verdictOn(const at::Tensor& result) const;
-  // Tells the observers of a new value.
-  void tellMade(Value& value, const at::Tensor& tensor, const Verdict& verdict);
-  const char* whyNotRecomputed(const Value& value, const at::Tensor& tensor) const;
+  // Tells the observers of a new value. `veto`: see ResultVeto.
+  void tellMade(Value& value, const at::Tensor& tensor, const Verdict& verdict, const char* veto);
+  const char* whyNotRecomputed(
+      const Value& value, const at::Tensor& tensor, const char* veto) const;
   void recordWrites();
   // Gives `after`, the state after a write, its recipe. Without a recipe, its bytes must be kept.
   void giveRecipe(
-      const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict);
+      const c10::intrusive_ptr<Value>& after,
+      const Write& write,
+      const Verdict& verdict,
+      const char* veto);
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
-  // Applies the policy's decision to a result, and gives the result its recipe.
+  // Applies the policy's decision to a result, and gives the result its recipe, unless there is a
+  // `veto`.
   void decideOnResult(
       const c10::intrusive_ptr<Value>& value,
       const at::Tensor& tensor,
       const Verdict& verdict,
-      uint16_t slot,
-      int32_t element);
+      const char* veto,
+      Output output);
   // Makes `value`, which `tensor` shows, an output of the recipe.
   void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
   void noteKeptCustom(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
 
   const Context& context_;
   ValueMap& values_;
-  RowMarks& marks_;
   Call& call_;
   const OpTraits& op_;                    // of call_
   std::unique_lock<PythonMutex> lock_;    // see Note [One lock per graph]
   Verdict verdict_;                       // the policy's verdict on this op
-  std::optional<RowFlow> flow_;           // none if no tensor has rows; see Note [Rows]
   const c10::IValue* results_ = nullptr;  // set after the op has run
   Arguments arguments_;
   Replay replay_;

@@ -10,7 +10,7 @@
 #include "intercept/op_tables.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
-#include "record/sender.h"
+#include "record/keeper.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -114,9 +114,9 @@ class RecipeWriter {
   int64_t bytesOfStandIn(const Argument& argument) const {
     const bool scratch = argument.use == ArgUse::Scratch;
     return static_cast<int64_t>(
-        scratch                               ? argument.tensor->storage().nbytes()
-        : op_.rows.rule == RowRule::ShapeOnly ? 0
-                                              : bytesShown(*argument.tensor));
+        scratch                 ? argument.tensor->storage().nbytes()
+        : op_.readsOnlyShapes() ? 0
+                                : bytesShown(*argument.tensor));
   }
 
   void addValue(Input& input, const at::Tensor& tensor) {
@@ -125,7 +125,7 @@ class RecipeWriter {
     readsOpaque_ |= value->facts.opaque;
     if (input.use == ArgUse::Read && value->decision.isKept() && !value->home.bytes() &&
         !value->stash()) {
-      values_.sender().keep(*value, tensor);
+      values_.keeper().keep(*value, tensor);
     }
     // The program reads the result of a collective, so the communication is complete.
     if (hasNoFingerprint(*value, input, op_)) [[unlikely]] {

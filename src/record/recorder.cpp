@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "hooks/store.h"
 #include "intercept/install.h"
 #include "intercept/key.h"
-#include "memory/stash.h"
-#include "paging/paging_engine.h"
 #include "record/op_recording.h"
 #include "record/retention.h"
 #include "replay/escapes.h"
@@ -54,17 +53,17 @@ void dropUnneededRecipe(Value& value) {
 
 // Called after the program has named a value that has a recipe. Replaces the value's decision by
 // that of the rule for this name: see Note [Names].
-void decideAgain(RegionCounters& counters, Value& value, Decision decision) {
-  // Earlier readers may have mixed rows, and paging would not restore padding rows.
-  const bool tooLate = decision == Decision::Page && value.uses.readers() > 0;
+void decideAgain(const Context& context, Value& value, Decision decision) {
+  Store* store = storeOf(decision);
+  const bool tooLate = store != nullptr && !store->mayBeChosen(value);
   value.decision.decide(tooLate ? Decision::Save : decision);
   if (value.recipe()->op.limits.constantFill) {
     value.decision.mustBeKept();
   }
-  counters.bytesNotPaged += tooLate ? value.home.nbytes() : 0;
-  if (value.rare->rows) {
-    value.rare->rows->lossy |= value.decision.isPaged();
+  if (tooLate) {
+    store->staysInstead(context, value);
   }
+  context.graph->observers.tell(&OpEvents::decidedAgain, context, value);
 }
 
 void countPacked(RegionCounters& counters, Value& value, Retention retention) {
@@ -92,11 +91,11 @@ void addHandle(
 }
 
 // Prepares a value for writes after the region's end, which ebb does not see.
-void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
+void guardAgainstWrites(const Context& context, Keeper& keeper, Value& value) {
   if (value.uses.readers() > 0) {
     context.counters->bytesEscaped += escapedStorage(value) ? value.home.nbytes() : 0;
     if (value.recipe() || value.stash()) {
-      sender.watchEscaped(value);
+      keeper.watchEscaped(value);
     }
   }
   if (value.recipe() && !value.versions.areCounted()) {
@@ -104,10 +103,10 @@ void guardAgainstWrites(const Context& context, Sender& sender, Value& value) {
   }
   if (value.facts.collectiveRunning && value.home.bytes() && !value.home.isPrivate() &&
       value.home.bytes().nbytes() == value.home.nbytes()) {
-    sender.takeFingerprint(value);
+    keeper.takeFingerprint(value);
   }
   if (mustOutliveNextWrite(value)) {
-    sender.joinStreams();
+    keeper.joinStreams();
     makePrivate(*context.graph, value, *context.counters);
   }
 }
@@ -151,7 +150,7 @@ void Recorder::call(Call& call) {
       if (call.op.arguments.writes && needed_.any()) {
         needed_.beforeCall(call, context_);
       }
-      OpRecording(context_, values_, rows_, call).run();
+      OpRecording(context_, values_, call).run();
       return;
   }
 }
@@ -208,12 +207,6 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   }
 }
 
-void Recorder::markRows(const at::Tensor& tensor, const at::Tensor& rows) {
-  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  values_.applyDeferred();
-  rows_.mark(tensor, rows);
-}
-
 // Note [Opaque writes]
 // The user declares a write to a tensor by code that torch does not see. ebb ends the tensor's old
 // state as for any write. Handles show the written contents, as in eager, where the write moves no
@@ -251,12 +244,11 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     return;
   }
   value->facts.rule = verdict->rule;
-  context_.graph->observers.tell(&OpEvents::decidedAgain, context_, *value);
   const bool wasKept = value->decision.isKept();
-  decideAgain(*context_.counters, *value, verdict->decision);
+  decideAgain(context_, *value, verdict->decision);
   const bool needed = value->uses.packed() > 0 || value->uses.readers() > 0;
   if (!wasKept && value->decision.isKept() && needed && !value->home.bytes()) {
-    sender_.keep(*value, tensor);
+    keeper_.keep(*value, tensor);
     value->uses.letRelyOnBytes(value->uses.packed() > 0);
   } else if (!value->decision.isKept() && !value->uses.relyOnBytes()) {
     value->home.take();
@@ -294,7 +286,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   if (values_.applyDeferred().find(tensor) == nullptr) {
     Value& leaf = *values_.current(tensor);
     leaf.decision.setDue(false);
-    leaf.send(std::move(stash));
+    leaf.putAway(std::move(stash));
   }
 }
 
@@ -305,7 +297,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.applyDeferred();
   auto* known = values_.find(tensor);
-  if (known == nullptr && !sender_.offloadsInput(tensor) &&
+  if (known == nullptr && !keeper_.storesInput(tensor) &&
       !context_.graph->observers.wantInput(tensor)) {
     return {};
   }
@@ -319,10 +311,7 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   }
   value->facts.showsWrites |=
       part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
-  if (rows_.any()) [[unlikely]] {
-    packed.nodeRows = rows_.packed(value, tensor);
-  }
-  sendIfDue(*value, tensor);
+  keeper_.packs(*value, tensor);
   const Retention retention = retentionOf(
       {.away = value->stash().defined(),
        .keeps = value->decision.isKept(),
@@ -340,16 +329,6 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   return packed;
 }
 
-void Recorder::sendIfDue(Value& value, const at::Tensor& tensor) {
-  if (value.decision.isDue() && Sender::canLeave(value, tensor)) {
-    sender_.send(value, tensor.storage());
-  } else {
-    context_.counters->bytesNotPaged +=
-        value.decision.isDue() && value.decision.isPaged() ? value.home.nbytes() : 0;
-    value.decision.setDue(false);
-  }
-}
-
 bool Recorder::storageEmptied(c10::StorageImpl* storage) {
   const auto found = values_.all().find(storage);
   const bool splits = found != values_.all().end() && !found->second->facts.madeHere &&
@@ -361,8 +340,7 @@ bool Recorder::storageEmptied(c10::StorageImpl* storage) {
 void Recorder::close(bool onlyPart) {
   const auto forget = c10::make_scope_exit([this, onlyPart] {
     values_.clear();
-    rows_.clear();
-    sender_.clear();
+    keeper_.clear();
     needed_.ended(onlyPart);
     context_.graph.reset();
   });
@@ -384,9 +362,9 @@ void Recorder::close(bool onlyPart) {
     prepareForAfterRegion(entry.second);
   }
   observers.tell(&RegionEvents::closes, values_);
-  if (auto toSend = values_.keptToSend(); !toSend.empty()) {
+  if (auto due = values_.due(); !due.empty()) {
     values_.clear();
-    sender_.sendKept(std::move(toSend));
+    keeper_.putNeeded(std::move(due));
   }
   if (observers.seeOps()) {
     values_.clear();
@@ -428,7 +406,7 @@ void Recorder::prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry) {
   if (value.releaseGone() && !value.home.bytes()) {
     return;  // nothing can be written or read
   }
-  guardAgainstWrites(context_, sender_, value);
+  guardAgainstWrites(context_, keeper_, value);
   if (value.home.bytes() && value.facts.madeHere && isOnlyRead(value)) {
     context_.counters->bytesSaved += value.home.nbytes();
   }

@@ -9,12 +9,11 @@
 
 #include "graph/graph.h"
 #include "graph/value.h"
+#include "hooks/decider.h"
 #include "intercept/interceptor.h"
-#include "policy/compiled_policy.h"
 #include "record/context.h"
+#include "record/keeper.h"
 #include "record/results.h"
-#include "record/row_marks.h"
-#include "record/sender.h"
 #include "record/unrepeatable.h"
 #include "record/value_map.h"
 
@@ -24,7 +23,6 @@ namespace ebb {
 struct Packed {
   c10::intrusive_ptr<Value> value;  // null: a leaf, or unknown to the recorder; kept as in eager
   const char* producer = nullptr;   // the op that made the tensor, for messages; null for a leaf
-  NodeRowsPtr nodeRows;             // null: no rows; see Note [Dead rows]
   ExtraPtr note;                    // of an observer; nearly always null
   bool recompute = false;           // materialise `value`; else its bytes are kept
   uint32_t node = 0;                // number of the backward node; see Note [Saved by one node]
@@ -37,9 +35,6 @@ class Recorder final : public Interceptor {
 
   // The user has named the value of `tensor`: the policy may decide again.
   void name(const at::Tensor& tensor, const std::string& name);
-
-  // Marks the first rows of `tensor` as valid: see Note [Rows]. Throws as ebb::markRows does.
-  void markRows(const at::Tensor& tensor, const at::Tensor& rows);
 
   // From now on `stash` stands for the bytes of `tensor`, an input that no op has read yet.
   void sendInput(const at::Tensor& tensor, c10::intrusive_ptr<Stash> stash);
@@ -85,18 +80,18 @@ class Recorder final : public Interceptor {
   const Context& context() const {
     return context_;
   }
+  ValueMap& values() {
+    return values_;
+  }
 
  private:
   void callInplaceView(Call& call);
   Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
-  // Offloads or pages the bytes of `value`, about to be packed, if the policy says so and ebb can.
-  void sendIfDue(Value& value, const at::Tensor& tensor);
   void prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry);
 
   Context context_{.results = &results_, .unrepeatable = &unrepeatable_};
-  Sender sender_{context_};
-  ValueMap values_{context_, sender_};
-  RowMarks rows_{context_, values_, sender_};
+  Keeper keeper_{context_};
+  ValueMap values_{context_, keeper_};
   Results results_;
   EarlierNeeds needed_;
   Unrepeatable unrepeatable_;

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "graph/geometry.h"
+#include "hooks/store.h"
 #include "intercept/each_tensor.h"
-#include "memory/stash.h"
 #include "record/arguments.h"
 #include "record/value_map.h"
 

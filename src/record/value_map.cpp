@@ -4,12 +4,11 @@
 #include <utility>
 
 #include "graph/recipe.h"
-#include "graph/rows.h"
+#include "hooks/store.h"
 #include "memory/bytes.h"
-#include "memory/stash.h"
 #include "memory/stillness.h"
+#include "record/keeper.h"
 #include "record/results.h"
-#include "record/sender.h"
 
 namespace ebb {
 namespace {
@@ -57,8 +56,7 @@ bool isUnused(const c10::intrusive_ptr<Value>& value) {
 
 c10::Storage escapedStorage(const Value& value) {
   if (!value.recipe() || value.decision.isKept() || value.facts.opaque > 0 ||
-      value.home.storage().expired() || !value.versions.areUnmoved() ||
-      (value.rare->rows && value.rare->rows->lossy)) {
+      value.home.storage().expired() || !value.versions.areUnmoved() || value.rare.isPartial()) {
     return {};
   }
   c10::Storage living = value.home.living();
@@ -179,7 +177,7 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
   }
   made_.add(storageOf(tensor), leaf.get());
   leaf->stamp(tensor);
-  if (sender_.offloadsInput(tensor)) {
+  if (keeper_.storesInput(tensor)) {
     leaf->decision.decide(context_.decider->inputs(), false);
   }
   leaf->decision.mustBeKept();
@@ -276,17 +274,17 @@ ValueMap& ValueMap::applyDeferred() {
 
 // See Note [When dead values are looked for]
 bool ValueMap::needsSweep() const {
-  return made_.hasNew() || made_.isFull() || sender_.keptBytes() >= kSweepBytes;
+  return made_.hasNew() || made_.isFull() || keeper_.keptBytes() >= kSweepBytes;
 }
 
 void ValueMap::sweep() {
-  if (!made_.isFull() && sender_.keptBytes() < kSweepBytes) {
+  if (!made_.isFull() && keeper_.keptBytes() < kSweepBytes) {
     forget(made_.newWindow(), isDone);
     return;
   }
   const size_t left = forget(made_.nextWindow(), isUnused);
-  sender_.sendKept(neededToSend(left));
-  sender_.forgetBytes();
+  keeper_.putNeeded(dueAndNeeded(left));
+  keeper_.forgetBytes();
 }
 
 // Forgets the dead values among the last `window`, latest first, so consumers go before their
@@ -342,10 +340,10 @@ ska::flat_hash_set<const Value*> neededBy(
 
 }  // namespace
 
-// Examines the last `window` values, which are all in the map. Returns those that OFFLOAD or PAGE
-// has yet to send, and that a handle needs, directly or for a replay. Leaves out a value whose only
-// readers are recipes that no handle needs so far: most such recipes are never needed.
-std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) const {
+// Examines the last `window` values, which are all in the map. Returns those that a store has yet
+// to take, and that a handle needs, directly or for a replay. Leaves out a value whose only readers
+// are recipes that no handle needs so far: most such recipes are never needed.
+std::vector<c10::intrusive_ptr<Value>> ValueMap::dueAndNeeded(size_t window) const {
   const auto latest = made_.latest(window);
   std::vector<c10::intrusive_ptr<Value>> found;
   uint64_t first = UINT64_MAX;  // no recipe before this one reads a value to be sent
@@ -365,7 +363,7 @@ std::vector<c10::intrusive_ptr<Value>> ValueMap::neededToSend(size_t window) con
   return found;
 }
 
-std::vector<c10::intrusive_ptr<Value>> ValueMap::keptToSend() const {
+std::vector<c10::intrusive_ptr<Value>> ValueMap::due() const {
   std::vector<c10::intrusive_ptr<Value>> found;
   for (const auto& [storage, value] : values_) {
     if (value->decision.isDue() && value->home.bytes()) {

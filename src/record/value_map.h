@@ -16,7 +16,7 @@
 
 namespace ebb {
 
-class Sender;
+class Keeper;
 
 // A written value whose version torch may still move: see Note [Version stamps].
 struct Unsettled {
@@ -35,12 +35,12 @@ class ValueMap {
   // The table lives as long as the thread, because regions come again and again.
   using Map = ska::flat_hash_map<c10::StorageImpl*, c10::intrusive_ptr<Value>>;
 
-  ValueMap(const Context& context, Sender& sender) : context_(context), sender_(sender) {
+  ValueMap(const Context& context, Keeper& keeper) : context_(context), keeper_(keeper) {
   }
 
-  // Decides whether a kept value's bytes stay, or go to the host or to pages.
-  Sender& sender() const {
-    return sender_;
+  // Keeps or stores the bytes of the values.
+  Keeper& keeper() const {
+    return keeper_;
   }
 
   // The known value of `tensor`'s storage, or null. An unseen write may have changed the storage
@@ -85,12 +85,12 @@ class ValueMap {
 
   // True if it is time to sweep: see Note [When dead values are looked for].
   bool needsSweep() const;
-  // Forgets dead values and, if the map is full, sends values to be offloaded or paged. The caller
-  // must hold no recipe, because sweep() counts references to find dead values.
+  // Forgets dead values and, if the map is full, stores values that are due. The caller must hold
+  // no recipe, because sweep() counts references to find dead values.
   void sweep();
 
-  // Values to be offloaded or paged, and not sent yet; latest first.
-  std::vector<c10::intrusive_ptr<Value>> keptToSend() const;
+  // Values that a store has yet to take; latest first.
+  std::vector<c10::intrusive_ptr<Value>> due() const;
 
   const Map& all() const {
     return values_;
@@ -103,10 +103,10 @@ class ValueMap {
   c10::intrusive_ptr<Value> leafOf(
       const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before);
   size_t forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<Value>&));
-  std::vector<c10::intrusive_ptr<Value>> neededToSend(size_t window) const;
+  std::vector<c10::intrusive_ptr<Value>> dueAndNeeded(size_t window) const;
 
   const Context& context_;
-  Sender& sender_;
+  Keeper& keeper_;
   Map values_;
   SweepWindow made_;                  // values of the map, and some that have left it
   std::vector<Unsettled> unsettled_;  // see Note [Version stamps]

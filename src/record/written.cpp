@@ -15,11 +15,11 @@ namespace {
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
   if (recomputes(verdict.decision) && before.decision.isSaved()) {
     after.facts.rule = before.facts.rule;
-    after.decision.inherit(before.decision, before.stash().defined());
+    after.decision.decide(before.decision.chosen());
   } else if (verdict.decision != Decision::Recompute) {
-    const bool wasToLeave = before.decision.isDue() || before.stash();
-    const bool leaves = verdict.decision == Decision::Save && wasToLeave;
-    after.decision.decide(leaves ? Decision::Offload : verdict.decision);
+    const bool wasStored = before.decision.isDue() || before.stash();
+    const bool stays = verdict.decision == Decision::Save && wasStored;
+    after.decision.decide(stays ? before.decision.chosen() : verdict.decision);
   }
 }
 
@@ -41,11 +41,7 @@ void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* r
 }
 
 c10::intrusive_ptr<Value> stateAfter(
-    const Write& write,
-    const OpTraits& op,
-    const Verdict& verdict,
-    std::unique_ptr<Rows> rows,
-    bool decides) {
+    const Write& write, const OpTraits& op, const Verdict& verdict, bool decides) {
   const Value& before = *write.before;
   auto after = c10::make_intrusive<Value>();
   after->stamp(write.tensor);
@@ -54,7 +50,6 @@ c10::intrusive_ptr<Value> stateAfter(
   after->facts.writtenHere = !before.facts.madeHere;
   after->facts.isEarlierResult = before.facts.isEarlierResult;
   after->facts.opaque = before.facts.opaque;
-  after->rare.set(&RareParts::rows, std::move(rows));
   after->facts.rule = verdict.rule;
   after->facts.collectiveRunning = op.limits.communicates;
   if (!write.sideEffect && before.facts.madeHere && decides) {

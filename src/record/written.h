@@ -2,9 +2,8 @@
 #pragma once
 
 #include "graph/recipe.h"
-#include "graph/rows.h"
 #include "graph/value.h"
-#include "policy/compiled_policy.h"
+#include "hooks/decider.h"
 #include "record/arguments.h"
 #include "record/value_map.h"
 
@@ -15,13 +14,9 @@ namespace ebb {
 void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe);
 
 // Makes the value for the state that `op` left, without a recipe so far. `decides`: the policy may
-// decide on the value. `rows`: the valid rows of the written tensor, or null.
+// decide on the value.
 c10::intrusive_ptr<Value> stateAfter(
-    const Write& write,
-    const OpTraits& op,
-    const Verdict& verdict,
-    std::unique_ptr<Rows> rows,
-    bool decides);
+    const Write& write, const OpTraits& op, const Verdict& verdict, bool decides);
 
 // True if a replay of the op would write the same part of the storage.
 bool canBeRepeated(const Write& write);

@@ -12,7 +12,6 @@
 #include <set>
 
 #include "counts/statistics.h"
-#include "ebb/paging.h"
 #include "ebb/region.h"
 #include "graph/recipe.h"
 #include "intercept/install.h"
@@ -435,12 +434,6 @@ void collectiveWrites(const at::Tensor& tensor) {
 void nameValue(const at::Tensor& tensor, const std::string& name) {
   if (Recorder* recorder = openRecorder()) {
     recorder->name(tensor, name);
-  }
-}
-
-void markRows(const at::Tensor& tensor, const at::Tensor& rows) {
-  if (Recorder* recorder = openRecorder()) {
-    recorder->markRows(tensor, rows);
   }
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "graph/graph.h"
-#include "policy/compiled_policy.h"
+#include "hooks/decider.h"
 
 namespace ebb {
 

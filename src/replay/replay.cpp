@@ -10,9 +10,8 @@
 
 #include "counts/statistics.h"
 #include "graph/recipe.h"
-#include "graph/rows.h"
+#include "hooks/store.h"
 #include "kernel/kernel_state.h"
-#include "memory/stash.h"
 #include "replay/passing.h"
 #include "replay/rerun.h"
 #include "support/python_support.h"
@@ -20,9 +19,9 @@
 namespace ebb {
 namespace {
 
-// Restores the bytes of an offloaded or paged value. Returns null if `watch` does not allow the
+// Restores the bytes of a stored value. Returns null if `watch` does not allow the
 // copy yet, or if an unseen write moved the version before a recorded write made the stash
-// independent of the storage (Home::isPrivate). See Note [Offloaded values].
+// independent of the storage (Home::isPrivate). See Note [Stored values].
 c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.home.living();
@@ -30,7 +29,6 @@ c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr)
     return {};
   }
   graph.observers.tell(&BackwardEvents::fetches, value);
-  const bool exact = living || value.stash()->isExact();
   c10::Storage bytes = watch ? watch->fetch(value, living) : value.stash()->fetch(living);
   if (!bytes) {
     return {};
@@ -38,9 +36,6 @@ c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr)
   value.restore(std::move(bytes), !living);
   if (!living) {
     graph.streams.made(value, value.home.bytes());
-  }
-  if (value.rare->rows) {
-    value.rare->rows->padded = !exact;
   }
   graph.observers.tell(&BackwardEvents::fetched, value);
   return value.home.bytes();

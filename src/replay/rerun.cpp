@@ -10,7 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "graph/rows.h"
 #include "kernel/collective.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
@@ -238,7 +237,6 @@ class Rerun {
       if (hasBytes) {
         continue;
       }
-      pad(*value, storage);
       if (!passing_.staysUnmade(*value)) {
         value->restore(std::move(storage), true);
       } else if (!passing_.made(*value, std::move(storage))) {
@@ -246,15 +244,6 @@ class Rerun {
       }
       graph_.streams.made(*value, value->home.bytes());
       graph_.observers.tell(&BackwardEvents::replayed, graph_, recipe_, *value);
-    }
-  }
-
-  // See Note [Dead rows]
-  static void pad(Value& value, const c10::Storage& storage) {
-    Rows* rows = value.rare->rows.get();
-    if (rows != nullptr && rows->lossy && rows->pads && rows->live->isPaged) {
-      writePadding(storage, *rows);
-      rows->padded = true;
     }
   }
 

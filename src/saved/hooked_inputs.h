@@ -9,7 +9,7 @@
 
 #include "ebb/export.h"
 #include "graph/graph.h"
-#include "memory/stash.h"
+#include "hooks/store.h"
 
 namespace ebb {
 

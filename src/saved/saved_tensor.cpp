@@ -77,28 +77,13 @@ bool isOnlyOurs(const Packed& packed, const c10::Storage& storage) {
   return storage.use_count() <= 1 + handles + (has ? 1 : 0);
 }
 
-// `storage` with padding rows that match those of the node's other saved tensors, or such a copy,
-// if other code has the storage: see Note [Dead rows].
-c10::Storage withPadding(const Packed& packed, const Graph& graph, c10::Storage storage) {
-  const NodeRows* node = packed.nodeRows.get();
-  if (node == nullptr || !node->pads() || !node->rows.live->isPaged) {
+// The bytes that backward gets from the handle, where `storage` has the forward's.
+c10::Storage shownBytes(const Packed& packed, const Graph& graph, c10::Storage storage) {
+  if (!packed.note) [[likely]] {
     return storage;
   }
-  const bool isCurrent = packed.value && !packed.value->home.isOverwritten();
-  Rows* rows = isCurrent ? packed.value->rare->rows.get() : nullptr;
-  if (rows != nullptr && rows->padded) {
-    return storage;
-  }
-  // A kernel of another stream may still read the storage.
-  const bool mayBeRead = graph.rules.compareAll || graph.streams.areSeveral();
-  if (rows != nullptr && !mayBeRead && isOnlyOurs(packed, storage)) {
-    rows->padded = true;
-    writePadding(storage, node->rows);
-    return storage;
-  }
-  c10::Storage copy = copyOf(storage);
-  writePadding(copy, node->rows);
-  return copy;
+  const bool onlyOurs = packed.value && isOnlyOurs(packed, storage);
+  return packed.note->shown({graph, packed.value.get(), std::move(storage), onlyOurs});
 }
 
 }  // namespace
@@ -290,7 +275,7 @@ at::Tensor SavedTensor::rebuild() {
   }
   if (parts_ == nullptr) {
     c10::Storage storage = packed_.value ? materialised() : storage_;
-    return geometry_.viewOf(withPadding(packed_, *graph_, std::move(storage)));
+    return geometry_.viewOf(shownBytes(packed_, *graph_, std::move(storage)));
   }
   std::vector<at::Tensor> inner;
   for (SavedTensor& part : parts_->inner) {
@@ -382,7 +367,7 @@ at::Tensor SavedTensor::unpackKept() const {
       ", has no data any more: its storage was resized to zero after the forward (a parameter that "
       "was resharded, or a buffer that was freed). Restore it before backward.");
   const c10::Storage storage =
-      packed_.nodeRows ? withPadding(packed_, *graph_, kept_.storage()) : c10::Storage();
+      packed_.note ? shownBytes(packed_, *graph_, kept_.storage()) : c10::Storage();
   if (!storage || storage.is_alias_of(kept_.storage())) {
     return kept_;
   }

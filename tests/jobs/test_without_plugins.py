@@ -35,11 +35,21 @@ for needs in (
     lambda: ebb.record_reports().__enter__(),
     lambda: ebb.verify().__enter__(),
     lambda: ebb.ahead.configure(regions=1),
+    lambda: ebb.offload.configure(in_flight_bytes="1MiB"),
+    lambda: ebb.mark_rows(x, torch.tensor(1)),
 ):
     try:
         needs()
     except AttributeError as error:
         print(error)
+
+for stored, plugin in (("OFFLOAD", "offload"), ("PAGE", "paging")):
+    try:
+        ebb.Policy([], default=getattr(ebb, stored))
+    except ValueError as error:
+        assert f"cannot {stored}: it has no plug-in '{plugin}'" in str(error), error
+    else:
+        raise AssertionError(f"{stored} is accepted")
 """
 
 
@@ -92,5 +102,5 @@ def test_without_plugins(tmp_path):
 
     assert run.returncode == 0, run.stderr
     errors = run.stdout.splitlines()
-    assert len(errors) == 3
+    assert len(errors) == 5
     assert all("ebb was built with these plug-ins: none (-DEBB_PLUGINS)" in e for e in errors)

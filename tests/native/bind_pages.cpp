@@ -4,7 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "module.h"
-#include "paging/pool/pool.h"
+#include "plugins/paging/pool/pool.h"
 
 namespace ebb::bindings {
 

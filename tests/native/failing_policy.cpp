@@ -9,14 +9,15 @@
 namespace ebb {
 namespace {
 
-class FailingDecider final : public Decider {
+class FailingDecider final : public RuleDecider {
  public:
-  FailingDecider(PolicyPtr policy, uint32_t at) : Decider(std::move(policy)), at_(at) {
+  FailingDecider(std::shared_ptr<const RulePolicy> policy, uint32_t at)
+      : RuleDecider(std::move(policy)), at_(at) {
   }
 
   Verdict decide(const OpTraits& op) override {
     TORCH_CHECK(++ops_ != at_, "ebb: fault injected before ", op.name);
-    return Decider::decide(op);
+    return RuleDecider::decide(op);
   }
 
  private:
@@ -24,13 +25,14 @@ class FailingDecider final : public Decider {
   uint32_t ops_ = 0;  // that were asked about
 };
 
-class FailingPolicy final : public Policy {
+class FailingPolicy final : public RulePolicy {
  public:
-  explicit FailingPolicy(uint32_t at) : Policy({}, Decision::Recompute), at_(at) {
+  explicit FailingPolicy(uint32_t at) : RulePolicy({}, Decision::Recompute), at_(at) {
   }
 
   std::unique_ptr<Decider> activate() const override {
-    return std::make_unique<FailingDecider>(shared_from_this(), at_);
+    return std::make_unique<FailingDecider>(
+        std::static_pointer_cast<const RulePolicy>(shared_from_this()), at_);
   }
 
  private:

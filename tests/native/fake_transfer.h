@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "copy_queue.h"
-#include "transfer/transfer.h"
+#include "plugins/offload/transfer/transfer.h"
 
 namespace ebb {
 

@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transfer/transfer.h"
+#include "plugins/offload/transfer/transfer.h"
 
 namespace ebb {
 

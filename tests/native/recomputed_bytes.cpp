@@ -7,8 +7,8 @@
 #include <string>
 
 #include "graph/graph.h"
+#include "hooks/decider.h"
 #include "hooks/observer.h"
-#include "policy/compiled_policy.h"
 #include "record/context.h"
 
 namespace ebb {

@@ -18,7 +18,6 @@
 #include "hooks/observer.h"
 #include "memory/in_use.h"
 #include "memory/stillness.h"
-#include "paging/paging_engine.h"
 #include "plugins/ahead/room.h"
 #include "plugins/ahead/worker.h"
 #include "record/retention.h"
@@ -235,9 +234,7 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   if (lookahead.onArrival.side) {
     graph.streams.takeOver(*lookahead.onArrival.side, values);
   }
-  if (graph.pages) {
-    Paging::get().backwardArrives(*graph.pages, lookahead.onArrival.cameBack);
-  }
+  graph.observers.tell(&BackwardEvents::arrives, lookahead.onArrival.cameBack);
   checkInputs(graph);  // may throw: then the next unpack checks again
   lookahead.state.store(AheadState::Checked);
   expected = state != AheadState::Recorded;

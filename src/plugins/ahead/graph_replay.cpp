@@ -5,9 +5,9 @@
 #include <mutex>
 
 #include "graph/recipe.h"
+#include "hooks/store.h"
 #include "kernel/kernel_state.h"
 #include "kernel/random_state.h"
-#include "memory/stash.h"
 
 namespace ebb {
 

@@ -18,7 +18,7 @@
 #include "graph/graph.h"
 #include "graph/value.h"
 #include "hooks/observer.h"
-#include "memory/stash.h"
+#include "hooks/store.h"
 
 namespace ebb {
 

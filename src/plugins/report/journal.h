@@ -72,7 +72,7 @@ struct LineMemory {
 struct LineUse {
   bool packed = false;              // by autograd
   bool wasRead = false;             // input of a replay in a report
-  bool isActivation = false;        // see isActivation() in record/sender.h
+  bool isActivation = false;        // see isActivation() in record/keeper.h
   uint32_t handlesWithStorage = 0;  // from outside: number of autograd's handles with the storage
   uint32_t node = 0;                // number of the backward node that unpacked it first
 };

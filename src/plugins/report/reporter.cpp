@@ -11,17 +11,17 @@
 #include "counts/statistics.h"
 #include "graph/graph.h"
 #include "graph/recipe.h"
-#include "graph/rows.h"
+#include "hooks/decider.h"
 #include "hooks/observer.h"
 #include "kernel/random_state.h"
 #include "plugins/report/journal.h"
 #include "plugins/report/shelf.h"
-#include "policy/compiled_policy.h"
 #include "record/arguments.h"
 #include "record/context.h"
+#include "record/keeper.h"
 #include "record/retention.h"
-#include "record/sender.h"
 #include "record/value_map.h"
+#include "rows/rows.h"
 #include "stream/capture.h"
 #include "stream/event.h"
 
@@ -63,10 +63,8 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
 
 // Adds the rules that the user wrote. A report lists those that have no effect.
 void noteRules(Journal& journal, const Policy& policy) {
-  for (size_t rule = 0; rule < policy.rules().size(); ++rule) {
-    if (!policy.rules()[rule].preset) {
-      journal.names().addRule(ruleInWords(policy, static_cast<uint16_t>(rule)));
-    }
+  for (const std::string& rule : policy.rulesInWords()) {
+    journal.names().addRule(rule);
   }
 }
 
@@ -263,7 +261,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 
   // For a profile: how many rows of the value are valid.
   void extraChanged(Value& value) override {
-    const Rows* rows = value.rare->rows.get();
+    const Rows* rows = value.extra<Rows>();
     if (rows == nullptr) {
       return;
     }
@@ -320,7 +318,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     }
     const bool reads = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
     call_->readsRows |=
-        known != nullptr && reads && (*known)->rare->rows && op.rows.rule != RowRule::ShapeOnly;
+        known != nullptr && reads && (*known)->extra<Rows>() && !op.readsOnlyShapes();
   }
 
   const JournalPtr journal_;

@@ -12,12 +12,12 @@
 
 #include "counts/statistics.h"
 #include "graph/recipe.h"
-#include "graph/rows.h"
 #include "intercept/key.h"
 #include "intercept/op_tables.h"
 #include "kernel/fingerprint.h"
 #include "kernel/kernel_state.h"
 #include "memory/bytes.h"
+#include "rows/rows.h"
 
 namespace ebb {
 namespace {
@@ -155,13 +155,14 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
 // replay: see Note [Rows].
 c10::Storage trueBytes(Value& value, const c10::Storage& replayed) {
   const c10::Storage truth = forwardsBytes(value);
-  if (!truth || !value.rare->rows || replayed.nbytes() != truth.nbytes()) {
+  const Rows* rows = value.extra<Rows>();
+  if (!truth || rows == nullptr || replayed.nbytes() != truth.nbytes()) {
     return truth;
   }
   const auto below = belowEverything();
   const auto nbytes = static_cast<int64_t>(truth.nbytes());
-  const int64_t live = value.rare->rows->live->count.item<int64_t>() *
-                       (nbytes / std::max<int64_t>(value.rare->rows->total, 1));
+  const int64_t live =
+      rows->live->count.item<int64_t>() * (nbytes / std::max<int64_t>(rows->total, 1));
   const c10::Storage expected = copyOf(truth);
   if (live >= 0 && live < nbytes) {
     const int64_t dead = nbytes - live;

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "paging/pool/mover.h"
+#include "plugins/paging/pool/mover.h"
 #include "streams.h"
 
 namespace late {

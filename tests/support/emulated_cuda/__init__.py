@@ -13,7 +13,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 BUILD = ROOT / "build" / "emulated_cuda"
-POOL = ROOT / "src/paging/pool"
+POOL = ROOT / "src/plugins/paging/pool"
 EXPORT = ROOT / "include/ebb/export.h"
 
 EMULATOR = ("emulator", "fibers", "hooks", "memory", "order")

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "emulator.h"
-#include "paging/pool/mover.h"
+#include "plugins/paging/pool/mover.h"
 
 extern "C" const ebb::PageMover* ebbCudaPageMover();
 

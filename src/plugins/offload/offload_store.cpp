@@ -1,0 +1,52 @@
+// Puts values into host memory: see Note [Stored values].
+#include <ATen/record_function.h>
+
+#include "counts/statistics.h"
+#include "graph/recipe.h"
+#include "graph/value.h"
+#include "hooks/store.h"
+#include "plugins/offload/offload_engine.h"
+#include "record/context.h"
+
+namespace ebb {
+namespace {
+
+class OffloadStore final : public Store {
+ public:
+  bool accepts(const Value& value, const at::Tensor& tensor) override {
+    return offloadEngine().takes(tensor);
+  }
+
+  StashPtr put(const Context& context, Value& value, const c10::Storage& storage) override {
+    RECORD_USER_SCOPE("ebb::offload");
+    static const std::string kInput = "input";
+    const size_t nbytes = value.home.nbytes();
+    const auto account = statisticsTransfers(
+        context.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
+    const Observers& observers = context.graph->observers;
+    HostStashPtr stash;
+    if (storage.nbytes() == nbytes) {  // else other code has resized the storage
+      stash = offloadEngine().send(storage, nbytes, account);
+    }
+    if (stash) {
+      context.counters->bytesOffloaded += nbytes;
+      observers.tell(&OpEvents::sent, value, "offload", account->of, nbytes);
+    } else {
+      context.counters->bytesFellBack += nbytes;
+      observers.tell(
+          &OpEvents::notSent, value, "no pinned host memory was left for OFFLOAD (pinned_limit)");
+    }
+    return stash;
+  }
+
+  void regionEnds() override {
+    offloadEngine().regionEnds();
+  }
+};
+
+OffloadStore store;
+
+[[maybe_unused]] const bool isRegistered = registerStore(Decision::Offload, store);
+
+}  // namespace
+}  // namespace ebb

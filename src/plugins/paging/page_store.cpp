@@ -1,0 +1,143 @@
+// Puts the valid rows of values into page pools: see Note [Stored values] and Note [Rows].
+#include <ATen/record_function.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ebb/paging.h"
+#include "graph/recipe.h"
+#include "hooks/observer.h"
+#include "hooks/store.h"
+#include "plugins/paging/page_stash.h"
+#include "plugins/paging/paging_engine.h"
+#include "plugins/paging/row_marks.h"
+#include "record/recorder.h"
+#include "rows/rows.h"
+
+namespace ebb {
+namespace {
+
+// The pages and the rows of one graph.
+struct GraphPages final : Extra {
+  static const SlotNumber kSlot;
+
+  PageGroupPtr group;         // null until a value has been paged
+  RowMarks* marks = nullptr;  // an observer of the graph; null until the program has marked rows
+};
+const SlotNumber GraphPages::kSlot = takeSlot();
+
+GraphPages& pagesOf(Graph& graph) {
+  if (graph.extras.get<GraphPages>() == nullptr) {
+    graph.extras.set(c10::make_intrusive<GraphPages>());
+  }
+  return *graph.extras.get<GraphPages>();
+}
+
+// Follows the backward of a graph with rows.
+class RowsInBackward final : public BackwardEvents {
+ public:
+  explicit RowsInBackward(const GraphPages& pages) : pages_(pages) {
+  }
+
+  void fetches(Value& value) override {
+    if (Rows* rows = value.extra<Rows>()) {
+      const auto* stash = dynamic_cast<const PageStash*>(value.stash().get());
+      rows->padded = stash != nullptr && !stash->isExact() && !value.home.living();
+    }
+  }
+
+  // See Note [Dead rows]
+  void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
+    Rows* rows = value.extra<Rows>();
+    if (rows != nullptr && rows->lossy && rows->pads && rows->live->isPaged) {
+      writePadding(value.home.bytes(), *rows);
+      rows->padded = true;
+    }
+  }
+
+  void arrives(std::vector<StashPtr>& cameBack) override {
+    if (pages_.group) {
+      Paging::get().backwardArrives(*pages_.group, cameBack);
+    }
+  }
+
+ private:
+  const GraphPages& pages_;  // an extra of the graph
+};
+
+class PageStore final : public Store {
+ public:
+  bool accepts(const Value& value, const at::Tensor& tensor) override {
+    return Paging::takes(tensor.device());
+  }
+  bool isReady(const Value& value) const override {
+    return value.extra<Rows>() != nullptr;
+  }
+  bool takesWithoutRecipe() const override {
+    return true;
+  }
+  // Earlier readers may have mixed rows, and paging would not restore padding rows.
+  bool mayBeChosen(const Value& value) const override {
+    return value.uses.readers() == 0;
+  }
+
+  StashPtr put(const Context& context, Value& value, const c10::Storage& storage) override {
+    RECORD_USER_SCOPE("ebb::stash");
+    const size_t nbytes = value.home.nbytes();
+    if (storage.nbytes() != nbytes) {  // other code has resized the storage
+      context.counters->bytesFellBack += nbytes;
+      return {};
+    }
+    Graph& graph = *context.graph;
+    PageGroupPtr& group = pagesOf(graph).group;
+    if (!group) {
+      group = std::make_shared<PageGroup>(graph.names.front());
+    }
+    const Rows& rows = *value.extra<Rows>();
+    const char* op = value.recipe() ? value.recipe()->op.name.c_str() : "an input";
+    StashPtr stash = Paging::get().send(
+        {storage, rows.dtype, rows.live->kept, rows.total, op, graph.rules.raiseIfDifferent},
+        group);
+    if (group->resident) {
+      context.counters->bytesSaved += nbytes;
+      context.counters->bytesPacked += nbytes;
+      graph.observers.tell(&OpEvents::stays, value, nullptr);
+    } else {
+      rows.live->isPaged = true;
+      context.counters->bytesPaged += nbytes;
+      graph.observers.tell(&OpEvents::sent, value, "stash", op, nbytes);
+    }
+    return stash;
+  }
+
+  void staysInstead(const Context& context, Value& value) override {
+    context.counters->bytesNotPaged += value.home.nbytes();
+  }
+};
+
+PageStore store;
+
+[[maybe_unused]] const bool isRegistered = registerStore(Decision::Page, store);
+
+}  // namespace
+
+void markRows(const at::Tensor& tensor, const at::Tensor& rows) {
+  Recorder* recorder = openRecorder();
+  if (recorder == nullptr) {
+    return;
+  }
+  Graph& graph = *recorder->context().graph;
+  std::lock_guard<PythonMutex> lock(graph.mutex);
+  recorder->values().applyDeferred();
+  GraphPages& pages = pagesOf(graph);
+  if (pages.marks == nullptr) {
+    auto marks = std::make_unique<RowMarks>(recorder->context(), recorder->values());
+    pages.marks = marks.get();
+    graph.observers.add(std::move(marks));
+    graph.observers.add(std::make_unique<RowsInBackward>(pages));
+  }
+  pages.marks->mark(tensor, rows);
+}
+
+}  // namespace ebb

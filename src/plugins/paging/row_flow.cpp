@@ -1,0 +1,120 @@
+#include "plugins/paging/row_flow.h"
+
+#include <algorithm>
+
+namespace ebb {
+namespace {
+
+// True if a reduction over `dims` leaves dimension 0, the rows, alone. A reduction without `dims`
+// covers all dimensions.
+bool leavesRows(const c10::IValue& dims, int64_t dimensions) {
+  const auto leaves = [&](int64_t dim) { return dim != 0 && dim != -dimensions; };
+  if (dims.isInt()) {
+    return leaves(dims.toInt());
+  }
+  if (!dims.isIntList()) {
+    return false;
+  }
+  const auto list = dims.toIntVector();
+  return !list.empty() && std::all_of(list.begin(), list.end(), leaves);
+}
+
+}  // namespace
+
+int64_t rowsShown(const at::Tensor& tensor, const RowFacts& rows, size_t nbytes) {
+  if (tensor.dim() == 0 || tensor.size(0) == 0 || tensor.size(0) % rows.total != 0) {
+    return 0;
+  }
+  const int64_t shown = tensor.size(0);
+  const int64_t rowBytes = static_cast<int64_t>(nbytes) / rows.total;
+  const int64_t parts = shown / rows.total;  // rows of the tensor per row of the storage
+  const int64_t each = rowBytes / parts;     // bytes of the storage per row of the tensor
+  const int64_t item = tensor.itemsize();
+  int64_t end = tensor.storage_offset() + 1;  // end of the tensor's first row, in elements
+  for (int64_t d = 1; d < tensor.dim(); ++d) {
+    end += (tensor.size(d) - 1) * tensor.stride(d);
+  }
+  const bool inStep = shown == 1 || tensor.stride(0) * item == each;
+  return rowBytes % parts == 0 && inStep && end * item <= each ? shown : 0;
+}
+
+void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value) {
+  if (value == nullptr || value->extra<Rows>() == nullptr) {
+    extents_.push_back({tensor.dim(), tensor.dim() > 0 ? tensor.size(0) : 1, argument});
+    return;
+  }
+  const Rows& rows = *value->extra<Rows>();
+  lossy_ |= rows.lossy;
+  several_ |= first_ != nullptr && first_ != value;
+  first_ = value;
+  const int64_t shown = rowsShown(tensor, rows, value->home.nbytes());
+  const bool first = live_ == nullptr;
+  if (first) {
+    live_ = rows.live;
+    total_ = rows.total;
+    leading_ = shown;
+    dimensions_ = tensor.dim();
+  }
+  apart_ = apart_ && shown > 0 && keepsApart(tensor, argument) && rows.live == live_ &&
+           rows.total == total_ && shown == leading_ && tensor.dim() == dimensions_;
+}
+
+// An argument without rows must have the same data for each row.
+bool RowFlow::keepsApart() const {
+  const auto sameForEach = [&](const Extent& extent) {
+    const bool product = op_.rows.rule == RowRule::OneArgument || op_.rows.rule == RowRule::Groups;
+    if (product && extent.argument != 0) {
+      return true;  // the other matrix, its scales, and the ends of groups
+    }
+    return extent.dimensions < dimensions_ ||
+           (extent.dimensions == dimensions_ && extent.leading == 1 && leading_ > 1);
+  };
+  return apart_ && std::all_of(extents_.begin(), extents_.end(), sameForEach);
+}
+
+bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
+  switch (op_.rows.rule) {
+    case RowRule::Unknown:
+    case RowRule::ShapeOnly:
+      return false;
+    case RowRule::EachRow:
+      return true;
+    case RowRule::OneArgument:
+      return static_cast<int16_t>(argument) == op_.rows.argument && tensor.dim() >= 2;
+    case RowRule::Groups:
+      return argument == 0 && tensor.dim() == 2 && arguments_[1].isTensor() &&
+             arguments_[1].toTensor().dim() == 3;
+    case RowRule::Batches:
+      return tensor.dim() == 3;
+    case RowRule::TrailingDims:
+      return argument == 0 && arguments_[op_.rows.argument].isIntList() &&
+             static_cast<int64_t>(arguments_[op_.rows.argument].toIntVector().size()) <
+                 tensor.dim();
+    case RowRule::AlongDims:
+      return leavesRows(arguments_[op_.rows.argument], tensor.dim());
+  }
+  return false;
+}
+
+RowsPtr RowFlow::rowsOf(c10::ScalarType dtype) const {
+  return c10::make_intrusive<Rows>(RowFacts{live_, total_, dtype, lossy_, /*pads=*/several_});
+}
+
+RowsPtr RowFlow::of(const at::Tensor& result) const {
+  const bool has = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_ &&
+                   result.device() == live_->count.device() &&
+                   (op_.rows.rule != RowRule::EachRow || result.dim() == dimensions_);
+  return has ? rowsOf(result.scalar_type()) : RowsPtr();
+}
+
+RowsPtr RowFlow::ofWritten(const at::Tensor& argument, const Value& before) const {
+  if (!before.extra<Rows>()) {
+    return of(argument);
+  }
+  const Rows& rows = *before.extra<Rows>();
+  const bool same = live_ == rows.live && total_ == rows.total && keepsApart() &&
+                    rowsShown(argument, rows, before.home.nbytes()) == leading_;
+  return live_ && same ? rowsOf(rows.dtype) : RowsPtr();
+}
+
+}  // namespace ebb

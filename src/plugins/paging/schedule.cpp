@@ -1,0 +1,125 @@
+#include "plugins/paging/schedule.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+
+#include "support/per_thread.h"
+
+namespace ebb {
+namespace {
+
+PerThread<PipelinePlace>& places() {
+  static auto* instance = new PerThread<PipelinePlace>;
+  return *instance;
+}
+
+}  // namespace
+
+PipelinePlace pipelinePlace() {
+  return places().get();
+}
+
+PipelinePlace exchangePipelinePlace(PipelinePlace place) {
+  return places().exchange(place);
+}
+
+void PageSchedule::begin() {
+  following_ = true;
+  next_ = 0;
+  forwards_.clear();
+  if (!isRecorded_) {
+    recorded_.clear();
+  }
+}
+
+void PageSchedule::end() {
+  if (!std::exchange(following_, false)) {
+    return;
+  }
+  if (isRecorded_ && next_ > 0 && next_ < recorded_.size()) {
+    throwDiffers("the end of the step", next_);
+  }
+  isRecorded_ = !recorded_.empty();
+}
+
+void PageSchedule::abandon() {
+  following_ = false;
+}
+
+ScheduleEntry PageSchedule::forward(
+    const std::string& region, int32_t stage, std::optional<int32_t> microbatch) {
+  auto layer = std::find(layers_.begin(), layers_.end(), region);
+  if (layer == layers_.end()) {
+    layer = layers_.insert(layer, region);
+  }
+  const auto number = static_cast<int32_t>(layer - layers_.begin());
+  const int32_t counted = forwards_[{stage, number}]++;
+  const ScheduleEntry entry{stage, number, microbatch.value_or(counted), false};
+  add(entry);
+  return entry;
+}
+
+void PageSchedule::backward(const ScheduleEntry& forward) {
+  add(forward.reversed());
+}
+
+void PageSchedule::add(const ScheduleEntry& entry) {
+  if (!following_) {
+    return;
+  }
+  if (!isRecorded_) {
+    recorded_.push_back(entry);
+  } else if (next_ >= recorded_.size() || recorded_[next_] != entry) {
+    throwDiffers("the " + describe(entry), next_);
+  }
+  ++next_;
+}
+
+void PageSchedule::throwDiffers(const std::string& came, size_t place) {
+  const std::string expected =
+      place < recorded_.size() ? "the " + describe(recorded_[place]) : "the end of the step";
+  following_ = false;
+  isRecorded_ = false;
+  TORCH_CHECK(
+      false,
+      "ebb: this step of ebb.paging runs its layers in another order than the recorded step: "
+      "entry ",
+      place,
+      " is ",
+      came,
+      ", but was ",
+      expected,
+      ". ebb records the next step again; if your steps differ, use "
+      "ebb.paging.step(fixed_order=False).");
+}
+
+bool PageSchedule::isTurningPoint(const ScheduleEntry& forward) const {
+  const auto place = std::find(recorded_.begin(), recorded_.end(), forward);
+  return isRecorded_ && place != recorded_.end() && place + 1 != recorded_.end() &&
+         place[1] == forward.reversed();
+}
+
+bool PageSchedule::isTurningPoint() const {
+  return following_ && isRecorded_ && next_ > 0 && isTurningPoint(recorded_[next_ - 1]);
+}
+
+std::optional<ScheduleEntry> PageSchedule::nextBackward() const {
+  const bool known = following_ && isRecorded_ && next_ < recorded_.size();
+  return known && recorded_[next_].backward ? std::optional(recorded_[next_].reversed())
+                                            : std::nullopt;
+}
+
+std::string PageSchedule::describe(const ScheduleEntry& entry) const {
+  return c10::str(
+      entry.backward ? "backward" : "forward",
+      " of '",
+      layers_.at(entry.layer),
+      "', stage ",
+      entry.stage,
+      ", micro-batch ",
+      entry.microbatch);
+}
+
+}  // namespace ebb

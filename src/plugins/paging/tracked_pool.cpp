@@ -1,0 +1,154 @@
+#include "plugins/paging/tracked_pool.h"
+
+#include <ATen/ops/_assert_async.h>
+#include <ATen/ops/eq.h>
+
+#include <utility>
+
+#include "memory/bytes.h"
+
+namespace ebb {
+
+at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
+  return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
+}
+
+// Allocates the pool on the lane: the memory belongs to the lane's stream.
+TrackedPool::TrackedPool(const PagePoolOptions& options, PageLane& lane)
+    : lane_(lane), flags_{allocateForPool({2}, at::kLong, options.device).zero_()} {
+  lane.give([&] { pages_.emplace(options); });
+}
+
+// Pinned memory belongs to no stream, so the destructor waits until no call uses the memory.
+TrackedPool::~TrackedPool() {
+  try {
+    lane_.finish();
+  } catch (...) {  // NOLINT(bugprone-empty-catch)
+    // The device has failed before, so nothing runs there any more.
+  }
+}
+
+// See Note [Pages in a CUDA graph]
+PageLane::After TrackedPool::afterGraphs() const {
+  return captured_ ? PageLane::After::Compute : PageLane::After::Nothing;
+}
+
+TrackedPool::SlotPtr TrackedPool::stash(
+    const c10::Storage& storage, PageRows whole, const at::Tensor& count) {
+  settleFreed();
+  auto slot = std::make_shared<Slot>();
+  lane_.give([&] { slot->ticket = pages_->makeTicket(whole.count); });
+  captured_ |= lane_.capture() != 0;
+  flags_.mayHaveChanged = true;
+  if (options().isStack) {
+    stack_.push_back(slot);
+  }
+  try {
+    slot->stashed = lane_.run(
+        [&] { pages_->stash(slot->ticket, rowsIn(storage, whole), count); },
+        {storage, count.storage()});
+  } catch (...) {
+    free(slot);  // the failed call may have taken pages
+    throw;
+  }
+  return slot;
+}
+
+void TrackedPool::restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill) {
+  const bool onTop = !stack_.empty() && stack_.back() == slot;
+  fill.keepsPages = options().isStack && !onTop;
+  const auto copyBack = [&] {
+    at::Tensor to = rowsIn(storage, slot->ticket.whole);
+    pages_->restore(slot->ticket, to, fill);
+  };
+  // The callers wait for the restore, so the lane need not hold `storage`.
+  lane_.give(copyBack, PageLane::After::Compute);
+  const PageLane::Call call = slot->restored = lane_.mark();
+  captured_ |= call.capture != 0;
+  if (call.capture != slot->stashed.capture) {
+    kept_.push_back(slot);
+    slot->stashed.capture = call.capture;  // from now on the graph gives the pages back
+  }
+  slot->free = true;
+  if (onTop) {
+    stack_.pop_back();
+  }
+}
+
+void TrackedPool::free(const SlotPtr& slot) {
+  slot->free = true;
+  freed_.push_back(slot);
+}
+
+// A stack can give back only the top.
+void TrackedPool::settleFreed() {
+  std::vector<SlotPtr> freed = std::exchange(freed_, {});
+  std::vector<SlotPtr> stay;
+  if (!options().isStack) {
+    for (const SlotPtr& slot : freed) {
+      giveBack(slot, stay);
+    }
+    freed_.insert(freed_.end(), stay.begin(), stay.end());
+    return;
+  }
+  while (!stack_.empty() && stack_.back()->free) {
+    const SlotPtr slot = std::move(stack_.back());
+    stack_.pop_back();
+    giveBack(slot, stay);
+  }
+  stack_.insert(stack_.end(), stay.rbegin(), stay.rend());
+}
+
+// Gives the pages of a freed slot back. Adds the slot to `stays` if a later call must try again. If
+// the rows were stashed before a capture and are freed in the capture, the operation that gives the
+// pages back is captured, so the pages return at the graph's first launch. The program may never
+// launch the graph, so the slot also goes into `stays`: the next call outside of captures gives the
+// pages back, unless a launch has done so. A slot that was stashed in a capture takes pages only
+// when the graph is launched, so only the graph gives these pages back.
+void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
+  const uint64_t now = lane_.capture();
+  const uint64_t of = slot->stashed.capture;
+  if ((of == 0 || of == now) && (now == 0 || slot->givenBackIn != now)) {
+    lane_.give([&] { pages_->giveBack(slot->ticket); }, afterGraphs());
+  }
+  if (of == 0 && now != 0) {
+    if (std::exchange(slot->givenBackIn, now) != now) {
+      captured_ = true;
+      kept_.push_back(slot);
+    }
+    stays.push_back(slot);
+  }
+}
+
+// The assertion runs on the lane, after the stash that the assertion checks. It need not wait for
+// CUDA graphs that were launched earlier: the stash has waited for them.
+void TrackedPool::assertGood() {
+  const auto assertOnDevice = [&] {
+    const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);
+    at::_assert_async(
+        good, "ebb: a page pool was too small, or ebb.mark_rows was given an invalid row count");
+  };
+  lane_.give(assertOnDevice);
+}
+
+// Graphs run on the compute stream.
+void TrackedPool::letGraphsWait() {
+  if (captured_ && lane_.capture() == 0) {
+    lane_.wait(lane_.mark());
+  }
+}
+
+int64_t TrackedPool::errorsInSight() const {
+  return options().device.is_cpu() ? *pages_->flags().const_data_ptr<int64_t>() : 0;
+}
+
+void TrackedPool::startReading() {
+  lane_.give([&] { flags_.seen.copy_(pages_->flags(), true); }, afterGraphs());
+}
+
+void TrackedPool::reset() {
+  lane_.give([&] { pages_->reset(); });
+  lane_.joinAll(captured_);
+}
+
+}  // namespace ebb
