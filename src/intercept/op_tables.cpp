@@ -254,55 +254,7 @@ constexpr LyingSchema kLyingSchemas[] = {
     {"aten::baddbmm_", {"self", ""}, "beta", ArgUse::Overwrite},
 };
 
-// Operators that torch does not tag as pointwise, but that treat rows as pointwise operators do.
-constexpr std::array<std::string_view, 10> kEachRow{
-    "aten::_to_copy",
-    "aten::copy_",
-    "aten::native_dropout",
-    "aten::_fused_dropout",
-    "aten::masked_fill",
-    "aten::masked_fill_",
-    "aten::floor_divide",
-    "aten::floor_divide_",
-    "aten::_prelu_kernel",
-    "aten::rrelu_with_noise_functional",
-};
-
-struct RowArgument {
-  std::string_view name;
-  std::string_view argument;  // the argument with rows
-};
-
-constexpr RowArgument kOneArgument[] = {
-    {"aten::mm", "self"},
-    {"aten::addmm", "mat1"},
-    {"aten::_addmm_activation", "mat1"},
-    {"aten::mv", "self"},
-    {"aten::_scaled_mm", "self"},
-    {"aten::linear", "input"},
-    {"aten::mkldnn_linear", "self"},
-};
-
-constexpr std::array<std::string_view, 2> kGroups{"aten::_grouped_mm", "aten::_scaled_grouped_mm"};
-
-constexpr std::array<std::string_view, 2> kBatches{"aten::bmm", "aten::baddbmm"};
-
-// Operators with an argument `normalized_shape`.
-constexpr std::array<std::string_view, 3> kTrailingDims{
-    "aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm"};
-
-// Operators with an argument `dim`.
-constexpr std::array<std::string_view, 26> kAlongDims{
-    "aten::_softmax",  "aten::_log_softmax", "aten::softmax", "aten::log_softmax",
-    "aten::sum",       "aten::mean",         "aten::amax",    "aten::amin",
-    "aten::max",       "aten::min",          "aten::argmax",  "aten::argmin",
-    "aten::logsumexp", "aten::cumsum",       "aten::std",     "aten::var",
-    "aten::std_mean",  "aten::var_mean",     "aten::norm",    "aten::linalg_vector_norm",
-    "aten::all",       "aten::any",          "aten::sort",    "aten::topk",
-    "aten::glu",       "aten::cat",
-};
-
-constexpr std::array<std::string_view, 12> kShapeOnly{
+constexpr std::array<std::string_view, 12> kReadsOnlyShapes{
     "aten::empty_like",
     "aten::zeros_like",
     "aten::ones_like",
@@ -340,40 +292,6 @@ void applyLyingSchemas(OpTraits& traits) {
   }
 }
 
-// Sets OpTraits::rows.
-void applyRowRule(OpTraits& traits) {
-  const auto& schema = traits.op.schema();
-  const std::string& name = schema.name();
-  const auto apply = [&](RowRule rule, std::string_view argument) {
-    if (const auto index = schema.argumentIndexWithName(argument)) {
-      traits.rows.rule = rule;
-      traits.rows.argument = static_cast<int16_t>(*index);
-    }
-  };
-  if (traits.limits.custom) {
-    return;
-  }
-  if (contains(kShapeOnly, name)) {
-    traits.rows.rule = RowRule::ShapeOnly;
-  } else if (traits.op.hasTag(at::Tag::pointwise) || contains(kEachRow, name)) {
-    traits.rows.rule = RowRule::EachRow;
-  } else if (contains(kBatches, name)) {
-    traits.rows.rule = RowRule::Batches;
-  } else if (contains(kGroups, name)) {
-    traits.rows.rule = RowRule::Groups;
-  } else if (contains(kTrailingDims, name)) {
-    apply(RowRule::TrailingDims, "normalized_shape");
-  } else if (contains(kAlongDims, name)) {
-    apply(RowRule::AlongDims, "dim");
-  } else {
-    for (const RowArgument& entry : kOneArgument) {
-      if (entry.name == name) {
-        apply(RowRule::OneArgument, entry.argument);
-      }
-    }
-  }
-}
-
 }  // namespace
 
 void applyTables(OpTraits& traits) {
@@ -391,8 +309,8 @@ void applyTables(OpTraits& traits) {
       name.starts_with("aten::") && name.find("convolution") != std::string::npos;
   traits.kernel.readsRequiresGrad = contains(kReadsRequiresGrad, name);
   traits.kernel.notRepeatable = notRepeatable(name);
+  traits.arguments.readsOnlyShapes = contains(kReadsOnlyShapes, name);
   applyLyingSchemas(traits);
-  applyRowRule(traits);
 }
 
 bool isWholeOverwrite(std::string_view name) {

@@ -9,7 +9,7 @@
 
 namespace ebb {
 
-// Sets the facts in OpTraits::limits, kernel and rows that follow from the operator's name, and
+// Sets the facts in OpTraits::limits and kernel that follow from the operator's name, and
 // corrects ArgumentTraits for schemas that are wrong or incomplete.
 void applyTables(OpTraits& traits);
 

@@ -139,7 +139,7 @@ void fill(OpTraits& traits) {
     traits.results.push_back(typeOf(result.type()));
   }
   traits.kind = classify(traits.op);
-  if (traits.readsOnlyShapes()) {
+  if (traits.arguments.readsOnlyShapes) {
     traits.arguments.uses[0] = traits.arguments.otherwise[0] = ArgUse::Unread;
   }
 }

@@ -43,18 +43,6 @@ enum class PrecisionRead : uint8_t {
   All,       // also settings for convolutions and recurrent kernels
 };
 
-// The effect of an op on the rows of its arguments: see Note [Rows] in rows/rows.h.
-enum class RowRule : uint8_t {
-  Unknown,      // may mix rows
-  EachRow,      // element by element, with broadcasting
-  OneArgument,  // result row i depends on row i of one argument, and on all of the others
-  Groups,       // result row i depends on row i of argument 0, if argument 1 is a stack of matrices
-  Batches,      // batched matrix products
-  TrailingDims,  // normalises over the last dimensions; RowTraits::argument has their sizes
-  AlongDims,     // works along given dimensions
-  ShapeOnly,     // reads only the argument's shape
-};
-
 // The facts about an operator's arguments. Each list has an entry for each argument on the stack.
 struct ArgumentTraits {
   c10::SmallVector<ArgType, 12> types;
@@ -62,6 +50,7 @@ struct ArgumentTraits {
   c10::SmallVector<bool, 12> counted;    // see Note [Which writes are counted]
   c10::SmallVector<uint16_t, 8> others;  // indices of arguments that are not single tensors
   bool writes = false;                   // the op writes to an argument
+  bool readsOnlyShapes = false;          // reads no contents, as zeros_like
   bool conditionIsFlag = false;          // argument `condition` is a bool, not a number
   int16_t condition = -1;  // argument; `uses` applies if the bool is true or the number is 0
   c10::SmallVector<ArgUse, 12> otherwise;  // the uses if the condition does not hold
@@ -96,12 +85,6 @@ struct KernelTraits {
   const NotRepeatable* notRepeatable = nullptr;  // null: its bits repeat
 };
 
-struct RowTraits {
-  RowRule rule = RowRule::Unknown;
-  // The argument with rows (OneArgument), or the argument with the sizes or dimensions for `rule`.
-  int16_t argument = -1;
-};
-
 // The facts about an operator that change while the process runs.
 struct OpState {
   std::atomic<bool> demoted{false};           // verify mode found that the results must be saved
@@ -123,16 +106,10 @@ struct OpTraits {
   ReplayLimits limits;
   KernelTraits kernel;
   RandomTraits random;
-  RowTraits rows;
   mutable OpState state;
   ArgumentTraits arguments;
   c10::SmallVector<ArgType, 4> results;  // one per result
   std::string name;                      // "aten::mm.default", as in rules and messages
-
-  // True if the op reads no contents of its arguments, as zeros_like.
-  bool readsOnlyShapes() const {
-    return rows.rule == RowRule::ShapeOnly;
-  }
 };
 
 // The traits of `op`; the reference stays valid forever.

@@ -114,9 +114,9 @@ class RecipeWriter {
   int64_t bytesOfStandIn(const Argument& argument) const {
     const bool scratch = argument.use == ArgUse::Scratch;
     return static_cast<int64_t>(
-        scratch                 ? argument.tensor->storage().nbytes()
-        : op_.readsOnlyShapes() ? 0
-                                : bytesShown(*argument.tensor));
+        scratch                         ? argument.tensor->storage().nbytes()
+        : op_.arguments.readsOnlyShapes ? 0
+                                        : bytesShown(*argument.tensor));
   }
 
   void addValue(Input& input, const at::Tensor& tensor) {

@@ -62,7 +62,7 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
 // An argument without rows must have the same data for each row.
 bool RowFlow::keepsApart() const {
   const auto sameForEach = [&](const Extent& extent) {
-    const bool product = op_.rows.rule == RowRule::OneArgument || op_.rows.rule == RowRule::Groups;
+    const bool product = rows_.rule == RowRule::OneArgument || rows_.rule == RowRule::Groups;
     if (product && extent.argument != 0) {
       return true;  // the other matrix, its scales, and the ends of groups
     }
@@ -73,25 +73,23 @@ bool RowFlow::keepsApart() const {
 }
 
 bool RowFlow::keepsApart(const at::Tensor& tensor, size_t argument) const {
-  switch (op_.rows.rule) {
+  switch (rows_.rule) {
     case RowRule::Unknown:
-    case RowRule::ShapeOnly:
       return false;
     case RowRule::EachRow:
       return true;
     case RowRule::OneArgument:
-      return static_cast<int16_t>(argument) == op_.rows.argument && tensor.dim() >= 2;
+      return static_cast<int16_t>(argument) == rows_.argument && tensor.dim() >= 2;
     case RowRule::Groups:
       return argument == 0 && tensor.dim() == 2 && arguments_[1].isTensor() &&
              arguments_[1].toTensor().dim() == 3;
     case RowRule::Batches:
       return tensor.dim() == 3;
     case RowRule::TrailingDims:
-      return argument == 0 && arguments_[op_.rows.argument].isIntList() &&
-             static_cast<int64_t>(arguments_[op_.rows.argument].toIntVector().size()) <
-                 tensor.dim();
+      return argument == 0 && arguments_[rows_.argument].isIntList() &&
+             static_cast<int64_t>(arguments_[rows_.argument].toIntVector().size()) < tensor.dim();
     case RowRule::AlongDims:
-      return leavesRows(arguments_[op_.rows.argument], tensor.dim());
+      return leavesRows(arguments_[rows_.argument], tensor.dim());
   }
   return false;
 }
@@ -103,7 +101,7 @@ RowsPtr RowFlow::rowsOf(c10::ScalarType dtype) const {
 RowsPtr RowFlow::of(const at::Tensor& result) const {
   const bool has = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_ &&
                    result.device() == live_->count.device() &&
-                   (op_.rows.rule != RowRule::EachRow || result.dim() == dimensions_);
+                   (rows_.rule != RowRule::EachRow || result.dim() == dimensions_);
   return has ? rowsOf(result.scalar_type()) : RowsPtr();
 }
 

@@ -8,6 +8,7 @@
 
 #include "graph/value.h"
 #include "intercept/op_traits.h"
+#include "plugins/paging/row_rules.h"
 #include "rows/rows.h"
 
 namespace ebb {
@@ -22,7 +23,8 @@ using RowsPtr = c10::intrusive_ptr<Rows>;
 // runs; results are queried afterwards.
 class RowFlow {
  public:
-  RowFlow(const OpTraits& op, const c10::IValue* arguments) : op_(op), arguments_(arguments) {
+  RowFlow(const OpTraits& op, const c10::IValue* arguments)
+      : op_(op), rows_(rowTraitsOf(op)), arguments_(arguments) {
   }
 
   // Adds an argument that the call reads. `value`: its value; null: the argument has no known rows.
@@ -41,7 +43,7 @@ class RowFlow {
   // True if the call reads the data of an argument whose padding rows ebb does not restore
   // (Rows::lossy). ebb then cannot recompute those results of the call that have no rows.
   bool isLossy() const {
-    return lossy_ && !op_.readsOnlyShapes();
+    return lossy_ && !op_.arguments.readsOnlyShapes;
   }
 
  private:
@@ -54,6 +56,7 @@ class RowFlow {
     size_t argument;
   };
   const OpTraits& op_;
+  const RowTraits& rows_;
   const c10::IValue* arguments_;
   RowsPtr rowsOf(c10::ScalarType dtype) const;
 

@@ -66,7 +66,7 @@ void RowMarks::willRun(
       flow_->add(*argument.tensor, argument.index, value);
     }
   }
-  const bool mixes = !call.op.readsOnlyShapes() && !flow_->keepsApart();
+  const bool mixes = !call.op.arguments.readsOnlyShapes && !flow_->keepsApart();
   for (const Argument& argument : arguments.tensors()) {
     if (mixes && argument.tensor->defined()) {
       needDeadRows(*argument.tensor);

@@ -318,7 +318,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     }
     const bool reads = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
     call_->readsRows |=
-        known != nullptr && reads && (*known)->extra<Rows>() && !op.readsOnlyShapes();
+        known != nullptr && reads && (*known)->extra<Rows>() && !op.arguments.readsOnlyShapes;
   }
 
   const JournalPtr journal_;
