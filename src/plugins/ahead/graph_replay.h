@@ -10,6 +10,7 @@
 #include "ebb/export.h"
 #include "graph/graph.h"
 #include "memory/stillness.h"
+#include "plugins/ahead/lookahead.h"
 #include "replay/replay.h"
 
 namespace ebb {
