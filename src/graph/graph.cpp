@@ -11,7 +11,6 @@ void Graph::release_resources() {
   numbers.packs = {};
   extras = {};
   collectives.clear();
-  escapes.all.clear();
   pages.reset();
   observers.clear();
   names.clear();

@@ -35,6 +35,7 @@ for needs in (
     lambda: ebb.record_reports().__enter__(),
     lambda: ebb.verify().__enter__(),
     lambda: ebb.ahead.configure(regions=1),
+    lambda: ebb.region(escapes="placeholder"),
 ):
     try:
         needs()
@@ -92,5 +93,5 @@ def test_without_plugins(tmp_path):
 
     assert run.returncode == 0, run.stderr
     errors = run.stdout.splitlines()
-    assert len(errors) == 3
+    assert len(errors) == 4
     assert all("ebb was built with these plug-ins: none (-DEBB_PLUGINS)" in e for e in errors)
