@@ -10,7 +10,6 @@
 #include "bindings/field_dicts.h"
 #include "memory/share_storage.h"
 #include "region/enter_region.h"
-#include "replay/escapes.h"
 #include "saved/hooked_inputs.h"
 #include "saved/placeholder.h"
 
@@ -23,11 +22,6 @@ void bindRegion(py::module_& module) {
   module.def("storage_emptied", torch::wrap_pybind_function([](const py::object& storage) {
                storageEmptied(THPStorage_Unpack(storage.ptr()).unsafeGetStorageImpl());
              }));
-  py::class_<Graph, c10::intrusive_ptr<Graph>>(module, "Escapes")
-      .def("refill", torch::wrap_pybind_function([](Graph& graph) {
-             graph.observers.tell(&BackwardEvents::unpacks, graph);
-             refill(graph);
-           }));
   module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
   py::class_<Placeholder>(module, "Placeholder")
       .def(py::init(torch::wrap_pybind_function([](const at::Tensor& tensor) {

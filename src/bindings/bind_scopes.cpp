@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/ScopeExit.h>
-#include <pybind11/stl.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -38,16 +37,17 @@ bool hasModes() {
 
 class RegionScope {
  public:
-  // Takes six settings: the policy (None while a compiler traces), the name, and four flags. The
-  // flags say if the policy may offload, if the region empties escapes, if ebb logs the end of the
-  // region, and if ebb may replay all custom operators.
+  // Takes six settings: the policy (None while a compiler traces), the name, a flag that says if
+  // the policy may offload, the function of a plug-in that leaves the region (or None), and two
+  // flags that say if ebb logs the end of the region, and if ebb may replay all custom operators.
   void configure(PyObject* const* arguments, Py_ssize_t count) {
     TORCH_CHECK_TYPE(count == 6, "ebb: a region takes 6 settings");
     policy_ =
         arguments[0] == Py_None ? nullptr : py::handle(arguments[0]).cast<const PyPolicy&>().policy;
     name_ = py::handle(arguments[1]).cast<std::string>();
     offloads_ = arguments[2] == Py_True;
-    emptiesEscapes_ = arguments[3] == Py_True;
+    leave_ =
+        arguments[3] == Py_None ? py::object() : py::reinterpret_borrow<py::object>(arguments[3]);
     logs_ = arguments[4] == Py_True;
     repeats_ = arguments[5] == Py_True ? Repeats::All : Repeats::IfRulesSaySo;
   }
@@ -82,11 +82,11 @@ class RegionScope {
       return;
     }
     TORCH_CHECK(id_ != 0, "ebb: region '", name_, "' was left but had not been entered");
-    if (emptiesEscapes_ && !failed && !passesThrough_) {
-      leaveEmptyingEscapes(self);
+    if (leave_ && !failed && !passesThrough_) {
+      leaveWithResults(self);
     } else {
       leaveRegion(std::exchange(id_, 0));
-      if (emptiesEscapes_) {
+      if (leave_) {
         py::setattr(self, "_results", py::none());
       }
     }
@@ -108,7 +108,10 @@ class RegionScope {
   }
 
  private:
-  void leaveEmptyingEscapes(PyObject* self) {
+  // Calls the plug-in's function with the id, the region's results, a flag (true if the program
+  // named the results), and another (true if a result has a backward). The function leaves the
+  // region, even if it throws, and returns an object for `_refill_before_backward`, or None.
+  void leaveWithResults(PyObject* self) {
     const auto anyhow = c10::make_scope_exit([&] {
       if (id_ != 0) {
         drop();
@@ -118,23 +121,24 @@ class RegionScope {
     // and the results that have a backward. C++ switches grad mode off for the call: Python's
     // no_grad would stay on if a signal handler raised in the call.
     std::optional<c10::AutoGradMode> noGrad(std::in_place, false);
-    const auto results = callMethod(self, "_take_results")
-                             .cast<std::tuple<std::vector<at::Tensor>, bool, py::list>>();
+    const auto results =
+        callMethod(self, "_take_results").cast<std::tuple<py::list, bool, py::list>>();
     noGrad.reset();
     const auto& [plain, named, differentiable] = results;
-    const auto escapes =
-        leaveRegionEmptyingEscapes(std::exchange(id_, 0), plain, named, !differentiable.empty());
-    if (escapes) {
-      callMethod(self, "_refill_before_backward", py::cast(escapes), differentiable);
+    const py::tuple arguments = py::make_tuple(id_, plain, named, !differentiable.empty());
+    id_ = 0;
+    const py::object left = leave_(*arguments);
+    if (!left.is_none()) {
+      callMethod(self, "_refill_before_backward", left, differentiable);
     }
   }
 
   PolicyPtr policy_;  // null: a scope without effect
   std::string name_;
-  uint64_t id_ = 0;              // number of the entry; 0: not entered
-  bool offloads_ = false;        // the policy may offload
-  bool emptiesEscapes_ = false;  // see Note [Escapes]
-  bool logs_ = false;            // leaving is logged
+  py::object leave_;       // a plug-in's function that leaves the region; null: leaveRegion()
+  uint64_t id_ = 0;        // number of the entry; 0: not entered
+  bool offloads_ = false;  // the policy may offload
+  bool logs_ = false;      // leaving is logged
   Repeats repeats_ = Repeats::IfRulesSaySo;
   bool passesThrough_ = false;  // saved-tensor hooks were disabled at the entry
   bool isTraced_ = false;       // entered, while a tracer is active

@@ -11,7 +11,6 @@ void Graph::release_resources() {
   numbers.packs = {};
   extras = {};
   collectives.clear();
-  escapes.all.clear();
   observers.clear();
   names.clear();
 }

@@ -1,10 +1,8 @@
 // The shared state of all values of one outermost region.
 #pragma once
 
-#include <c10/core/Storage.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,29 +51,6 @@ struct GraphRules {
   }
 };
 
-// Note [Escapes]
-// A module attribute or the ctx of an autograd function can keep the bytes of a recomputable value.
-// With escapes="placeholder", ebb empties the storage when the outermost region ends. Reading an
-// empty storage is an error whose message names the fix. ebb refills the storage by sharing the
-// recomputed memory, at the earlier of two times: before a backward node of the region unpacks a
-// saved tensor, or before the grad_fn of one of the region's results runs. Before that grad_fn, all
-// hooks on the result's gradient have run; FSDP gathers parameters in such a hook. Results of the
-// region must stay. Gradients of a backward inside the region must stay too: ebb does not empty
-// values made with grad mode off, and empties nothing if a saved tensor was unpacked inside the
-// region. If a with-block does not call region.returns(), ebb does not know the results, so every
-// value that no recipe reads counts as a result.
-struct Escaped {
-  c10::intrusive_ptr<Value> value;
-  c10::Storage storage;  // emptied when the region ended
-};
-
-// The escapes of one graph.
-struct Escapes {
-  std::vector<Escaped> all;      // to be refilled
-  std::atomic<bool> any{false};  // `all` is not empty
-  bool hadBackward = false;      // the thread unpacked a saved tensor while the region was open
-};
-
 // Note [One lock per graph]
 // Recipes never cross an outermost region: a storage first met in a region is a leaf there. So
 // graphs are independent and each has one lock. A region holds the lock while recording an op, but
@@ -92,7 +67,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   RecipeNumbers numbers;
   GraphRules rules;
   Observers observers;
-  Escapes escapes;                        // see Note [Escapes]
+  bool hasUnpacked = false;  // the thread unpacked a saved tensor while the region was open
   std::shared_ptr<InputsOfHooks> hooked;  // null unless hooks have saved inputs
   Extras extras;                          // of plug-ins
   RepeatedCollectives collectives;        // see Note [Repeated collectives]

@@ -2,8 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
-
 namespace ebb {
 namespace {
 
@@ -39,32 +37,34 @@ struct Notes final : Extra {
 }  // namespace
 
 void Observers::clear() {
-  *this = Observers();
+  ops_.clear();
+  regions_.clear();
+  backwards_.clear();
+  vetoes_.clear();
+  all_.clear();
 }
 
 std::vector<std::unique_ptr<RegionNote>> Observers::enter(
     const std::string& name, const std::shared_ptr<const Policy>& policy) const {
   std::vector<std::unique_ptr<RegionNote>> notes;
-  for (RegionEvents* observer : regions_) {
-    notes.push_back(observer->enters(name, policy));
-  }
+  regions_.forEach([&](RegionEvents& each) { notes.push_back(each.enters(name, policy)); });
   return notes;
 }
 
 bool Observers::wantInput(const at::Tensor& tensor) const {
-  return std::any_of(regions_.begin(), regions_.end(), [&](RegionEvents* observer) {
-    return observer->wantsInput(tensor);
-  });
+  bool wanted = false;
+  regions_.forEach([&](RegionEvents& each) { wanted |= each.wantsInput(tensor); });
+  return wanted;
 }
 
 [[gnu::cold]] ExtraPtr Observers::tellPacked(
     Value& value, const at::Tensor& tensor, Retention retention) const {
   std::vector<ExtraPtr> notes;
-  for (RegionEvents* observer : regions_) {
-    if (auto note = observer->packed(value, tensor, retention)) {
+  regions_.forEach([&](RegionEvents& each) {
+    if (auto note = each.packed(value, tensor, retention)) {
       notes.push_back(std::move(note));
     }
-  }
+  });
   if (notes.size() <= 1) {
     return notes.empty() ? ExtraPtr() : std::move(notes.front());
   }
@@ -75,18 +75,18 @@ bool Observers::wantInput(const at::Tensor& tensor) const {
 
 [[gnu::cold]] c10::Storage Observers::checked(
     const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) const {
-  for (BackwardEvents* observer : backwards_) {
-    bytes = observer->checked(graph, value, geometry, std::move(bytes));
-  }
+  backwards_.forEach([&](BackwardEvents& each) {
+    bytes = each.checked(graph, value, geometry, std::move(bytes));
+  });
   return bytes;
 }
 
 [[gnu::cold]] const char* Observers::askVetoes(const NewState& state) const {
   const char* why = nullptr;
-  for (ResultVeto* veto : vetoes_) {
-    const char* given = veto->whyNotReplayed(state);
+  vetoes_.forEach([&](ResultVeto& each) {
+    const char* given = each.whyNotReplayed(state);
     why = why != nullptr ? why : given;
-  }
+  });
   return why;
 }
 

@@ -5,6 +5,7 @@
 #include <c10/core/Storage.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -198,7 +199,53 @@ struct BackwardEvents : virtual Observer {
   }
 };
 
-// The observers of a graph. A graph nearly always has none.
+// Observers in the order of adding. While one thread adds, others may read.
+template <class Events>
+class ObserverList {
+ public:
+  ObserverList() = default;
+  ObserverList(const ObserverList&) = delete;
+  ObserverList& operator=(const ObserverList&) = delete;
+  ~ObserverList() {
+    clear();
+  }
+
+  bool empty() const {
+    return first_.load(std::memory_order_acquire) == nullptr;
+  }
+  template <class Act>
+  void forEach(const Act& act) const {
+    for (const Entry* entry = first_.load(std::memory_order_acquire); entry != nullptr;
+         entry = entry->next.load(std::memory_order_acquire)) {
+      act(*entry->observer);
+    }
+  }
+  void add(Events* observer) {
+    std::atomic<Entry*>* end = &first_;
+    while (Entry* entry = end->load(std::memory_order_relaxed)) {
+      end = &entry->next;
+    }
+    end->store(new Entry{observer}, std::memory_order_release);
+  }
+  // No other thread may read.
+  void clear() {
+    Entry* entry = first_.exchange(nullptr);
+    while (entry != nullptr) {
+      delete std::exchange(entry, entry->next.load());
+    }
+  }
+
+ private:
+  struct Entry {
+    Events* observer;
+    std::atomic<Entry*> next{nullptr};
+  };
+  std::atomic<Entry*> first_{nullptr};
+};
+
+// The observers of a graph. A graph nearly always has none. A plug-in adds an observer when the
+// graph opens, or later on the region's thread under the graph's lock, even while other threads
+// unpack saved tensors of the open region.
 class Observers {
  public:
   template <class Derived>
@@ -239,14 +286,14 @@ class Observers {
 
  private:
   template <class Events, class Derived>
-  static void addTo(std::vector<Events*>& list, Derived* observer) {
+  static void addTo(ObserverList<Events>& list, Derived* observer) {
     if constexpr (std::is_base_of_v<Events, Derived>) {
-      list.push_back(observer);
+      list.add(observer);
     }
   }
 
   template <class Events>
-  const std::vector<Events*>& of() const {
+  const ObserverList<Events>& of() const {
     if constexpr (std::is_same_v<Events, OpEvents>) {
       return ops_;
     } else if constexpr (std::is_same_v<Events, RegionEvents>) {
@@ -258,21 +305,19 @@ class Observers {
 
   template <class Events, class... Parameters, class... Arguments>
   [[gnu::cold, gnu::noinline]] static void tellAll(
-      const std::vector<Events*>& all,
+      const ObserverList<Events>& all,
       void (Events::*what)(Parameters...),
       Arguments&... arguments) {
-    for (Events* observer : all) {
-      (observer->*what)(arguments...);
-    }
+    all.forEach([&](Events& observer) { (observer.*what)(arguments...); });
   }
   ExtraPtr tellPacked(Value& value, const at::Tensor& tensor, Retention retention) const;
   const char* askVetoes(const NewState& state) const;
 
   std::vector<std::unique_ptr<Observer>> all_;
-  std::vector<OpEvents*> ops_;
-  std::vector<RegionEvents*> regions_;
-  std::vector<BackwardEvents*> backwards_;
-  std::vector<ResultVeto*> vetoes_;
+  ObserverList<OpEvents> ops_;
+  ObserverList<RegionEvents> regions_;
+  ObserverList<BackwardEvents> backwards_;
+  ObserverList<ResultVeto> vetoes_;
 };
 
 // When a plug-in adds its observers: those that depend on Graph::rules come last.

@@ -11,7 +11,6 @@
 #include "intercept/key.h"
 #include "record/op_recording.h"
 #include "record/retention.h"
-#include "replay/escapes.h"
 
 namespace ebb {
 namespace {
@@ -369,35 +368,6 @@ void Recorder::close(bool onlyPart) {
   if (observers.seeOps()) {
     values_.clear();
     observers.tell(&RegionEvents::closed);
-  }
-}
-
-void Recorder::emptyEscapes(
-    const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
-  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  values_.applyDeferred();
-  const auto hasHandle = [](const auto& entry) { return entry.second->uses.handles() > 0; };
-  if (!hasBackward && std::none_of(values_.all().begin(), values_.all().end(), hasHandle)) {
-    return;
-  }
-  if (context_.graph->collectives.any()) {
-    return;  // ranks may have different escapes, and would refill them at different times
-  }
-  const auto isResult = [&](const c10::Storage& storage) {
-    return std::any_of(results.begin(), results.end(), [&](const at::Tensor& result) {
-      return result.has_storage() && result.storage().is_alias_of(storage);
-    });
-  };
-  for (const auto& entry : values_.all()) {
-    const auto& value = entry.second;
-    const bool wasRead = value->uses.readers() > 0;
-    c10::Storage storage = escapedStorage(*value);
-    if (storage && storage.resizable() && storage.nbytes() > 0 && value->versions.areCounted() &&
-        value->recipe()->kernel.gradMode && (onlyResults || wasRead) && !isResult(storage)) {
-      context_.graph->escapes.all.push_back(
-          emptyEscaped(value, std::move(storage), context_.regionName()));
-      context_.graph->escapes.any.store(true, std::memory_order_relaxed);
-    }
   }
 }
 

@@ -71,15 +71,10 @@ class Recorder final : public Interceptor {
   // autograd has counted all writes.
   void close(bool onlyPart = false);
 
-  // Called just before close(). Empties escapes, except for the storages of `results`. If
-  // `onlyResults` is false, values that no op has read count as results too. `hasBackward`: a
-  // result has a grad_fn, which will refill the escapes. Does nothing if `hasBackward` is false and
-  // there is no handle, since then no backward would refill the escapes.
-  void emptyEscapes(const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
-
   const Context& context() const {
     return context_;
   }
+  // The known values of the open region. The graph's lock guards them.
   ValueMap& values() {
     return values_;
   }

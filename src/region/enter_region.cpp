@@ -16,7 +16,6 @@
 #include "graph/recipe.h"
 #include "intercept/install.h"
 #include "record/recorder.h"
-#include "replay/escapes.h"
 #include "saved/engine.h"
 #include "support/thread_owned.h"
 
@@ -220,17 +219,9 @@ class ThreadRegions {
         "' was still open. It has been closed too.");
   }
 
-  c10::intrusive_ptr<Graph> emptyEscapes(
-      uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
-    // After a backward inside the region, an escape may be a gradient, so ebb empties nothing: see
-    // Note [Escapes].
-    const bool outermost = frames_.size() == 1 && frames_.front().id == id;
-    if (!outermost || !opaque_.empty() || recorder_.context().graph->escapes.hadBackward) {
-      return {};
-    }
-    recorder_.emptyEscapes(results, onlyResults, hasBackward);
-    return recorder_.context().graph->escapes.any ? recorder_.context().graph
-                                                  : c10::intrusive_ptr<Graph>();
+  Recorder* recorderThatEndsWith(uint64_t id) {
+    const bool isOutermost = frames_.size() == 1 && frames_.front().id == id;
+    return isOutermost && opaque_.empty() ? &recorder_ : nullptr;
   }
 
   void opaqueWriteBegins(const at::Tensor& tensor) {
@@ -385,17 +376,8 @@ void storageEmptied(c10::StorageImpl* storage) {
   threadRegions().storageEmptied(storage);
 }
 
-c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
-    uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward) {
-  c10::intrusive_ptr<Graph> graph;
-  try {
-    graph = threadRegions().emptyEscapes(id, results, onlyResults, hasBackward);
-  } catch (...) {
-    leaveRegion(id);
-    throw;
-  }
-  leaveRegion(id);
-  return graph;
+Recorder* recorderThatEndsWith(uint64_t id) {
+  return threadRegions().recorderThatEndsWith(id);
 }
 
 Opaque::Opaque(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {

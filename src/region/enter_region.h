@@ -3,17 +3,16 @@
 
 #include <ATen/core/TensorBody.h>
 #include <c10/core/StorageImpl.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "graph/graph.h"
 #include "hooks/decider.h"
 
 namespace ebb {
+
+class Recorder;
 
 // Selects the custom operators that ebb may replay: those that a rule names, or all. Checkpointed
 // calls use All. See Note [Custom operators].
@@ -33,10 +32,9 @@ EBB_API void leaveRegion(uint64_t id);
 // The program is about to empty `storage`: see Note [Regions that are split].
 EBB_API void storageEmptied(c10::StorageImpl* storage);
 
-// Leaves the region. An outermost region also frees the memory of referenced recomputable values:
-// see Note [Escapes]. Returns the graph if there was such a value, else null.
-EBB_API c10::intrusive_ptr<Graph> leaveRegionEmptyingEscapes(
-    uint64_t id, const std::vector<at::Tensor>& results, bool onlyResults, bool hasBackward);
+// The recorder of the outermost region, if `id` is the outermost region, and no other region and no
+// unseen write is open; else null.
+Recorder* recorderThatEndsWith(uint64_t id);
 
 // Begins a write unseen by torch: see Note [Opaque writes].
 EBB_API void opaqueWriteBegins(const at::Tensor& tensor);

@@ -35,7 +35,7 @@ at::Tensor Handle::call_unpack_hook() {
 at::Tensor Handle::unpack() {
   statisticsBackwardSeen();
   if (const Recorder* recorder = openRecorder()) {
-    recorder->context().graph->escapes.hadBackward = true;
+    recorder->context().graph->hasUnpacked = true;
   }
   checkVersion();
   checkTracer();

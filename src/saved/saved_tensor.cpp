@@ -13,7 +13,6 @@
 
 #include "graph/recipe.h"
 #include "memory/bytes.h"
-#include "replay/escapes.h"
 #include "replay/replay.h"
 #include "replay/same_node.h"
 #include "support/python_support.h"
@@ -215,7 +214,6 @@ at::Tensor SavedTensor::unpack() {
     std::lock_guard<PythonMutex> lock(graph_->mutex);
     repeatCollectives(*graph_);
   }
-  refill(*graph_);  // see Note [Escapes]
   if (graph_->hooked) [[unlikely]] {
     WithoutGil withoutGil;
     std::lock_guard<PythonMutex> lock(graph_->mutex);

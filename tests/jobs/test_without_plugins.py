@@ -37,6 +37,7 @@ for needs in (
     lambda: ebb.ahead.configure(regions=1),
     lambda: ebb.offload.configure(in_flight_bytes="1MiB"),
     lambda: ebb.mark_rows(x, torch.tensor(1)),
+    lambda: ebb.region(escapes="placeholder"),
 ):
     try:
         needs()
@@ -102,5 +103,5 @@ def test_without_plugins(tmp_path):
 
     assert run.returncode == 0, run.stderr
     errors = run.stdout.splitlines()
-    assert len(errors) == 5
+    assert len(errors) == 6
     assert all("ebb was built with these plug-ins: none (-DEBB_PLUGINS)" in e for e in errors)

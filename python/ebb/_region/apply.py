@@ -23,7 +23,7 @@ from ebb._region.modules import (
     unmark_if_unused,
     unnumber,
 )
-from ebb._region.region import _check_policy, check_escapes, run_in_region
+from ebb._region.region import _check_policy, check_escapes, leaving, run_in_region
 from ebb._support.log import log
 from ebb._support.shown import checked_name
 
@@ -187,6 +187,7 @@ def apply(
         raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
     policy = _check_policy(policy)
     check_escapes(escapes)
+    leaving(escapes)
     wanted = _blocks_of(model) if modules is None else _wanted(modules)
     chosen = select(model, wanted)
     if not chosen:

@@ -47,6 +47,15 @@ def check_escapes(escapes: object) -> None:
         raise ValueError(f"ebb: escapes must be 'keep' or 'placeholder'; got {shown(escapes)}")
 
 
+def leaving(escapes: str) -> Callable[..., _C.Escapes | None] | None:
+    """The function of C++ that leaves such a region; None if it is left as usual.
+
+    Raises:
+        AttributeError: ebb was built without the plug-in ``escapes``.
+    """
+    return None if escapes == "keep" else _C.leave_emptying_escapes
+
+
 def _check_region(name: object, escapes: object, root: object) -> None:
     if name is not None and not isinstance(name, str):
         raise TypeError(f"ebb: name must be a str; got {type(name).__name__}")
@@ -181,7 +190,7 @@ class region(_C.Region):
             checked._compiled,
             self._name or "region",
             checked._offloads,
-            escapes != "keep",
+            leaving(escapes),
             log.isEnabledFor(logging.DEBUG),
             self._repeats,
         )
