@@ -1,10 +1,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "allocator/in_use.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/ahead.h"
-#include "memory/in_use.h"
 #include "plugins/ahead/room.h"
 
 namespace ebb::bindings {

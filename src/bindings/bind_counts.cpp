@@ -2,11 +2,11 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "allocator/in_use.h"
+#include "allocator/shortage.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/report.h"
-#include "memory/in_use.h"
-#include "memory/shortage.h"
 #include "memory/stillness.h"
 #include "support/signals.h"
 

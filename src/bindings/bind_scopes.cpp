@@ -18,10 +18,10 @@
 
 #include "bindings/bindings.h"
 #include "bindings/scope_type.h"
-#include "intercept/key.h"
 #include "policy/module_scope.h"
 #include "region/enter_region.h"
 #include "support/python_support.h"
+#include "torch_seams/key.h"
 
 namespace ebb::bindings {
 

@@ -3,9 +3,9 @@
 #include <map>
 #include <string>
 
+#include "allocator/shortage.h"
 #include "bindings/bindings.h"
 #include "intercept/install.h"
-#include "memory/shortage.h"
 
 namespace py = pybind11;
 

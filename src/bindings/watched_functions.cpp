@@ -13,9 +13,9 @@
 #include "bindings/bindings.h"
 #include "ebb/region.h"
 #include "hooks/observer.h"
-#include "intercept/key.h"
 #include "memory/stillness.h"
 #include "stream/stream.h"
+#include "torch_seams/key.h"
 
 namespace ebb::bindings {
 

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "allocator/in_use.h"
+#include "allocator/shortage.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
@@ -32,8 +34,6 @@
 #include "instant_transfer.h"
 #include "many_threads.h"
 #include "memory/bytes.h"
-#include "memory/in_use.h"
-#include "memory/shortage.h"
 #include "module.h"
 #include "plugins/ahead/arrival.h"
 #include "plugins/ahead/graph_replay.h"

@@ -2,9 +2,9 @@
 
 #include <atomic>
 
-#include "intercept/key.h"
-#include "memory/in_use.h"
-#include "memory/shortage.h"
+#include "allocator/in_use.h"
+#include "allocator/shortage.h"
+#include "torch_seams/key.h"
 
 namespace ebb {
 namespace {

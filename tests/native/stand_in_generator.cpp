@@ -12,8 +12,8 @@
 #include <mutex>
 #include <utility>
 
+#include "conditions/random_state.h"
 #include "intercept/op_traits.h"
-#include "kernel/random_state.h"
 #include "stream/capture.h"
 
 namespace ebb {

@@ -35,14 +35,15 @@ def arrows_of(root):
             if file.suffix not in (".h", ".cpp", ".cu"):
                 continue
             for included in re.findall(r'^\s*#\s*include "(.+?)"', file.read_text(), re.M):
-                inside = "include" if included.startswith("ebb/") else "src"
+                core = (root / "src/core" / included).parent.exists()
+                inside = "include" if included.startswith("ebb/") else "src/core" if core else "src"
                 yield str(file.relative_to(root)), f"{inside}/{included}"
 
 
 def folder_of(file):
-    """Of src, or of src/plugins."""
+    """Of src, src/core or src/plugins."""
     top, folder, *more = file.split("/")
-    return top if top == "include" else more[0] if folder == "plugins" else folder
+    return top if top == "include" else more[0] if folder in ("core", "plugins") else folder
 
 
 def test_includes_keep_the_order_of_the_folders():

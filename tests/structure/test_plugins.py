@@ -31,6 +31,13 @@ def test_only_bindings_include_plugins():
     assert using == {"bindings"}
 
 
+def test_the_core_includes_only_itself_and_the_door():
+    used = {i.split("/")[0] for path in sources(ROOT / "src/core") for i in includes(path)}
+    own = {path.name for path in (ROOT / "src/core").iterdir()}
+
+    assert used - own == {"ebb", "hooks", "torch_seams"}
+
+
 @pytest.mark.parametrize("plugin", sorted(p.name for p in PLUGINS.iterdir()))
 def test_no_plugin_includes_another(plugin):
     used = {i for path in sources(PLUGINS / plugin) for i in includes(path)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from ebb._region.global_state_guard import SETTERS
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNEL_STATE = (ROOT / "src/kernel/kernel_state.cpp").read_text()
+KERNEL_STATE = (ROOT / "src/core/conditions/kernel_state.cpp").read_text()
 SHORTCOMINGS = (ROOT / "docs/shortcomings.md").read_text()
 
 READ = {  # by the function of at::Context that reads it

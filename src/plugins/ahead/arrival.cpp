@@ -14,9 +14,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "allocator/in_use.h"
 #include "graph/geometry.h"
 #include "hooks/observer.h"
-#include "memory/in_use.h"
 #include "memory/stillness.h"
 #include "plugins/ahead/room.h"
 #include "plugins/ahead/worker.h"

@@ -4,10 +4,10 @@
 
 #include <mutex>
 
+#include "conditions/kernel_state.h"
+#include "conditions/random_state.h"
 #include "graph/recipe.h"
 #include "hooks/store.h"
-#include "kernel/kernel_state.h"
-#include "kernel/random_state.h"
 
 namespace ebb {
 

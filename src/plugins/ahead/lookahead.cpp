@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "allocator/shortage.h"
 #include "graph/graph.h"
-#include "memory/shortage.h"
 
 namespace ebb {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "memory/in_use.h"
-#include "memory/shortage.h"
+#include "allocator/in_use.h"
+#include "allocator/shortage.h"
 #include "support/python_support.h"
 
 namespace ebb {

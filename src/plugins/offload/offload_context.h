@@ -6,10 +6,10 @@
 #include <memory>
 
 #include "ebb/offload.h"
-#include "memory/dropping_mutex.h"
 #include "plugins/offload/host_stash.h"
 #include "plugins/offload/transfer/host_memory.h"
 #include "plugins/offload/transfer/transfer.h"
+#include "stores/dropping_mutex.h"
 
 namespace ebb {
 

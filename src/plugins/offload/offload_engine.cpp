@@ -8,11 +8,11 @@
 #include <mutex>
 #include <utility>
 
+#include "allocator/in_use.h"
+#include "allocator/shortage.h"
 #include "memory/bytes.h"
-#include "memory/dropping_mutex.h"
-#include "memory/in_use.h"
-#include "memory/shortage.h"
 #include "plugins/offload/transfer/disk.h"
+#include "stores/dropping_mutex.h"
 #include "stream/capture.h"
 
 namespace ebb {

@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "memory/dropping_mutex.h"
+#include "stores/dropping_mutex.h"
 #include "stream/capture.h"
 #include "stream/event.h"
 #include "stream/held_until.h"

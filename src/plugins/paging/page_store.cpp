@@ -13,7 +13,7 @@
 #include "plugins/paging/paging_engine.h"
 #include "plugins/paging/row_marks.h"
 #include "record/recorder.h"
-#include "rows/rows.h"
+#include "stores/rows.h"
 
 namespace ebb {
 namespace {

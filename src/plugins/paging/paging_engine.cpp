@@ -7,11 +7,11 @@
 #include <mutex>
 #include <utility>
 
-#include "intercept/key.h"
 #include "memory/bytes.h"
 #include "plugins/paging/pool/movers.h"
 #include "stream/capture.h"
 #include "stream/stream.h"
+#include "torch_seams/key.h"
 
 namespace ebb {
 namespace {

@@ -12,10 +12,10 @@
 
 #include "ebb/paging.h"
 #include "hooks/store.h"
-#include "memory/dropping_mutex.h"
 #include "plugins/paging/page_stash.h"
 #include "plugins/paging/pool_set.h"
 #include "plugins/paging/step.h"
+#include "stores/dropping_mutex.h"
 
 namespace ebb {
 

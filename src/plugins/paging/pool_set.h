@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "ebb/paging.h"
-#include "memory/dropping_mutex.h"
 #include "plugins/paging/lane.h"
 #include "plugins/paging/log.h"
 #include "plugins/paging/tracked_pool.h"
+#include "stores/dropping_mutex.h"
 
 namespace ebb {
 

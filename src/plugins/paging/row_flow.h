@@ -9,7 +9,7 @@
 #include "graph/value.h"
 #include "intercept/op_traits.h"
 #include "plugins/paging/row_rules.h"
-#include "rows/rows.h"
+#include "stores/rows.h"
 
 namespace ebb {
 

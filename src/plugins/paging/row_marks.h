@@ -14,7 +14,7 @@
 #include "intercept/op_traits.h"
 #include "plugins/paging/row_flow.h"
 #include "record/context.h"
-#include "rows/rows.h"
+#include "stores/rows.h"
 
 namespace ebb {
 

@@ -7,7 +7,7 @@
 
 namespace ebb {
 
-// The effect of an op on the rows of its arguments: see Note [Rows] in rows/rows.h.
+// The effect of an op on the rows of its arguments: see Note [Rows] in stores/rows.h.
 enum class RowRule : uint8_t {
   Unknown,      // may mix rows
   EachRow,      // element by element, with broadcasting

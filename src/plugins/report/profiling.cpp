@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/in_use.h"
+#include "allocator/in_use.h"
 #include "plugins/report/journal.h"
 #include "plugins/report/shelf.h"
 

@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "conditions/random_state.h"
 #include "counts/statistics.h"
 #include "graph/graph.h"
 #include "graph/recipe.h"
 #include "hooks/decider.h"
 #include "hooks/observer.h"
-#include "kernel/random_state.h"
 #include "plugins/report/journal.h"
 #include "plugins/report/shelf.h"
 #include "record/arguments.h"
@@ -21,7 +21,7 @@
 #include "record/keeper.h"
 #include "record/retention.h"
 #include "record/value_map.h"
-#include "rows/rows.h"
+#include "stores/rows.h"
 #include "stream/capture.h"
 #include "stream/event.h"
 

@@ -10,14 +10,14 @@
 #include <limits>
 #include <utility>
 
+#include "conditions/fingerprint.h"
+#include "conditions/kernel_state.h"
 #include "counts/statistics.h"
 #include "graph/recipe.h"
-#include "intercept/key.h"
 #include "intercept/op_tables.h"
-#include "kernel/fingerprint.h"
-#include "kernel/kernel_state.h"
 #include "memory/bytes.h"
-#include "rows/rows.h"
+#include "stores/rows.h"
+#include "torch_seams/key.h"
 
 namespace ebb {
 namespace {

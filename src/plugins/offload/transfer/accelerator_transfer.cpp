@@ -10,12 +10,12 @@
 #include <mutex>
 #include <optional>
 
-#include "intercept/key.h"
 #include "memory/bytes.h"
 #include "plugins/offload/transfer/pinned.h"
 #include "plugins/offload/transfer/transfer.h"
 #include "stream/event.h"
 #include "stream/stream.h"
+#include "torch_seams/key.h"
 
 namespace ebb {
 namespace {

@@ -1,0 +1,132 @@
+#include "graph/repeated_collectives.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "conditions/collective.h"
+#include "graph/graph.h"
+#include "support/python_support.h"
+
+namespace ebb {
+namespace {
+
+RepeatedCollectives::Repeated repeatedBy(const c10::intrusive_ptr<Recipe>& recipe) {
+  RepeatedCollectives::Repeated repeated{recipe, {}};
+  for (const Output& output : recipe->outputs) {
+    if (auto value = output.value.lock()) {
+      repeated.results.push_back(std::move(value));
+    }
+  }
+  return repeated;
+}
+
+}  // namespace
+
+void RepeatedCollectives::records(const std::string& group) {
+  const PythonSupport* python = pythonSupport();
+  const auto is = [&](const auto& known) { return known.first == group; };
+  if (std::none_of(groups_.begin(), groups_.end(), is)) {
+    groups_.emplace_back(group, python == nullptr ? 0 : python->collectives.number(group));
+    due_.store(true, std::memory_order_release);
+  }
+}
+
+void RepeatedCollectives::needs(const c10::intrusive_ptr<Value>& value) {
+  needed_.emplace_back(value);
+}
+
+void RepeatedCollectives::close(Graph& graph) {
+  isOpen_ = false;
+  const bool repeats = collect(graph);
+  const bool isNew = tellOtherRanks(graph.names.front());
+  due_.store(repeats || isNew || unfinished_, std::memory_order_release);
+}
+
+// Returns true if the ranks of a process group have not compared such a list before.
+bool RepeatedCollectives::tellOtherRanks(const std::string& region) const {
+  const PythonSupport* python = pythonSupport();
+  bool isNew = false;
+  if (python != nullptr) {
+    for (const auto& [group, words] : ofGroups()) {
+      isNew |= python->collectives.tell(group, region, words.place, words.list);
+    }
+  }
+  return isNew;
+}
+
+bool RepeatedCollectives::collect(Graph& graph) {
+  const uint32_t visit = ++graph.numbers.visit;
+  std::vector<const Value*> toVisit;
+  for (const auto& weak : needed_) {
+    if (const auto value = weak.lock()) {
+      toVisit.push_back(value.get());
+    }
+  }
+  while (!toVisit.empty()) {
+    const Value* value = toVisit.back();
+    toVisit.pop_back();
+    const auto& recipe = value->recipe();
+    const bool hasBytes = value->decision.isKept() && !value->home.isOverwritten();
+    if (!recipe || hasBytes || recipe->visit == visit) {
+      continue;
+    }
+    recipe->visit = visit;
+    if (recipe->op.limits.communicates) {
+      list_.push_back(repeatedBy(recipe));
+    }
+    for (const Input& input : recipe->inputs()) {
+      if (input.value && !input.wholeOverwrite) {
+        toVisit.push_back(input.value.get());
+      }
+    }
+  }
+  std::sort(list_.begin(), list_.end(), [](const auto& a, const auto& b) {
+    return a.recipe->sequence < b.recipe->sequence;
+  });
+  // If the ranks' comparison failed, the list kept its recipes, and now has some of them twice.
+  const auto isSame = [](const auto& a, const auto& b) { return a.recipe == b.recipe; };
+  list_.erase(std::unique(list_.begin(), list_.end(), isSame), list_.end());
+  needed_.clear();
+  return !list_.empty();
+}
+
+std::vector<RepeatedCollectives::Repeated> RepeatedCollectives::take() {
+  unfinished_ = true;
+  return std::exchange(list_, {});
+}
+
+// A list contains no names of groups, since a group may have another name on another rank.
+std::map<std::string, RepeatedCollectives::InWords> RepeatedCollectives::ofGroups() const {
+  std::set<std::string> repeated;
+  for (const auto& [recipe, results] : list_) {
+    repeated.insert(processGroupOf(recipe->op, recipe->others()));
+  }
+  std::map<std::string, InWords> lists;
+  for (const auto& [name, number] : groups_) {
+    InWords& words = lists[name];
+    words.place = c10::str(number, ".", part_);
+    for (size_t i = 0; i < list_.size() && repeated.contains(name); ++i) {
+      const Recipe& recipe = *list_[i].recipe;
+      const bool isOfGroup = processGroupOf(recipe.op, recipe.others()) == name;
+      words.list += (i == 0 ? "" : ", ") + recipe.op.name + (isOfGroup ? "" : " of another group");
+    }
+  }
+  return lists;
+}
+
+void RepeatedCollectives::clear() {
+  needed_.clear();
+  list_.clear();
+}
+
+void checkOtherRanks(const std::string& group) {
+  if (const PythonSupport* python = pythonSupport()) {
+    const std::string why = python->collectives.problem(group);
+    TORCH_CHECK(why.empty(), why);
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,64 @@
+#include "intercept/install.h"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "intercept/each_tensor.h"
+#include "intercept/op_tables.h"
+#include "intercept/op_traits.h"
+#include "torch_seams/key.h"
+
+namespace ebb {
+namespace {
+
+constinit std::atomic<void (*)(const at::Tensor&)> watcher{nullptr};
+
+bool isWritten(ArgUse use) {
+  return use == ArgUse::Write || use == ArgUse::Overwrite;
+}
+
+std::vector<at::Tensor> writtenBy(const OpTraits& traits, const torch::jit::Stack& stack) {
+  std::vector<at::Tensor> written;
+  const c10::IValue* arguments = stack.data() + stack.size() - traits.arguments.types.size();
+  forEachTensor(
+      arguments, traits.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
+        if (tensor.defined() && isWritten(traits.arguments.uses[i])) {
+          written.push_back(tensor);
+        }
+      });
+  return written;
+}
+
+void watch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto wrote = watcher.load(std::memory_order_acquire);
+  const bool seen = isIntercepting() || wrote == nullptr;
+  const auto written = seen ? std::vector<at::Tensor>() : writtenBy(opTraits(op), *stack);
+  op.redispatchBoxed(
+      keys &
+          c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::ADInplaceOrView),
+      stack);
+  for (const at::Tensor& tensor : written) {
+    wrote(tensor);
+  }
+}
+
+}  // namespace
+
+void watchCollectives(void (*wrote)(const at::Tensor&)) {
+  watcher.store(wrote, std::memory_order_release);
+}
+
+std::optional<c10::KernelFunction> watchingKernel(const c10::OperatorHandle& op) {
+  if (!communicates(op.operator_name().name) ||
+      op.hasKernelForDispatchKey(c10::DispatchKey::ADInplaceOrView)) {
+    return std::nullopt;
+  }
+  const auto& uses = opTraits(op).arguments.uses;
+  if (std::ranges::none_of(uses, isWritten)) {
+    return std::nullopt;
+  }
+  return c10::KernelFunction::makeFromBoxedFunction<&watch>();
+}
+
+}  // namespace ebb
