@@ -41,9 +41,8 @@ void Sender::send(Value& value, const c10::Storage& storage) {
   context_.counters->bytesFellBack += value.home.nbytes();
   context_.graph->observers.tell(
       &OpEvents::notSent, value, "no pinned host memory was left for OFFLOAD (pinned_limit)");
-  // All ranks must repeat the same collectives, but perhaps only this rank lacks memory. So a graph
-  // with collectives keeps the value.
-  const bool recomputes = value.recipe() && !context_.graph->collectives.any();
+  // Perhaps only this rank lacks memory.
+  const bool recomputes = value.recipe() && !context_.graph->rules.sameOnAllRanks;
   if (recomputes) {
     value.home.take();
   }
