@@ -74,38 +74,10 @@ void tellUnrepeatable(const std::string& op, const std::string& region, size_t b
   }
 }
 
-// Calls a function of repeated_collectives.py.
-template <class Result, class... Arguments>
-Result callOfRanks(const char* function, const Arguments&... arguments) {
-  py::gil_scoped_acquire gil;
-  return py::cast<Result>(helper("ebb._region.repeated_collectives", function)(arguments...));
-}
-
 bool hasEffect(const std::string& op) {
   py::gil_scoped_acquire gil;
   return py::cast<bool>(helper("ebb._support.effects", "has_effect")(op));
 }
-
-constexpr CollectivesOfRanks kCollectivesOfRanks{
-    .number = [](const std::string& group) { return callOfRanks<uint64_t>("number", group); },
-    .tell =
-        [](const std::string& group,
-           const std::string& region,
-           const std::string& place,
-           const std::string& list) {
-          // A thread that ends after the interpreter closes its regions too.
-          return Py_IsInitialized() && callOfRanks<bool>("tell", group, region, place, list);
-        },
-    .compare =
-        [](const std::string& group,
-           const std::string& region,
-           const std::string& place,
-           const std::string& list,
-           bool always) {
-          return callOfRanks<std::string>("compare", group, region, place, list, always);
-        },
-    .problem = [](const std::string& group) { return callOfRanks<std::string>("problem", group); },
-};
 
 at::Tensor unflatten(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
@@ -134,7 +106,6 @@ void installPythonSupport(py::module_& module) {
        &unpackHook,
        &flatten,
        &tellUnrepeatable,
-       kCollectivesOfRanks,
        &hasEffect,
        &unflatten});
 }

@@ -163,6 +163,14 @@ struct BackwardEvents : virtual Observer {
   virtual void unpacks(Graph& graph) {
   }
 
+  // ebb is about to replay recipes for a value of a graph with GraphRules::sameOnAllRanks. May
+  // throw, and may replay recipes.
+  virtual void beginsReplay(Graph& graph) {
+  }
+  // A replay needs to run `recipe`. May throw.
+  virtual void willNeed(const Graph& graph, const Recipe& recipe) {
+  }
+
   // The bytes of a stashed value are about to come back, and have come back.
   virtual void fetches(Value& value) {
   }
@@ -331,6 +339,12 @@ EBB_API bool observeGraphs(AddObservers add, Turn turn = Turn::Any);
 
 // Calls the registered functions.
 void addObservers(Graph& graph);
+
+// From now on `recorded` is called, under the graph's lock, for each recipe of a collective that a
+// region records. Before that, regions record no such recipe, and keep the results of collectives.
+bool followCollectives(void (*recorded)(Graph& graph, const Recipe& recipe));
+bool areCollectivesFollowed();
+void collectiveRecorded(Graph& graph, const Recipe& recipe);
 
 // From now on `before` is called before code that torch does not see may write to a tensor.
 bool callBeforeUnseenWrites(void (*before)(const at::Tensor& tensor));

@@ -12,7 +12,8 @@
 namespace ebb {
 namespace {
 
-constexpr std::chrono::milliseconds kPause{200};  // between two calls of `meanwhile`
+constexpr std::chrono::milliseconds kPause{200};        // between two calls of `meanwhile`
+void (*meanwhile)(const std::string& group) = nullptr;  // set while libraries are loaded
 
 void waitForTensor(const at::Tensor& tensor) {
   static const auto wait = c10::Dispatcher::singleton()
@@ -33,7 +34,7 @@ bool areOnCpu(const c10::IValue* results, size_t count) {
 }
 
 // For a collective on the CPU. On a GPU, a wait with a timeout would make the thread wait.
-void waitFor(c10d::Work& work, const std::function<void()>& meanwhile) {
+void waitFor(c10d::Work& work, const std::string& group) {
   for (;;) {
     const auto began = std::chrono::steady_clock::now();
     try {
@@ -48,7 +49,9 @@ void waitFor(c10d::Work& work, const std::function<void()>& meanwhile) {
         throw;  // not because of the timeout
       }
     }
-    meanwhile();
+    if (meanwhile != nullptr) {
+      meanwhile(group);
+    }
   }
 }
 
@@ -74,14 +77,18 @@ bool isSynchronous(const OpTraits& op, const c10::IValue* arguments) {
   return index && !arguments[*index].toBool();
 }
 
+bool callWhileWaiting(void (*given)(const std::string& group)) {
+  meanwhile = given;
+  return true;
+}
+
 // Operators of c10d return a Work; functional collectives return tensors only.
-void waitForCollective(
-    const c10::IValue* results, size_t count, const std::function<void()>& meanwhile) {
+void waitForCollective(const c10::IValue* results, size_t count, const std::string& group) {
   for (const c10::IValue* result = results; result != results + count; ++result) {
     if (result->isObject()) {
       const auto work = result->toCustomClass<c10d::Work>();
       if (areOnCpu(results, count)) {
-        waitFor(*work, meanwhile);
+        waitFor(*work, group);
       } else {
         work->wait();
       }

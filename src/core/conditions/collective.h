@@ -4,7 +4,6 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstddef>
-#include <functional>
 #include <string>
 
 #include "intercept/op_traits.h"
@@ -19,10 +18,12 @@ std::string processGroupOf(const OpTraits& op, const c10::IValue* others);
 bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
 
 // Waits until the communication of a call with these `results` is complete. On a GPU the current
-// stream waits, elsewhere the thread. A second wait, such as the program's, does nothing.
-// `meanwhile` is called now and then while the thread waits for an operator of c10d on the CPU. If
-// `meanwhile` throws, the wait ends.
-void waitForCollective(
-    const c10::IValue* results, size_t count, const std::function<void()>& meanwhile);
+// stream waits, elsewhere the thread. A second wait, such as the program's, does nothing. `group`
+// is the name of the process group.
+void waitForCollective(const c10::IValue* results, size_t count, const std::string& group);
+
+// From now on `meanwhile` is called now and then while a thread waits for an operator of c10d on
+// the CPU. If `meanwhile` throws, the wait ends. Returns true.
+bool callWhileWaiting(void (*meanwhile)(const std::string& group));
 
 }  // namespace ebb

@@ -10,7 +10,6 @@ void Graph::release_resources() {
   hooked.reset();
   numbers.packs = {};
   extras = {};
-  collectives.clear();
   observers.clear();
   names.clear();
 }

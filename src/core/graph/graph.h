@@ -11,7 +11,6 @@
 #include "conditions/kernel_state.h"
 #include "graph/pack_order.h"
 #include "graph/region_names.h"
-#include "graph/repeated_collectives.h"
 #include "graph/streams.h"
 #include "graph/value.h"
 #include "hooks/observer.h"
@@ -38,13 +37,16 @@ struct RecipeNumbers {
   PackOrder packs;        // see Note [Saved by one node]
 };
 
-// How plug-ins want the graph to be replayed. Set when the graph opens.
+// How plug-ins want the graph to be replayed. Set when the graph opens, or later under its lock.
 struct GraphRules {
   // All bits of each replay are compared with the forward's, and all of each leaf with what recipes
   // read, whatever that costs.
   bool compareAll = false;
   bool raiseIfDifferent = false;  // false: a difference is mended
   bool onlyInBackward = false;    // no replays ahead of backward
+  // All ranks must replay the same recipes. So ebb keeps a value that it would recompute for a
+  // reason which another rank may not have.
+  bool sameOnAllRanks = false;
 
   FingerprintOf fingerprints() const {
     return compareAll ? FingerprintOf::Everything : FingerprintOf::Samples;
@@ -70,7 +72,6 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   bool hasUnpacked = false;  // the thread unpacked a saved tensor while the region was open
   std::shared_ptr<InputsOfHooks> hooked;  // null unless hooks have saved inputs
   Extras extras;                          // of plug-ins
-  RepeatedCollectives collectives;        // see Note [Repeated collectives]
 
   ~Graph() override;
 

@@ -33,9 +33,8 @@ void Keeper::put(Value& value, const c10::Storage& storage) {
     }
     return;
   }
-  // All ranks must repeat the same collectives, but perhaps only this rank lacks memory. So a graph
-  // with collectives keeps the value.
-  const bool recomputes = value.recipe() && !context_.graph->collectives.any();
+  // Perhaps only this rank lacks memory.
+  const bool recomputes = value.recipe() && !context_.graph->rules.sameOnAllRanks;
   if (recomputes) {
     value.home.take();
   }

@@ -88,6 +88,9 @@ const char* findObstacle(
     return op.limits.communicates ? "collectives are recomputed only by a rule with force=True"
                                   : "ebb recomputes this operator only by a rule with force=True";
   }
+  if (op.limits.communicates && !areCollectivesFollowed()) {
+    return "this build of ebb has no plug-in that repeats collectives";
+  }
   if (arguments.areOffCpu() && !verdict.forced) {
     if (const char* why = whyNotRepeatable(op, call.arguments)) {
       return why;
@@ -203,7 +206,7 @@ void OpRecording::writeRecipe() {
   }
   replay_.hasFingerprint = op_.limits.custom && !op_.limits.communicates;
   if (op_.limits.communicates) {
-    context_.graph->collectives.records(processGroupOf(op_, replay_.recipe->others()));
+    collectiveRecorded(*context_.graph, *replay_.recipe);
   }
 }
 
@@ -221,7 +224,7 @@ void OpRecording::runKernel() {
     context_.graph->observers.tell(&OpEvents::hasRun);
     if (waits) [[unlikely]] {
       const auto group = processGroupOf(op_, replay_.recipe->others());
-      waitForCollective(results_, op_.results.size(), [&] { checkOtherRanks(group); });
+      waitForCollective(results_, op_.results.size(), group);
       replay_.hasFingerprint = true;
     }
   } catch (...) {

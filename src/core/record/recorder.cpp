@@ -82,9 +82,6 @@ void addHandle(
   }
   if (retention == Retention::Recomputed) {
     graph.numbers.packs.add(packed.value, packed.node);
-    if (graph.collectives.any()) [[unlikely]] {
-      graph.collectives.needs(packed.value);
-    }
   }
   value.uses.gainHandle();
 }
@@ -346,9 +343,6 @@ void Recorder::close(bool onlyPart) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   const Observers& observers = context_.graph->observers;
   observers.tell(&RegionEvents::willClose);
-  if (context_.graph->collectives.any()) {
-    context_.graph->collectives.close(*context_.graph);
-  }
   values_.applyDeferred();
   unrepeatable_.closing();
   for (const auto& entry : values_.all()) {

@@ -20,11 +20,11 @@ bool isEmptied(const Value& value) {
 }
 
 // True if recipes of `graph` need a copy of the bytes of `value` before a write. A value with bytes
-// and a recipe is recomputed instead, unless that could repeat a collective which other ranks do
-// not repeat.
+// and a recipe is recomputed instead, unless all ranks must replay the same
+// recipes.
 bool needsCopy(const Graph& graph, const Value& value) {
   const bool isHeld = value.state() == ValueState::Held ||
-                      (value.state() == ValueState::Kept && graph.collectives.any());
+                      (value.state() == ValueState::Kept && graph.rules.sameOnAllRanks);
   return isHeld && value.uses.readers() > 0 && !value.home.isPrivate() && value.available();
 }
 

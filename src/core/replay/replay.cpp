@@ -1,7 +1,6 @@
 #include "replay/replay.h"
 
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <optional>
@@ -14,7 +13,6 @@
 #include "hooks/store.h"
 #include "replay/passing.h"
 #include "replay/rerun.h"
-#include "support/python_support.h"
 
 namespace ebb {
 namespace {
@@ -49,8 +47,7 @@ class Slice {
       : graph_(graph), watch_(watch), passing_(wanted, watch == nullptr) {
   }
 
-  // For a recipe that must run even if nothing on this rank needs its results: see Note [Repeated
-  // collectives].
+  // For a recipe that must run even if nothing needs its results.
   explicit Slice(Graph& graph) : graph_(graph), watch_(nullptr) {
   }
 
@@ -116,7 +113,7 @@ class Slice {
     if (recipe->visit != graph_.numbers.visit) {
       recipe->visit = graph_.numbers.visit;
       checkRegistered(*recipe);
-      checkIsListed(*recipe);
+      graph_.observers.tell(&BackwardEvents::willNeed, graph_, *recipe);
       recipes_.push_back(recipe);
     }
   }
@@ -181,19 +178,6 @@ class Slice {
         " the decision SAVE.");
   }
 
-  // Throws if the recipe is a collective, unless ebb is repeating the list of Note [Repeated
-  // collectives]: a collective may run only then.
-  void checkIsListed(const Recipe& recipe) const {
-    TORCH_CHECK(
-        !recipe.op.limits.communicates || graph_.collectives.areUnfinished(),
-        "ebb: cannot recompute ",
-        where(graph_, recipe),
-        ": ebb repeats only the collectives on which saved tensors depended when the region ended. "
-        "Give ",
-        recipe.op.name,
-        " the decision SAVE.");
-  }
-
   void checkRegistered(const Recipe& recipe) const {
     TORCH_CHECK(
         recipe.op.state.registered.load(std::memory_order_acquire),
@@ -247,59 +231,12 @@ class Slice {
   Passing passing_;  // destroyed first: recipes_ keep its values alive
 };
 
-// Throws unless all ranks of the process groups repeat the same collectives.
-void compareWithOtherRanks(const Graph& graph) {
-  const std::string& region = graph.names.front();
-  const PythonSupport* python = pythonSupport();
-  TORCH_CHECK(
-      python != nullptr,
-      "ebb: cannot recompute the collectives of region '",
-      region,
-      "' in a program without Python: its ranks cannot compare them. Use a policy that keeps the "
-      "results of collectives.");
-  const bool always = graph.rules.compareAll;
-  for (const auto& [group, words] : graph.collectives.ofGroups()) {
-    const std::string why =
-        python->collectives.compare(group, region, words.place, words.list, always);
-    TORCH_CHECK(why.empty(), why);
-  }
-}
-
 }  // namespace
 
-[[gnu::cold]] void repeatCollectives(Graph& graph) {
-  RepeatedCollectives& collectives = graph.collectives;
-  const std::string& region = graph.names.front();
-  TORCH_CHECK(
-      !collectives.areUnfinished(),
-      "ebb: cannot recompute region '",
-      region,
-      "': an earlier backward failed while it repeated the region's collectives. Run the forward "
-      "again.");
-  if (!collectives.areDue()) {
-    return;
-  }
-  const bool repeats = collectives.collect(graph);
-  const bool isInBackward = torch::autograd::get_current_graph_task_id() != -1;
-  // Backward also compares a new list that is empty, since the other ranks may have another list.
-  if (!repeats && (collectives.isOpen() || !isInBackward)) {
-    return;
-  }
-  TORCH_CHECK(
-      isInBackward,
-      "ebb: a saved tensor of region '",
-      region,
-      "' was read outside of backward. Its recomputation repeats collectives, in which all ranks "
-      "must take part. Read it in a hook that runs in backward on all ranks, or use a policy that "
-      "keeps the results of collectives.");
-  compareWithOtherRanks(graph);
-  for (auto& repeated : collectives.take()) {
-    Slice slice(graph);
-    slice.collect(std::exchange(repeated.recipe, {}));
-    slice.run();
-    repeated.results.clear();  // frees the results that nothing needs
-  }
-  collectives.finished();
+void runRecipe(Graph& graph, c10::intrusive_ptr<Recipe> recipe) {
+  Slice slice(graph);
+  slice.collect(std::exchange(recipe, {}));
+  slice.run();
 }
 
 // Note [Replay]
@@ -322,8 +259,8 @@ c10::Storage materialise(Graph& graph, Value& value) {
       graph.names.front(),
       "': an earlier backward of this graph failed while it recomputed the tensor. Run the forward "
       "again.");
-  if (graph.collectives.areDue()) [[unlikely]] {
-    repeatCollectives(graph);
+  if (graph.rules.sameOnAllRanks) [[unlikely]] {
+    graph.observers.tell(&BackwardEvents::beginsReplay, graph);
     if (c10::Storage storage = value.available()) {
       return storage;
     }
@@ -339,7 +276,7 @@ bool materialiseWatched(Graph& graph, Value& value, ReplayWatch& watch) {
   if (!value.recipe() || value.available()) {
     return true;
   }
-  if (graph.collectives.areDue()) {
+  if (graph.rules.onlyInBackward) {
     return false;
   }
   Slice slice(graph, value, &watch);

@@ -13,10 +13,9 @@ namespace ebb {
 // error with op, region and fix.
 c10::Storage materialise(Graph& graph, Value& value);
 
-// Repeats the collectives that are due. Called at the first unpack of the graph, whether or not the
-// unpacked bytes need a replay. See Note [Repeated collectives]. The caller holds the graph's lock
-// and not the GIL.
-void repeatCollectives(Graph& graph);
+// Runs `recipe`, after the recipes of the inputs that it lacks, even if nothing needs its results.
+// The caller holds the graph's lock and not the GIL.
+void runRecipe(Graph& graph, c10::intrusive_ptr<Recipe> recipe);
 
 // Decides how far a replay may go that backward has not asked for. All methods are called under the
 // graph's lock.

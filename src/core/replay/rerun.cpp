@@ -151,9 +151,7 @@ class Rerun {
     RandomReplay random(recipe_.op, recipe_.kernel.random.get(), stack_);
     recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
     if (recipe_.op.limits.communicates) [[unlikely]] {
-      waitForCollective(stack_.data(), stack_.size(), [this] {
-        checkOtherRanks(processGroupOf(recipe_.op, recipe_.others()));
-      });
+      waitForCollective(stack_.data(), stack_.size(), processGroupOf(recipe_.op, recipe_.others()));
     }
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),

@@ -16,31 +16,6 @@ namespace ebb {
 
 class Handle;
 
-// Calls by which the ranks of a process group compare the collectives that replays repeat. See Note
-// [Repeated collectives]. `group` is the name of the process group. `place` says which of the
-// group's lists a list is. `list` has the names of the collectives; it may be empty.
-struct CollectivesOfRanks {
-  // The number of a new region with such collectives, in the order of the forward.
-  uint64_t (*number)(const std::string& group);
-  // Makes a list known, so that ebb can answer other ranks. Returns true if the ranks have not
-  // compared such a list before.
-  bool (*tell)(
-      const std::string& group,
-      const std::string& region,
-      const std::string& place,
-      const std::string& list);
-  // Compares a list with those of the other ranks, unless such a list was compared before.
-  // `always`: compares in any case. Returns why the ranks cannot repeat the list; empty: they can.
-  std::string (*compare)(
-      const std::string& group,
-      const std::string& region,
-      const std::string& place,
-      const std::string& list,
-      bool always);
-  // Why another rank cannot take part in a collective for which this rank waits; empty: unknown.
-  std::string (*problem)(const std::string& group);
-};
-
 struct PythonSupport {
   bool (*holdsGil)();
   void* (*releaseGil)();  // releases the GIL; the result is passed to acquireGil
@@ -52,7 +27,6 @@ struct PythonSupport {
   std::optional<c10::SafePyObject> (*flatten)(const at::Tensor&, std::vector<at::Tensor>& inner);
   // Logs how many bytes of an operator's results a region holds, and how to free them.
   void (*tellUnrepeatable)(const std::string& op, const std::string& region, size_t bytes);
-  CollectivesOfRanks collectives;
   // True if a custom operator was registered with an effect.
   bool (*hasEffect)(const std::string& op);
   at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);

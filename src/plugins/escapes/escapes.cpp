@@ -113,7 +113,7 @@ c10::intrusive_ptr<Graph> emptyEscapes(
   if (!hasBackward && std::none_of(values.begin(), values.end(), hasHandle)) {
     return {};
   }
-  if (graph->collectives.any()) {
+  if (graph->rules.sameOnAllRanks) {
     return {};  // ranks may have different escapes, and would refill them at different times
   }
   const auto isResult = [&](const c10::Storage& storage) {

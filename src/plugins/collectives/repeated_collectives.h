@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "graph/graph.h"
 #include "graph/recipe.h"
 #include "graph/value.h"
+#include "hooks/slots.h"
 
 namespace ebb {
-
-struct Graph;
 
 // Note [Repeated collectives]
 // ebb keeps the results of collectives, unless a rule names the collective with force. A replay of
@@ -38,18 +38,20 @@ struct Graph;
 //    compares each result of the list, whether or not this rank still has or needs its bytes.
 // 4. Nothing else repeats a collective: no replay ahead of backward, and no unpack outside of
 //    backward.
-class RepeatedCollectives {
+class RepeatedCollectives final : public Extra {
  public:
+  static const SlotNumber kSlot;
+
+  // `rules`: of the graph.
+  explicit RepeatedCollectives(GraphRules& rules)
+      : rules_(rules), wasOnlyInBackward_(rules.onlyInBackward) {
+  }
+
   // The region records a collective of the process group `group`, which a replay may repeat.
   void records(const std::string& group);
 
-  // True if the region has recorded such a collective.
-  bool any() const {
-    return !groups_.empty();
-  }
-
   // Autograd packed `value`, which is to be recomputed.
-  void needs(const c10::intrusive_ptr<Value>& value);
+  void needs(Value& value);
 
   // The region has ended: makes the list.
   void close(Graph& graph);
@@ -83,7 +85,7 @@ class RepeatedCollectives {
   void finished() {
     ++part_;
     unfinished_ = false;
-    due_.store(isOpen_, std::memory_order_release);
+    setDue(isOpen_);
   }
 
   bool isOpen() const {
@@ -98,10 +100,12 @@ class RepeatedCollectives {
   // For the name of each process group. Ranks of the group compare these texts.
   std::map<std::string, InWords> ofGroups() const;
 
-  // The graph is gone.
-  void clear();
-
  private:
+  // There is no replay ahead of backward while collectives are due.
+  void setDue(bool due) {
+    due_.store(due, std::memory_order_release);
+    rules_.onlyInBackward = due || wasOnlyInBackward_;
+  }
   bool tellOtherRanks(const std::string& region) const;
 
   // The groups' names, and the number of the region in each.
@@ -112,10 +116,8 @@ class RepeatedCollectives {
   bool isOpen_ = true;
   uint32_t part_ = 0;  // the lists before, which a backward inside the region has repeated
   std::atomic<bool> due_{false};
+  GraphRules& rules_;
+  const bool wasOnlyInBackward_;  // what another plug-in wanted
 };
-
-// Called while this thread waits for a collective of the process group `group`. Throws if another
-// rank will not take part.
-void checkOtherRanks(const std::string& group);
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-#include "graph/repeated_collectives.h"
+#include "plugins/collectives/repeated_collectives.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "conditions/collective.h"
-#include "graph/graph.h"
-#include "support/python_support.h"
+#include "plugins/collectives/ranks.h"
 
 namespace ebb {
 namespace {
@@ -25,33 +24,35 @@ RepeatedCollectives::Repeated repeatedBy(const c10::intrusive_ptr<Recipe>& recip
 
 }  // namespace
 
+const SlotNumber RepeatedCollectives::kSlot = takeSlot();
+
 void RepeatedCollectives::records(const std::string& group) {
-  const PythonSupport* python = pythonSupport();
+  const CollectivesOfRanks* ranks = collectivesOfRanks();
   const auto is = [&](const auto& known) { return known.first == group; };
   if (std::none_of(groups_.begin(), groups_.end(), is)) {
-    groups_.emplace_back(group, python == nullptr ? 0 : python->collectives.number(group));
-    due_.store(true, std::memory_order_release);
+    groups_.emplace_back(group, ranks == nullptr ? 0 : ranks->number(group));
+    setDue(true);
   }
 }
 
-void RepeatedCollectives::needs(const c10::intrusive_ptr<Value>& value) {
-  needed_.emplace_back(value);
+void RepeatedCollectives::needs(Value& value) {
+  needed_.push_back(c10::weak_intrusive_ptr<Value>::reclaim_copy(&value));
 }
 
 void RepeatedCollectives::close(Graph& graph) {
   isOpen_ = false;
   const bool repeats = collect(graph);
   const bool isNew = tellOtherRanks(graph.names.front());
-  due_.store(repeats || isNew || unfinished_, std::memory_order_release);
+  setDue(repeats || isNew || unfinished_);
 }
 
 // Returns true if the ranks of a process group have not compared such a list before.
 bool RepeatedCollectives::tellOtherRanks(const std::string& region) const {
-  const PythonSupport* python = pythonSupport();
+  const CollectivesOfRanks* ranks = collectivesOfRanks();
   bool isNew = false;
-  if (python != nullptr) {
+  if (ranks != nullptr) {
     for (const auto& [group, words] : ofGroups()) {
-      isNew |= python->collectives.tell(group, region, words.place, words.list);
+      isNew |= ranks->tell(group, region, words.place, words.list);
     }
   }
   return isNew;
@@ -115,18 +116,6 @@ std::map<std::string, RepeatedCollectives::InWords> RepeatedCollectives::ofGroup
     }
   }
   return lists;
-}
-
-void RepeatedCollectives::clear() {
-  needed_.clear();
-  list_.clear();
-}
-
-void checkOtherRanks(const std::string& group) {
-  if (const PythonSupport* python = pythonSupport()) {
-    const std::string why = python->collectives.problem(group);
-    TORCH_CHECK(why.empty(), why);
-  }
 }
 
 }  // namespace ebb

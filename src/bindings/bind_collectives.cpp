@@ -1,0 +1,51 @@
+#include <torch/csrc/python_headers.h>
+
+#include <pybind11/pybind11.h>
+
+#include "bindings/bindings.h"
+#include "plugins/collectives/ranks.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+// Calls a function of repeated_collectives.py.
+template <class Result, class... Arguments>
+Result callOfRanks(const char* function, const Arguments&... arguments) {
+  py::gil_scoped_acquire gil;
+  return py::cast<Result>(
+      py::module_::import("ebb._region.repeated_collectives").attr(function)(arguments...));
+}
+
+constexpr CollectivesOfRanks kCollectivesOfRanks{
+    .number = [](const std::string& group) { return callOfRanks<uint64_t>("number", group); },
+    .tell =
+        [](const std::string& group,
+           const std::string& region,
+           const std::string& place,
+           const std::string& list) {
+          // A thread that ends after the interpreter closes its regions too.
+          return Py_IsInitialized() && callOfRanks<bool>("tell", group, region, place, list);
+        },
+    .compare =
+        [](const std::string& group,
+           const std::string& region,
+           const std::string& place,
+           const std::string& list,
+           bool always) {
+          return callOfRanks<std::string>("compare", group, region, place, list, always);
+        },
+    .problem = [](const std::string& group) { return callOfRanks<std::string>("problem", group); },
+};
+
+void bindCollectives(py::module_&) {
+  setCollectivesOfRanks(kCollectivesOfRanks);
+}
+
+[[maybe_unused]] const bool areCollectivesBound = bindPlugin("collectives", &bindCollectives);
+
+}  // namespace
+
+}  // namespace ebb::bindings
