@@ -17,6 +17,7 @@
 #include "graph/recipe.h"
 #include "intercept/install.h"
 #include "record/recorder.h"
+#include "region/splitting.h"
 #include "saved/engine.h"
 #include "support/thread_owned.h"
 
@@ -62,30 +63,7 @@ c10::Synchronized<std::set<uint64_t>>& abandoned() {
 std::atomic<bool> anyAbandoned{false};
 
 Recorder* threadsRecorderForPacking();
-
-// Note [Regions that are split]
-// Backward recomputes a region as a whole. FSDP frees the parameters of a unit after the unit's
-// forward, and gathers them again just before the unit's backward. If a region contained two such
-// units, backward would need the parameters of both at once. So if a job of several ranks empties a
-// storage that ebb has read in the open region and has not computed there, ebb splits the region
-// before the next op or pack, and recomputes the two parts apart from each other. ebb waits for the
-// next op or pack because a region with only one unit ends before that. So ebb does not split such
-// a region. In a split region, escapes="placeholder" affects only the last part.
-class Splitter final : public Interceptor {
- public:
-  explicit Splitter(Recorder& recorder) : recorder_(recorder) {
-  }
-  void call(Call& call) override;
-  void aliased(const at::Tensor& tensor, const at::Tensor& result) override {
-    recorder_.aliased(tensor, result);
-  }
-  Interceptor& recorder() override {
-    return recorder_;
-  }
-
- private:
-  Recorder& recorder_;  // records the part that ends
-};
+void splitThreadsRegion();
 
 // Note [Python while a region closes]
 // When a region closes, ebb drops tensors, which may run finalizers of the program, and logs, which
@@ -162,14 +140,13 @@ class ThreadRegions {
   }
 
   void storageEmptied(c10::StorageImpl* storage) {
-    if (openRecorder() && recorder_.storageEmptied(storage)) {
-      splits_ = true;
+    if (openRecorder() && splitter_.storageEmptied(storage)) {
       activate();
     }
   }
 
-  // Returns the recorder of the new part. See Note [Regions that are split].
-  Recorder& split() {
+  // See Note [Regions that are split]
+  void split() {
     std::deque<Frame> open;
     frames_.swap(open);
     const auto begin = [&] {
@@ -188,7 +165,6 @@ class ThreadRegions {
       throw;
     }
     begin();
-    return recorder_;
   }
 
   void leave(uint64_t id) {
@@ -250,7 +226,7 @@ class ThreadRegions {
   // saved-tensor hooks pushed since entry. Null otherwise.
   Recorder* recorderForPacking() {
     const bool packs = openRecorder() && frames_.back().hooks == hookDepth() && !isTraced();
-    if (packs && splits_) {
+    if (packs && splitter_.isDue()) {
       split();  // an op's inputs are packed before the op is called
     }
     return packs ? &recorder_ : nullptr;
@@ -271,7 +247,7 @@ class ThreadRegions {
   // frames off: see Note [Python while a region closes].
   void closeGraph(bool onlyPart) {
     const auto over = raise(isBusy_);
-    splits_ = false;
+    splitter_.partEnds();
     setCurrentInterceptor(nullptr);
     count(liveCounts().regions, -1);
     const auto graph = recorder_.context().graph;
@@ -325,16 +301,15 @@ class ThreadRegions {
 
   void activate() {
     attach(frames_.back());
-    setCurrentInterceptor(splits_ ? static_cast<Interceptor*>(&splitter_) : &recorder_);
+    setCurrentInterceptor(splitter_.isDue() ? static_cast<Interceptor*>(&splitter_) : &recorder_);
   }
 
   std::deque<Frame> frames_;                     // innermost last; a deque keeps addresses valid
   WeakGraph last_{c10::intrusive_ptr<Graph>()};  // the graph opened last
   Recorder recorder_;               // of the outermost region; has a graph while one is open
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
-  Splitter splitter_{recorder_};    // the interceptor while `splits_` is true
-  bool splits_ = false;             // the next op begins another part of the region
-  bool isBusy_ = false;             // a graph is being opened or closed: enter() does nothing
+  Splitter splitter_{recorder_, &splitThreadsRegion};  // the interceptor while it is due
+  bool isBusy_ = false;  // a graph is being opened or closed: enter() does nothing
 };
 
 // See Note [Static TLS]
@@ -348,8 +323,8 @@ Recorder* threadsRecorderForPacking() {
   return threadRegions().recorderForPacking();
 }
 
-void Splitter::call(Call& call) {
-  threadRegions().split().call(call);
+void splitThreadsRegion() {
+  threadRegions().split();
 }
 
 }  // namespace
