@@ -16,7 +16,12 @@
 #include "graph/recipe.h"
 #include "intercept/install.h"
 #include "record/recorder.h"
+<<<<<<< HEAD:src/core/region/enter_region.cpp
 #include "saved/handle.h"
+=======
+#include "region/splitting.h"
+#include "saved/engine.h"
+>>>>>>> 24f9d998:src/region/enter_region.cpp
 #include "support/thread_owned.h"
 #include "torch_seams/engine.h"
 
@@ -61,6 +66,7 @@ c10::Synchronized<std::set<uint64_t>>& abandoned() {
 // True if abandoned() is not empty. Nested regions read it on entry, without the lock.
 std::atomic<bool> anyAbandoned{false};
 
+<<<<<<< HEAD:src/core/region/enter_region.cpp
 std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks();
 
 // Note [Regions that are split]
@@ -86,6 +92,10 @@ class Splitter final : public Interceptor {
  private:
   Recorder& recorder_;  // records the part that ends
 };
+=======
+Recorder* threadsRecorderForPacking();
+void splitThreadsRegion();
+>>>>>>> 24f9d998:src/region/enter_region.cpp
 
 // Note [Python while a region closes]
 // When a region closes, ebb drops tensors, which may run finalizers of the program, and logs, which
@@ -162,14 +172,13 @@ class ThreadRegions {
   }
 
   void storageEmptied(c10::StorageImpl* storage) {
-    if (openRecorder() && recorder_.storageEmptied(storage)) {
-      splits_ = true;
+    if (openRecorder() && splitter_.storageEmptied(storage)) {
       activate();
     }
   }
 
-  // Returns the recorder of the new part. See Note [Regions that are split].
-  Recorder& split() {
+  // See Note [Regions that are split]
+  void split() {
     std::deque<Frame> open;
     frames_.swap(open);
     const auto begin = [&] {
@@ -188,7 +197,6 @@ class ThreadRegions {
       throw;
     }
     begin();
-    return recorder_;
   }
 
   void leave(uint64_t id) {
@@ -250,7 +258,7 @@ class ThreadRegions {
   // saved-tensor hooks pushed since entry. Null otherwise.
   Recorder* recorderForPacking() {
     const bool packs = openRecorder() && frames_.back().hooks == hookDepth() && !isTraced();
-    if (packs && splits_) {
+    if (packs && splitter_.isDue()) {
       split();  // an op's inputs are packed before the op is called
     }
     return packs ? &recorder_ : nullptr;
@@ -271,7 +279,7 @@ class ThreadRegions {
   // frames off: see Note [Python while a region closes].
   void closeGraph(bool onlyPart) {
     const auto over = raise(isBusy_);
-    splits_ = false;
+    splitter_.partEnds();
     setCurrentInterceptor(nullptr);
     count(liveCounts().regions, -1);
     const auto graph = recorder_.context().graph;
@@ -325,16 +333,15 @@ class ThreadRegions {
 
   void activate() {
     attach(frames_.back());
-    setCurrentInterceptor(splits_ ? static_cast<Interceptor*>(&splitter_) : &recorder_);
+    setCurrentInterceptor(splitter_.isDue() ? static_cast<Interceptor*>(&splitter_) : &recorder_);
   }
 
   std::deque<Frame> frames_;                     // innermost last; a deque keeps addresses valid
   WeakGraph last_{c10::intrusive_ptr<Graph>()};  // the graph opened last
   Recorder recorder_;               // of the outermost region; has a graph while one is open
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
-  Splitter splitter_{recorder_};    // the interceptor while `splits_` is true
-  bool splits_ = false;             // the next op begins another part of the region
-  bool isBusy_ = false;             // a graph is being opened or closed: enter() does nothing
+  Splitter splitter_{recorder_, &splitThreadsRegion};  // the interceptor while it is due
+  bool isBusy_ = false;  // a graph is being opened or closed: enter() does nothing
 };
 
 // See Note [Static TLS]
@@ -348,8 +355,8 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks() {
   return threadRegions().recorderForPacking() ? std::make_unique<Handle>() : nullptr;
 }
 
-void Splitter::call(Call& call) {
-  threadRegions().split().call(call);
+void splitThreadsRegion() {
+  threadRegions().split();
 }
 
 }  // namespace
