@@ -16,12 +16,8 @@
 #include "graph/recipe.h"
 #include "intercept/install.h"
 #include "record/recorder.h"
-<<<<<<< HEAD:src/core/region/enter_region.cpp
-#include "saved/handle.h"
-=======
 #include "region/splitting.h"
-#include "saved/engine.h"
->>>>>>> 24f9d998:src/region/enter_region.cpp
+#include "saved/handle.h"
 #include "support/thread_owned.h"
 #include "torch_seams/engine.h"
 
@@ -66,36 +62,8 @@ c10::Synchronized<std::set<uint64_t>>& abandoned() {
 // True if abandoned() is not empty. Nested regions read it on entry, without the lock.
 std::atomic<bool> anyAbandoned{false};
 
-<<<<<<< HEAD:src/core/region/enter_region.cpp
 std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks();
-
-// Note [Regions that are split]
-// Backward recomputes a region as a whole. FSDP frees the parameters of a unit after the unit's
-// forward, and gathers them again just before the unit's backward. If a region contained two such
-// units, backward would need the parameters of both at once. So if a job of several ranks empties a
-// storage that ebb has read in the open region and has not computed there, ebb splits the region
-// before the next op or pack, and recomputes the two parts apart from each other. ebb waits for the
-// next op or pack because a region with only one unit ends before that. So ebb does not split such
-// a region. In a split region, escapes="placeholder" affects only the last part.
-class Splitter final : public Interceptor {
- public:
-  explicit Splitter(Recorder& recorder) : recorder_(recorder) {
-  }
-  void call(Call& call) override;
-  void aliased(const at::Tensor& tensor, const at::Tensor& result) override {
-    recorder_.aliased(tensor, result);
-  }
-  Interceptor& recorder() override {
-    return recorder_;
-  }
-
- private:
-  Recorder& recorder_;  // records the part that ends
-};
-=======
-Recorder* threadsRecorderForPacking();
 void splitThreadsRegion();
->>>>>>> 24f9d998:src/region/enter_region.cpp
 
 // Note [Python while a region closes]
 // When a region closes, ebb drops tensors, which may run finalizers of the program, and logs, which
