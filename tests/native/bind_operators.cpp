@@ -63,11 +63,13 @@ py::dict operatorFacts(const std::string& name, const std::string& overload) {
   return facts;
 }
 
-}  // namespace
-
 void bindOperators(py::module_& module) {
   module.def("operator_facts", torch::wrap_pybind_function(&operatorFacts));
   module.def("glob_matches", torch::wrap_pybind_function(&globMatches));
 }
+
+[[maybe_unused]] const bool isOperatorsBound = bindTests(&bindOperators);
+
+}  // namespace
 
 }  // namespace ebb::bindings

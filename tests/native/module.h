@@ -1,4 +1,4 @@
-// What the module ebb._testing is made of; module.cpp calls these.
+// What the module ebb._testing is made of.
 #pragma once
 
 #include <torch/csrc/python_headers.h>
@@ -7,8 +7,8 @@
 
 namespace ebb::bindings {
 
-void bindOperators(pybind11::module_& module);
-void bindPages(pybind11::module_& module);
-void bindTesting(pybind11::module_& module);
+// Each file with functions for tests registers its own function when the module is loaded. Files in
+// the folder plugins are built only with all plug-ins. Returns true.
+bool bindTests(void (*bind)(pybind11::module_& module));
 
 }  // namespace ebb::bindings

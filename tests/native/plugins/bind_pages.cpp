@@ -3,7 +3,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "module.h"
+#include "../module.h"
 #include "plugins/paging/pool/pool.h"
 
 namespace ebb::bindings {
@@ -37,8 +37,6 @@ py::dict status(const PagePool& pool) {
   dict["free"] = py::make_tuple(freeIds(pool, first, 0), freeIds(pool, second, 1));
   return dict;
 }
-
-}  // namespace
 
 void bindPages(py::module_& module) {
   py::class_<PageTicket>(module, "PageTicket").def_readonly("state", &PageTicket::state);
@@ -86,5 +84,9 @@ void bindPages(py::module_& module) {
       .def("reset", torch::wrap_pybind_function(&PagePool::reset))
       .def("status", torch::wrap_pybind_function(&status));
 }
+
+[[maybe_unused]] const bool isPagesBound = bindTests(&bindPages);
+
+}  // namespace
 
 }  // namespace ebb::bindings
