@@ -1,4 +1,4 @@
-# make demo | make test | make wheel | make test-wheel | make sweep | make test-and-sweep | make test-full | make test-dry-cuda | make test-asan | make bench | make lint | make clean
+# make demo | make test | make test-core | make wheel | make test-wheel | make sweep | make test-and-sweep | make test-full | make test-dry-cuda | make test-asan | make bench | make lint | make clean
 # make gpu | make gpu-archive | make gpu-rehearsal | make mutants
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
@@ -17,7 +17,7 @@ BUILD := PATH="$(BIN):$$PATH" EBB_TESTING=1 $(PIP)
 
 SOURCES := $(shell find src include tests/native -name '*.cpp' -o -name '*.h' -o -name '*.cu') CMakeLists.txt $(wildcard cmake/*) setup.py pyproject.toml
 
-.PHONY: demo setup wheel test-wheel test sweep frameworks test-and-sweep test-full test-dry-cuda run-dry-cuda test-asan test-tsan mutants gpu gpu-archive gpu-rehearsal compile-clang bench docs lint format clean FORCE
+.PHONY: demo setup wheel test-wheel test test-core sweep frameworks test-and-sweep test-full test-dry-cuda run-dry-cuda test-asan test-tsan mutants gpu gpu-archive gpu-rehearsal compile-clang bench docs lint format clean FORCE
 
 demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
@@ -72,6 +72,16 @@ $(CURDIR)/build/torch/%: | $(BIN)/python
 test-wheel: | $(BIN)/python
 	for release in $(WHEEL_TORCH); do \
 		$(BIN)/python tests/support/new_environment.py $$release || exit; done
+
+# The core without any plug-in, and its tests. The build lies apart from the installed one.
+CORE := $(CURDIR)/build/core
+test-core: | $(BIN)/python
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH) numpy
+	$(PIP) install "setuptools>=64" wheel "cmake>=3.18" ninja pytest pytest-xdist hypothesis
+	rm -rf $(CORE)/package
+	EBB_CUDA=0 EBB_BUILD_DIR=$(CORE)/build EBB_CMAKE_ARGS="-DEBB_PLUGINS= -DEBB_LTO=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O0" \
+		$(BUILD) install --no-build-isolation --no-deps --target $(CORE)/package .
+	PYTHONPATH=$(CORE)/package $(PYTEST) -m "not (slow or sweep)" $(or $(TESTS),tests/core)
 
 test-full: $(VENV)/.ebb-test
 	$(PYTEST) $(TESTS)

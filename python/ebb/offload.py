@@ -104,4 +104,4 @@ def configure(
 
 # Deprecated.
 settings = old_function("ebb.offload.settings", "ebb.offload.configure()", configure)
-stats = old_function("ebb.offload.stats", 'ebb.stats()["offload"]', _C.offload_stats)
+stats = old_function("ebb.offload.stats", 'ebb.stats()["offload"]', lambda: _C.offload_stats())

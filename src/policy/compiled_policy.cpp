@@ -190,17 +190,15 @@ RulePolicy::RulePolicy(std::vector<Rule> rules, Decision fallback, Decision inpu
   TORCH_CHECK_VALUE(
       !recomputes(inputs_),
       "ebb: inputs of a region cannot be recomputed: inputs must be SAVE, OFFLOAD or PAGE.");
-  storeOf(fallback);  // throws if the decision needs a plug-in that is not built
-  storeOf(inputs);
   for (Rule& rule : rules_) {
     rule.op = normalisedOperatorName(rule.op);
     checkRule(rule);
-    storeOf(rule.decision);
   }
   for (const auto& [rule, message] : unmatched()) {
     const bool mayCome = names == Names::Later && !isTorchsOwn(rule->op);
     TORCH_CHECK_VALUE(mayCome, "ebb: ", message, kImportFirst);
   }
+  noteStored();
 }
 
 std::vector<std::pair<const Rule*, std::string>> RulePolicy::unmatched() const {
@@ -226,11 +224,23 @@ RulePolicy::RulePolicy(const RulePolicy& first, const RulePolicy& second)
   for (const Alternative& alternative : second.alternatives_) {
     alternatives_.push_back({first.rules_.size() + alternative.end, alternative.fallback});
   }
+  noteStored();
+}
+
+void RulePolicy::noteStored() {
+  for (const Decision decision : {Decision::Offload, Decision::Page}) {
+    if (gives(decision)) {
+      stored_.push_back(decision);
+    }
+  }
 }
 
 RulePolicy::~RulePolicy() = default;
 
 std::unique_ptr<Decider> RulePolicy::activate() const {
+  for (const Decision decision : stored_) {
+    storeOf(decision);  // throws if the decision's plug-in is not built
+  }
   return std::make_unique<RuleDecider>(
       std::static_pointer_cast<const RulePolicy>(shared_from_this()));
 }

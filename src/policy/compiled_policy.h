@@ -85,12 +85,14 @@ class EBB_API RulePolicy : public Policy {
   }
 
  private:
+  void noteStored();
   const Candidates& compile(const OpTraits& op) const;
   Candidates candidatesFor(const OpTraits& op) const;
 
   std::vector<Rule> rules_;                // with normalised patterns
   std::vector<Alternative> alternatives_;  // at least one
   Decision inputs_;                        // for inputs of regions
+  c10::SmallVector<Decision, 2> stored_;   // decisions of this policy that need a store
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock.
   // An operator beyond the table's end is looked up under the lock each time.

@@ -7,13 +7,13 @@ import gc
 import os
 
 import accelerator
+import paging
 import pytest
 import torch
 from ahead_programs import wait_for_replays
 from device_leaves import leaf
 
 import ebb
-import paging
 from ebb import _testing
 
 if "EBB_TEST_ACCELERATOR" not in os.environ:

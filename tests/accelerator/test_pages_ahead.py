@@ -18,9 +18,9 @@ from ahead_programs import (
 )
 from captured_steps import Step
 from device_leaves import needs_captures
+from paging import PRODUCTS, Masked, gradients, masked, products, same
 
 import ebb
-from paging import PRODUCTS, Masked, gradients, masked, products, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 

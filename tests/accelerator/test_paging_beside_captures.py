@@ -8,9 +8,9 @@ import pytest
 import torch
 from captured_steps import Bracketed, Step, trained, two_trained
 from device_leaves import needs_captures
+from paging import Keep, is_right, page_and_bring_back, paged
 
 import ebb
-from paging import Keep, is_right, page_and_bring_back, paged
 
 pytestmark = [pytest.mark.usefixtures("fresh_pages"), needs_captures]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from captured_steps import Bracketed, Step, trained, two_trained
 from device_leaves import needs_captures
+from paging import Keep, gradients, maybe_step, region, same
 
 import ebb
-from paging import Keep, gradients, maybe_step, region, same
 
 pytestmark = [pytest.mark.usefixtures("fresh_pages"), needs_captures]
 

@@ -7,8 +7,6 @@ import contextlib
 import accelerator
 import pytest
 import torch
-
-import ebb
 from paging import (
     EVERYTHING,
     Keep,
@@ -20,6 +18,8 @@ from paging import (
     region,
     wait_for_all,
 )
+
+import ebb
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 

@@ -9,9 +9,9 @@ import accelerator
 import fork_server
 import pytest
 import torch
+from paging import Keep, Masked, gradients, is_right, masked, maybe_step, paged, region, same
 
 import ebb
-from paging import Keep, Masked, gradients, is_right, masked, maybe_step, paged, region, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 

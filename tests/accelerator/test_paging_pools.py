@@ -7,10 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paging import EVERYTHING, Masked, gradients, masked, programs_of, region, same
 
 import ebb
 from ebb._testing import PagePool
-from paging import EVERYTHING, Masked, gradients, masked, programs_of, region, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 

@@ -10,7 +10,6 @@ import sys
 import accelerator
 import pytest
 import torch
-
 from paging import fresh, programs_of
 
 FILES = [

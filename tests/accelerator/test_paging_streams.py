@@ -9,9 +9,6 @@ import accelerator
 import pytest
 import torch
 from other_threads import together
-from torch.nn.functional import gelu, layer_norm
-
-import ebb
 from paging import (
     EVERYTHING,
     Keep,
@@ -28,6 +25,9 @@ from paging import (
     same,
     wait_for_all,
 )
+from torch.nn.functional import gelu, layer_norm
+
+import ebb
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 

@@ -8,9 +8,9 @@ import gc
 import accelerator
 import pytest
 import torch
+from paging import Keep, Masked, forget, gradients, masked, maybe_step, paged, region, wait_for_all
 
 import ebb
-from paging import Keep, Masked, forget, gradients, masked, maybe_step, paged, region, wait_for_all
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 

@@ -17,9 +17,9 @@ from ahead_programs import (
     replays_ahead,
     wait_for_replays,
 )
+from paging import Keep
 
 import ebb
-from paging import Keep
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,9 @@ from ahead_programs import (
     replays_ahead,
     wait_for_replays,
 )
+from paging import PRODUCTS, Mlp, Seen, fresh, gradients, same
 
 import ebb
-from paging import PRODUCTS, Mlp, Seen, fresh, gradients, same
 
 STEPS = {
     "in order": ebb.paging.step,

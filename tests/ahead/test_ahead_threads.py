@@ -28,11 +28,11 @@ from ahead_programs import (
 )
 from exactness import resident_kib
 from memory_use import least_growth
+from paging import Keep
 from stand_ins import kernel
 
 import ebb
 from ebb import _testing
-from paging import Keep
 
 
 def step(modules, x, entered=region):

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from collectives import rank
+from paging import EVERYTHING, fresh, same
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
 import ebb
 from ebb.paging._agreement import Agreement
-from paging import EVERYTHING, fresh, same
 
 FEW, MANY, ROWS = 5, 60, 64
 

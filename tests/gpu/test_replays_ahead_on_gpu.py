@@ -9,10 +9,10 @@ import pytest
 import torch
 from ahead_programs import Block, WaitInBackward, counts, parameters, wait_for_replays
 from gpus import MIB, NEEDS_GPU, RUNS_PAGE_KERNELS, bits_of_eager, offloading, same
+from paging import Masked, fresh
 from torch import nn
 
 import ebb
-from paging import Masked, fresh
 
 pytestmark = NEEDS_GPU
 

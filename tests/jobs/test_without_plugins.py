@@ -46,7 +46,8 @@ for needs in (
 
 for stored, plugin in (("OFFLOAD", "offload"), ("PAGE", "paging")):
     try:
-        ebb.Policy([], default=getattr(ebb, stored))
+        with ebb.region(ebb.Policy([], default=getattr(ebb, stored))):
+            pass
     except ValueError as error:
         assert f"cannot {stored}: it has no plug-in '{plugin}'" in str(error), error
     else:

@@ -12,9 +12,9 @@ from exactness import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from other_threads import together
+from paging import EVERYTHING, PAGES, Mlp, fresh, gradients, paged, products, region, same
 
 import ebb
-from paging import EVERYTHING, PAGES, Mlp, fresh, gradients, paged, products, region, same
 
 LOADS = [17, 40, 0, 1, 39, 5, 33]
 

@@ -9,10 +9,10 @@ import fork_server
 import pytest
 import torch
 from limits import HANGS
+from paging import EVERYTHING, same
 from torch.nn import functional as F
 
 import ebb
-from paging import EVERYTHING, same
 
 X = torch.randn(64, 4)
 PRODUCTS = ebb.Policy({"aten::mm": ebb.PAGE})

@@ -8,10 +8,10 @@ import fork_server
 import pytest
 import torch
 from other_threads import in_thread
+from paging import EVERYTHING, asks_when_it_dies
 
 import ebb
 from ebb import _C
-from paging import EVERYTHING, asks_when_it_dies
 
 X = torch.randn(64, 4)
 START = threading.Thread.start

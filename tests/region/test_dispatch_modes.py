@@ -7,11 +7,11 @@ import contextlib
 import pytest
 import torch
 from exactness import disk_tier, offload_settings
+from paging import Keep, Seen
 from stand_ins import fake_accelerator
 
 import ebb
 from ebb import _testing
-from paging import Keep, Seen
 
 
 @pytest.fixture(params=["nowhere", "on the host", "on disk"])

@@ -14,11 +14,11 @@ import fork_server
 import torch
 import torch.nn.functional as F
 from exactness import TESTS, same_bits
+from paging import Masked
 from torch import nn
 
 import ebb
 from ebb import _C, _testing
-from paging import Masked
 
 
 @contextlib.contextmanager

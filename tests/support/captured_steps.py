@@ -6,9 +6,9 @@ import contextlib
 
 import accelerator
 import torch
+from paging import Masked, gradients, region, same
 
 import ebb
-from paging import Masked, gradients, region, same
 
 
 class Graph(accelerator.Graph):

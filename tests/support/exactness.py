@@ -367,7 +367,7 @@ def run_random_programs(count: int, base: int | None = None, **environment: str)
     In a process of its own: hypothesis also draws constants that it finds in loaded modules. Which
     programs a seed gives must not depend on the tests that ran before.
     """
-    script = str(TESTS / "programs" / "test_random_programs.py")
+    script = str(TESTS / "core" / "test_random_programs.py")
     command = ["-W", "ignore", script, str(count), *([] if base is None else [str(base)])]
     path = os.pathsep.join(sys.path)
     return Counter(json.loads(run_process(command, PYTHONPATH=path, **environment)))

@@ -93,7 +93,7 @@ def _without_effect(given: Mapping[str, str]) -> list[tuple[str, str, str]]:
     if not _C.stats()["regions"] or is_launcher():
         return []
     named = dict(given)
-    if _C.offload_stats()["most_too_small"]:
+    if "offload" in _C.plugins and _C.offload_stats()["most_too_small"]:
         named.setdefault("offload", "the decision OFFLOAD")
     reasons = ((section, name, _REASONS[section]()) for section, name in named.items())
     return [found for found in reasons if found[2]]

@@ -186,8 +186,8 @@ def _find(group_name: str) -> tuple[Any, _Ranks | None]:
         return group, _ranks[group]
 
 
-# The C++ part calls the next four functions. `CollectivesOfRanks` in src/core/support/python_support.h
-# describes the arguments.
+# The C++ part calls the next four functions. `CollectivesOfRanks` in
+# src/plugins/collectives/ranks.h describes the arguments.
 def number(group_name: str) -> int:
     """The number of a new region with collectives that replays may repeat."""
     _, ranks = _find(group_name)

@@ -20,8 +20,9 @@ def stats(flat: bool = False) -> dict[str, Any]:
 
     Returns:
         A dictionary with the keys ``"step"``, ``"regions"``, ``"total"``, ``"transfers"``,
-        ``"demoted_ops"``, ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``, ``"ahead"``,
-        ``"offload"`` and ``"paging"``. docs/reference/statistics.md explains each counter.
+        ``"demoted_ops"``, ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``, and of the
+        plug-ins that are built ``"ahead"``, ``"offload"`` and ``"paging"``.
+        docs/reference/statistics.md explains each counter.
 
     Examples:
         >>> ebb.stats()["open_regions"]
@@ -30,8 +31,8 @@ def stats(flat: bool = False) -> dict[str, Any]:
     found = _C.stats()
     if flat:
         return _flat(found)
-    ahead = {"ahead": _C.ahead_stats()} if "ahead" in _C.plugins else {}
-    return found | ahead | {"offload": _C.offload_stats(), "paging": _C.paging_stats()}
+    built = {name for name in ("ahead", "offload", "paging") if name in _C.plugins}
+    return found | {name: getattr(_C, f"{name}_stats")() for name in sorted(built)}
 
 
 def _flat(found: dict[str, Any]) -> dict[str, float]:

@@ -23,7 +23,7 @@ __all__ = ["configure", "found_inf", "microbatch", "reset", "run_step", "step", 
 
 # Deprecated.
 settings = old_function("ebb.paging.settings", "ebb.paging.configure()", configure)
-stats = old_function("ebb.paging.stats", 'ebb.stats()["paging"]', _C.paging_stats)
+stats = old_function("ebb.paging.stats", 'ebb.stats()["paging"]', lambda: _C.paging_stats())
 
 
 def __getattr__(name: str) -> Any:

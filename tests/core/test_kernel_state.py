@@ -10,9 +10,9 @@ import pytest
 import torch
 from memory_use import least_growth
 from other_threads import in_thread
+from paging import Keep
 
 import ebb
-from paging import Keep
 
 seen = []  # by `look`, each time that its kernel runs
 LOOKS = [lambda: None]
