@@ -6,6 +6,8 @@
 
 #include <cstddef>
 
+#include "ebb/export.h"
+
 namespace ebb {
 
 // True if `tensor` has no owners besides `known` references. The tensor's Python object, made by a
@@ -13,6 +15,6 @@ namespace ebb {
 bool hasNoOtherOwner(const at::TensorBase& tensor, size_t known);
 
 // The number of weak references to `storage`. All strong references count as one.
-size_t weakReferences(const c10::Storage& storage);
+EBB_API size_t weakReferences(const c10::Storage& storage);
 
 }  // namespace ebb
