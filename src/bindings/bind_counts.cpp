@@ -1,4 +1,4 @@
-// Counters, the memory in use, and what waits while a process-wide setting changes.
+// Counters, the memory in use, and changes of the process's state.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -7,7 +7,7 @@
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/report.h"
-#include "memory/stillness.h"
+#include "hooks/process_state.h"
 #include "support/signals.h"
 
 namespace ebb::bindings {
@@ -53,8 +53,8 @@ void bindCounts(py::module_& module) {
     return std::tuple(bytes.now, bytes.most, bytes.isExact);
   });
   module.def("reset_most_tensor_bytes", [] { resetMostTensorBytes(deviceInUse()); });
-  module.def("begin_commotion", torch::wrap_pybind_function(&beginCommotion));
-  module.def("end_commotion", torch::wrap_pybind_function(&endCommotion));
+  module.def("begin_process_state_change", torch::wrap_pybind_function(&beginProcessStateChange));
+  module.def("end_process_state_change", torch::wrap_pybind_function(&endProcessStateChange));
 }
 
 }  // namespace ebb::bindings

@@ -13,7 +13,7 @@
 #include "bindings/bindings.h"
 #include "ebb/region.h"
 #include "hooks/observer.h"
-#include "memory/stillness.h"
+#include "hooks/process_state.h"
 #include "stream/stream.h"
 #include "torch_seams/key.h"
 
@@ -32,12 +32,12 @@ namespace {
 // function still recognise the function. ebb never undoes the replacement.
 
 enum class Watch : uint8_t {
-  Waits,    // waits for the recipe that runs ahead: see Note [Nothing moves under a replay ahead]
-  Resizes,  // also waits; replays ahead do not read the storage from now on
-  Aliases,  // the program may write to the arguments' memory unseen: see Note [Hands on a storage]
-  Writes,   // writes to `self` without an operator: see Note [Opaque writes]
-  Told,     // a Python function is called first, with the same arguments
-  Uses,     // a stream uses the memory of `self`: see Note [Memory of another storage]
+  Waits,         // changes state of the process: see Note [Changes of the process's state]
+  Resizes,       // also changes the size or the memory of the storage
+  Aliases,       // the program may write to the arguments' memory unseen: see beforeUnseenWrite()
+  Writes,        // writes to `self` without an operator: see Note [Opaque writes]
+  Told,          // a Python function is called first, with the same arguments
+  Uses,          // a stream uses the memory of `self`: see Note [Memory of another storage]
   Communicates,  // also told; operators that the method calls are not intercepted
 };
 
@@ -109,10 +109,10 @@ class Watching {
   Watching(const Watched& watched, const CallArguments& arguments) {
     switch (watched.watch) {
       case Watch::Resizes:
-        noteHandOn(torch::createStorage(arguments.self), kForEver);
+        beforeUnseenResize(torch::createStorage(arguments.self));
         [[fallthrough]];
       case Watch::Waits:
-        commotion_.emplace();
+        change_.emplace();
         break;
       case Watch::Aliases:
         eachTensor(arguments, beforeUnseenWrite);
@@ -134,7 +134,7 @@ class Watching {
   }
 
  private:
-  std::optional<Commotion> commotion_;
+  std::optional<ProcessStateChange> change_;
   std::optional<Opaque> opaque_;
   std::optional<ExcludeInterception> unseen_;
 };

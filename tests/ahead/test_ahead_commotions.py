@@ -265,11 +265,11 @@ def test_nothing_begins_ahead_in_a_commotion(python_sine):
     _testing.replay_when_closed(True)
     try:
         with replays_ahead():
-            ebb._C.begin_commotion()
+            ebb._C.begin_process_state_change()
             with region():
                 h = x.sin().sin().exp()
             wait_for_replays()
-            ebb._C.end_commotion()
+            ebb._C.end_process_state_change()
             torch.autograd.grad(h.sum(), x)
     finally:
         _testing.replay_when_closed(False)
@@ -286,11 +286,11 @@ def test_nothing_runs_ahead_in_a_commotion(python_sine):
 
     def hook(gradient):
         time.sleep(0.002)
-        ebb._C.begin_commotion()
+        ebb._C.begin_process_state_change()
         now[0] = True
         time.sleep(0.03)
         now[0] = False
-        ebb._C.end_commotion()
+        ebb._C.end_process_state_change()
 
     python_sine.append(look)
     h = torch.randn(4, requires_grad=True)
@@ -322,10 +322,10 @@ def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
     def hook(gradient):
         assert runs.wait(10)
         before = len(ran)
-        ebb._C.begin_commotion()
+        ebb._C.begin_process_state_change()
         at_once.append(len(ran) - before)
         in_its_midst.append(len(ran) - len(ended))
-        ebb._C.end_commotion()
+        ebb._C.end_process_state_change()
 
     def body(x):
         factor = x.detach()

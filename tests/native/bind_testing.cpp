@@ -102,9 +102,6 @@ void bindTesting(py::module_& module) {
   module.def("pretend_bytes_in_use", [](size_t nbytes) { insteadOfBytesInUse.store(nbytes); });
   module.def("captures", torch::wrap_pybind_function(&capturesOf));
   module.def("arena_objects_are_apart", torch::wrap_pybind_function_no_gil(&arenaObjectsAreApart));
-  module.def("hands_are_known", torch::wrap_pybind_function_no_gil(&handsAreKnown));
-  module.def("still_threads_are_known", torch::wrap_pybind_function_no_gil(&stillThreadsAreKnown));
-  module.def("hands_are_counted", torch::wrap_pybind_function_no_gil(&handsAreCounted));
   module.def("events_are_apart", [](const std::string& device, size_t threads, size_t rounds) {
     const py::gil_scoped_release noGil;
     return eventsAreApart(c10::Device(device), threads, rounds);

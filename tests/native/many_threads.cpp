@@ -1,28 +1,20 @@
 #include "many_threads.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/Storage.h>
-
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "memory/arena.h"
-#include "memory/stillness.h"
 #include "stream/event.h"
 #include "stream/stream.h"
 
 namespace ebb {
-namespace {
 
-// Whether `round` gives true in each thread, each time.
 bool allRounds(
     size_t threads, size_t rounds, const std::function<bool(size_t thread, size_t round)>& round) {
   std::atomic<bool> right{true};
@@ -42,13 +34,10 @@ bool allRounds(
   return right;
 }
 
+namespace {
+
 bool isFilledWith(const char* bytes, size_t count, char what) {
   return std::all_of(bytes, bytes + count, [&](char byte) { return byte == what; });
-}
-
-c10::Storage someBytes() {
-  constexpr size_t kBytes = 8;
-  return {c10::Storage::use_byte_size_t(), kBytes, c10::GetAllocator(c10::kCPU), true};
 }
 
 }  // namespace
@@ -93,59 +82,6 @@ bool eventsAreApart(c10::Device device, size_t threads, size_t rounds) {
     }
   }
   return areThere && all.size() == 4 * threads;
-}
-
-bool handsAreKnown(size_t threads, size_t rounds) {
-  constexpr uint64_t kClosed = 5;
-  return allRounds(threads, rounds, [&](size_t, size_t) {
-    const Stillness still;
-    const c10::Storage free = someBytes();
-    const c10::Storage inHand = someBytes();
-    noteHandOn(inHand, kClosed);
-    const bool freeMayBeRead = ReadAhead({free}, kClosed).isAllowed();
-    const bool inHandMayBeRead = ReadAhead({free, inHand}, kClosed).isAllowed();
-    const bool laterMayBeRead = ReadAhead({inHand}, kClosed + 1).isAllowed();
-    return still.holds() && freeMayBeRead && !inHandMayBeRead && laterMayBeRead &&
-           weakReferencesTo(inHand) == 1;
-  });
-}
-
-bool stillThreadsAreKnown(size_t rounds) {
-  std::atomic<bool> isOver{false};
-  std::thread others([&] {
-    while (!isOver) {
-      const std::array<Stillness, 64> begun{};
-    }
-  });
-  for (size_t i = 0; i < rounds; ++i) {
-    const Stillness still;
-    if (still.holds()) {
-      const Commotion ofItsOwn;
-    }
-  }
-  isOver = true;
-  others.join();
-  return true;
-}
-
-bool handsAreCounted(size_t storages) {
-  const c10::Storage inHand = someBytes();
-  noteHandOn(inHand, 1);
-  std::atomic<bool> isOver{false};
-  std::thread other([&] {
-    std::vector<c10::Storage> more(storages);
-    for (c10::Storage& storage : more) {
-      storage = someBytes();
-      noteHandOn(storage, 1);
-    }
-    isOver = true;
-  });
-  bool right = true;
-  while (!isOver) {
-    right &= weakReferencesTo(inHand) == 1;
-  }
-  other.join();
-  return right;
 }
 
 }  // namespace ebb

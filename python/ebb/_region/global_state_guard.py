@@ -1,4 +1,4 @@
-"""Makes calls that change global state wait until no replay ahead runs. In C++: a commotion.
+"""Makes calls that change global state wait until no replay ahead runs (ProcessStateChange in C++).
 
 Settings are global to the process, so a kernel that is replayed on another thread would see a
 temporary change. If the program resized a storage, the kernel could access freed memory. See
@@ -64,11 +64,11 @@ def _capturing(graph: Any) -> None:
 
     @functools.wraps(begin)
     def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _C.begin_commotion()
+        _C.begin_process_state_change()
         try:
             return begin(self, *args, **kwargs)
         except BaseException:
-            _C.end_commotion()
+            _C.end_process_state_change()
             raise
 
     @functools.wraps(end)
@@ -76,7 +76,7 @@ def _capturing(graph: Any) -> None:
         try:
             return end(self, *args, **kwargs)
         finally:
-            _C.end_commotion()
+            _C.end_process_state_change()
 
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 

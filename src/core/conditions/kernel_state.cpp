@@ -196,7 +196,7 @@ KernelStateGuard::KernelStateGuard(const KernelState& state, Changes changes)
   using c10::DispatchKey;
   using c10::DispatchKeySet;
   if (changes == Changes::OfProcess && state_.settings != outer_) {
-    commotion_.emplace();
+    change_.emplace();
   }
   state_.settings.apply(outer_);
   for (const auto& [type, dtype] : state_.autocastDtypes) {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "hooks/process_state.h"
 #include "intercept/op_traits.h"
-#include "memory/stillness.h"
 
 namespace ebb {
 
@@ -82,7 +82,7 @@ uint32_t productPrecision(PrecisionRead read, c10::DispatchKeySet keys);
 class KernelStateGuard {
  public:
   // OfProcess: the settings of the process, visible to other threads, may change too. See Note
-  // [Nothing moves under a replay ahead]. OfThread: the caller has checked that the process has the
+  // [Changes of the process's state]. OfThread: the caller has checked that the process has the
   // recorded settings.
   enum class Changes : uint8_t { OfProcess, OfThread };
   explicit KernelStateGuard(const KernelState& state, Changes changes = Changes::OfProcess);
@@ -91,10 +91,10 @@ class KernelStateGuard {
   KernelStateGuard& operator=(const KernelStateGuard&) = delete;
 
  private:
-  c10::impl::PODLocalDispatchKeySet saved_;  // the thread's own dispatch key sets
-  const KernelState& state_;                 // the recorded state
-  NumericSettings outer_;                    // the settings to restore
-  std::optional<Commotion> commotion_;       // for OfProcess, if the settings differ
+  c10::impl::PODLocalDispatchKeySet saved_;   // the thread's own dispatch key sets
+  const KernelState& state_;                  // the recorded state
+  NumericSettings outer_;                     // the settings to restore
+  std::optional<ProcessStateChange> change_;  // for OfProcess, if the settings differ
   AutocastDtypes outerDtypes_;  // the autocast dtypes to restore, for the devices in `state_`
 };
 

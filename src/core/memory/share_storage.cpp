@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "hooks/process_state.h"
 #include "memory/bytes.h"
-#include "memory/stillness.h"
 #include "torch_seams/storage_memory.h"
 
 namespace ebb {
@@ -16,7 +16,7 @@ namespace ebb {
 namespace {
 
 void share(const c10::Storage& to, const c10::Storage& from, size_t nbytes) {
-  const Commotion commotion;
+  const ProcessStateChange change;
   c10::DataPtr pointer = sharedPointer(from);
   from.unsafeGetStorageImpl()->set_resizable(false);
   giveMemory(to, std::move(pointer), nbytes);
@@ -84,7 +84,7 @@ void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
 }
 
 void emptyStorage(const c10::Storage& storage, const std::string& message) {
-  const Commotion commotion;
+  const ProcessStateChange change;
   takeMemory(storage, message);
 }
 

@@ -4,11 +4,12 @@
 #include <utility>
 
 #include "graph/recipe.h"
+#include "hooks/process_state.h"
 #include "hooks/store.h"
 #include "memory/bytes.h"
-#include "memory/stillness.h"
 #include "record/keeper.h"
 #include "record/results.h"
+#include "torch_seams/owners.h"
 
 namespace ebb {
 namespace {
@@ -69,7 +70,7 @@ void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
     return;
   }
   // Each value has a weak reference to its storage; all strong references count as one more.
-  if (weakReferencesTo(tensor.storage()) > 1 + ours) {
+  if (weakReferencesOfOthers(tensor.storage(), &weakReferences) > 1 + ours) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 }

@@ -17,7 +17,7 @@
 #include "allocator/in_use.h"
 #include "graph/geometry.h"
 #include "hooks/observer.h"
-#include "memory/stillness.h"
+#include "plugins/ahead/recipe_scope.h"
 #include "plugins/ahead/room.h"
 #include "plugins/ahead/worker.h"
 #include "record/retention.h"
@@ -332,14 +332,14 @@ void open(Graph& graph) {
 }
 
 // See Note [Hands on a storage]
-void noteHandOnStorageOf(const at::Tensor& tensor) {
+void excludeStorageOf(const at::Tensor& tensor) {
   if (Ahead::get().isOn() && isRecordable(tensor)) {
-    noteHandOn(tensor.storage(), Lookahead::closings());
+    excludeFromAhead(tensor.storage(), Lookahead::closings());
   }
 }
 
 [[maybe_unused]] const bool isRegistered =
-    observeGraphs(&open, Turn::Last) && callBeforeUnseenWrites(&noteHandOnStorageOf);
+    observeGraphs(&open, Turn::Last) && callBeforeUnseenWrites(&excludeStorageOf);
 
 }  // namespace
 

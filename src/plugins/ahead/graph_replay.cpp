@@ -41,9 +41,9 @@ bool GraphReplay::makeNext() {
     isPartLeft_ |= !value->available();
     return true;
   }
-  still_.emplace();  // before the first recipe, since materialiseWatched() also fetches inputs
+  scope_.emplace();  // before the first recipe, since materialiseWatched() also fetches inputs
   const auto afterwards = c10::make_scope_exit([&] { end(); });
-  const bool isThere = still_->holds() && materialiseWatched(graph_, *value, *this);
+  const bool isThere = scope_->holds() && materialiseWatched(graph_, *value, *this);
   return isThere || leave(why_ == AheadEnd::Done ? AheadEnd::Stopped : why_);
 }
 
@@ -90,10 +90,10 @@ bool GraphReplay::begin(const Recipe& recipe) {
   if (const auto told = beforeReplayAhead.load(std::memory_order_acquire)) {
     told(recipe.sequence);
   }
-  if (!still_) {
-    still_.emplace();
+  if (!scope_) {
+    scope_.emplace();
   }
-  if (!still_->holds() || !allows(recipe) || !mayReadInputs(recipe) || !takeRoomFor(recipe)) {
+  if (!scope_->holds() || !allows(recipe) || !mayReadInputs(recipe) || !takeRoomFor(recipe)) {
     end();
     return false;
   }
@@ -102,7 +102,7 @@ bool GraphReplay::begin(const Recipe& recipe) {
 
 void GraphReplay::end() {
   reads_.reset();
-  still_.reset();
+  scope_.reset();
 }
 
 // See Note [Hands on a storage]

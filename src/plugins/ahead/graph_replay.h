@@ -9,8 +9,8 @@
 
 #include "ebb/export.h"
 #include "graph/graph.h"
-#include "memory/stillness.h"
 #include "plugins/ahead/lookahead.h"
+#include "plugins/ahead/recipe_scope.h"
 #include "replay/replay.h"
 
 namespace ebb {
@@ -60,8 +60,8 @@ class GraphReplay final : public ReplayWatch {
   size_t next_ = 0;          // index into Lookahead::wanted
   bool isPartLeft_ = false;  // backward must materialise a value that was skipped
   std::vector<Intermediate> intermediates_;
-  std::optional<Stillness> still_;  // while a recipe runs
-  std::optional<ReadAhead> reads_;  // while a recipe runs
+  std::optional<AheadRecipeScope> scope_;  // while a recipe runs
+  std::optional<ReadAhead> reads_;         // while a recipe runs
   AheadEnd why_ = AheadEnd::Done;
 };
 

@@ -224,9 +224,9 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
   {
     std::lock_guard<PythonMutex> lock(graph.mutex);
     // Made after the lock is taken, to avoid a deadlock: a replay of backward holds the lock while
-    // its Commotion waits for the end of each Stillness.
-    const Stillness still;
-    if (!still.holds() || graph.streams.count() > 1) {
+    // its ProcessStateChange waits for the end of each AheadRecipeScope.
+    const AheadRecipeScope scope;
+    if (!scope.holds() || graph.streams.count() > 1) {
       return AheadEnd::Stopped;
     }
     if (graph.streams.count() == 1) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "../module.h"
+#include "ahead_threads.h"
 #include "bindings/field_dicts.h"
 #include "ebb/offload.h"
 #include "ebb/paging.h"
@@ -241,6 +242,9 @@ void bindTestsOfPlugins(py::module_& module) {
   module.def("replays_ahead_are_idle", &replaysAheadAreIdle);
   module.def("replay_when_closed", &replayWhenClosed);
   module.def("delay_replays_ahead", &delayReplaysAhead);
+  module.def("hands_are_known", torch::wrap_pybind_function_no_gil(&handsAreKnown));
+  module.def("still_threads_are_known", torch::wrap_pybind_function_no_gil(&stillThreadsAreKnown));
+  module.def("hands_are_counted", torch::wrap_pybind_function_no_gil(&handsAreCounted));
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())
       .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })

@@ -1,4 +1,4 @@
-#include "memory/stillness.h"
+#include "plugins/ahead/recipe_scope.h"
 
 #include <c10/util/flat_hash_map.h>
 
@@ -8,21 +8,22 @@
 #include <thread>
 #include <utility>
 
-#include "torch_seams/owners.h"
+#include "hooks/process_state.h"
+#include "support/python_support.h"
 
 namespace ebb {
 namespace {
 
-std::atomic<uint32_t> replaysAhead{0};  // recipes that run, or are about to check for commotions
-std::atomic<uint32_t> commotions{0};
+std::atomic<uint32_t> replaysAhead{0};  // recipes that run, or are about to check for changes
+std::atomic<uint32_t> stateChanges{0};  // of Note [Changes of the process's state]
 
-// The threads that hold a Stillness. A kernel written in Python may begin a Commotion, which must
-// not wait for its own thread. The threads are few, so a list replaces a thread_local: see Note
-// [Static TLS].
-class StillThreads {
+// The threads that hold an AheadRecipeScope. A kernel written in Python may begin a
+// ProcessStateChange, which must not wait for its own thread. The threads are few, so a list
+// replaces a thread_local: see Note [Static TLS].
+class RecipeThreads {
  public:
-  static StillThreads& get() {
-    static auto* instance = new StillThreads;
+  static RecipeThreads& get() {
+    static auto* instance = new RecipeThreads;
     return *instance;
   }
 
@@ -44,7 +45,7 @@ class StillThreads {
   std::vector<std::thread::id> all_;
 };
 
-void leaveStillness() {
+void leaveScope() {
   if (replaysAhead.fetch_sub(1) == 1) {
     replaysAhead.notify_all();
   }
@@ -87,40 +88,24 @@ struct Hands {
 
 }  // namespace
 
-Stillness::Stillness() {
+AheadRecipeScope::AheadRecipeScope() {
   replaysAhead.fetch_add(1);
-  holds_ = commotions.load() == 0;
+  holds_ = stateChanges.load() == 0;
   if (holds_) {
-    StillThreads::get().add();
+    RecipeThreads::get().add();
   } else {
-    leaveStillness();
+    leaveScope();
   }
 }
 
-Stillness::~Stillness() {
+AheadRecipeScope::~AheadRecipeScope() {
   if (holds_) {
-    StillThreads::get().remove();
-    leaveStillness();
+    RecipeThreads::get().remove();
+    leaveScope();
   }
 }
 
-void beginCommotion() {
-  commotions.fetch_add(1);
-  uint32_t running = replaysAhead.load();
-  if (running != 0 && !StillThreads::get().hasThis()) {
-    const WithoutGil withoutGil;
-    while (running != 0) {
-      replaysAhead.wait(running);
-      running = replaysAhead.load();
-    }
-  }
-}
-
-void endCommotion() {
-  commotions.fetch_sub(1);
-}
-
-void noteHandOn(const c10::Storage& storage, uint64_t until) {
+void excludeFromAhead(const c10::Storage& storage, uint64_t until) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
   Hands& hands = Hands::get();
   bool isRead = false;
@@ -136,15 +121,8 @@ void noteHandOn(const c10::Storage& storage, uint64_t until) {
     isRead = hands.isRead(impl);
   }
   if (isRead) {
-    const Commotion wait;
+    const ProcessStateChange wait;
   }
-}
-
-size_t weakReferencesTo(const c10::Storage& storage) {
-  Hands& hands = Hands::get();
-  std::lock_guard<std::mutex> lock(hands.mutex);
-  const bool ours = hands.on.count(storage.unsafeGetStorageImpl()) != 0;
-  return weakReferences(storage) - (ours ? 1 : 0);
 }
 
 ReadAhead::ReadAhead(std::vector<c10::Storage> storages, uint64_t closed)
@@ -167,5 +145,42 @@ ReadAhead::~ReadAhead() {
         std::find(hands.read.begin(), hands.read.end(), storage.unsafeGetStorageImpl()));
   }
 }
+
+namespace {
+
+void changeBegins() {
+  stateChanges.fetch_add(1);
+  uint32_t running = replaysAhead.load();
+  if (running != 0 && !RecipeThreads::get().hasThis()) {
+    const WithoutGil withoutGil;
+    while (running != 0) {
+      replaysAhead.wait(running);
+      running = replaysAhead.load();
+    }
+  }
+}
+
+void changeEnds() {
+  stateChanges.fetch_sub(1);
+}
+
+void willResize(const c10::Storage& storage) {
+  excludeFromAhead(storage, kForEver);
+}
+
+size_t countWithoutOwn(const c10::Storage& storage, size_t (*count)(const c10::Storage& storage)) {
+  Hands& hands = Hands::get();
+  std::lock_guard<std::mutex> lock(hands.mutex);
+  const bool ours = hands.on.count(storage.unsafeGetStorageImpl()) != 0;
+  return count(storage) - (ours ? 1 : 0);
+}
+
+[[maybe_unused]] const bool followsProcessState = followProcessState(
+    {.changeBegins = &changeBegins,
+     .changeEnds = &changeEnds,
+     .willResize = &willResize,
+     .countWithoutOwn = &countWithoutOwn});
+
+}  // namespace
 
 }  // namespace ebb

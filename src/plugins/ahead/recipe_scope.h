@@ -1,4 +1,5 @@
-// State shared by the whole process, which must not change while a replay ahead runs.
+// The process's state, which must not change while a recipe runs ahead, and the storages that
+// replays ahead must not read.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -7,7 +8,6 @@
 #include <vector>
 
 #include "ebb/export.h"
-#include "support/python_support.h"
 
 namespace ebb {
 
@@ -15,20 +15,19 @@ namespace ebb {
 // A replay that backward asks for runs at the time, and on the thread, at which eager would read
 // the saved tensor. A replay ahead runs beside the rest of the program, which may switch oneDNN off
 // and on again in a hook, or reshard a parameter. Two objects exclude each other. A replay ahead
-// holds a Stillness while it runs one recipe, and runs only if no Commotion exists. Three kinds of
-// code hold a Commotion: the setters of torch's settings, a replay under settings other than the
-// process's, and code that resizes a storage. A Commotion waits for the recipe that is running,
-// never for another Commotion. A replay ahead never waits for a Commotion: the replay ends, and
-// backward runs the recipes.
+// holds an AheadRecipeScope while it runs one recipe, and runs only if no ProcessStateChange
+// exists: see Note [Changes of the process's state]. A ProcessStateChange waits for the recipe that
+// is running, never for another ProcessStateChange. A replay ahead never waits for a
+// ProcessStateChange: the replay ends, and backward runs the recipes.
 
-// If holds() is true, the thread may run one recipe ahead, and a new Commotion waits for the
-// destruction of this object. If not, a Commotion existed at the construction.
-class EBB_API Stillness {
+// If holds() is true, the thread may run one recipe ahead, and a new ProcessStateChange waits for
+// the destruction of this object. If not, a ProcessStateChange existed at the construction.
+class EBB_API AheadRecipeScope {
  public:
-  Stillness();
-  ~Stillness();
-  Stillness(const Stillness&) = delete;
-  Stillness& operator=(const Stillness&) = delete;
+  AheadRecipeScope();
+  ~AheadRecipeScope();
+  AheadRecipeScope(const AheadRecipeScope&) = delete;
+  AheadRecipeScope& operator=(const AheadRecipeScope&) = delete;
 
   bool holds() const {
     return holds_;
@@ -36,23 +35,6 @@ class EBB_API Stillness {
 
  private:
   bool holds_;
-};
-
-// Between the two calls no replay ahead runs. The first call waits for the recipes that run ahead,
-// without the GIL.
-EBB_API void beginCommotion();
-EBB_API void endCommotion();
-
-// A commotion for as long as the object lives.
-struct Commotion {
-  Commotion() {
-    beginCommotion();
-  }
-  ~Commotion() {
-    endCommotion();
-  }
-  Commotion(const Commotion&) = delete;
-  Commotion& operator=(const Commotion&) = delete;
 };
 
 // Note [Hands on a storage]
@@ -72,14 +54,10 @@ constexpr uint64_t kForEver = UINT64_MAX;
 // Graphs are numbered in the order in which their recording ends. From now on, recipes of graphs
 // with a number up to `until` do not read `storage` in a replay ahead. Waits while a recipe that
 // runs ahead reads `storage`.
-EBB_API void noteHandOn(const c10::Storage& storage, uint64_t until);
-
-// The number of weak references to `storage`, without the one that ebb holds for noteHandOn(). All
-// strong references count as one.
-EBB_API size_t weakReferencesTo(const c10::Storage& storage);
+EBB_API void excludeFromAhead(const c10::Storage& storage, uint64_t until);
 
 // The storages that a recipe reads while it runs ahead. `closed`: the number of the recipe's graph,
-// as in noteHandOn().
+// as in excludeFromAhead().
 class EBB_API ReadAhead {
  public:
   ReadAhead(std::vector<c10::Storage> storages, uint64_t closed);
