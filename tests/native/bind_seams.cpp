@@ -30,7 +30,8 @@ std::vector<bool> runAfterInterception(const std::vector<std::string>& keys) {
   return found;
 }
 
-// Whether each answer is as it must be: one owner; two; a Python object that nothing refers to.
+// Whether each answer is as it must be: one owner; two; a Python object to which Python code
+// refers, and then does not; weak references.
 std::vector<bool> countsOfOwners() {
   at::Tensor tensor = at::empty({2});
   std::vector<bool> right{hasNoOtherOwner(tensor, 1)};
@@ -38,10 +39,11 @@ std::vector<bool> countsOfOwners() {
     const at::Tensor second = tensor;
     right.push_back(!hasNoOtherOwner(tensor, 1) && hasNoOtherOwner(tensor, 2));
   }
-  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  {
+    const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    right.push_back(!hasNoOtherOwner(tensor, 1));
+  }
   right.push_back(hasNoOtherOwner(tensor, 1));
-  const py::object again = object;
-  right.push_back(!hasNoOtherOwner(tensor, 1));
   const c10::Storage storage = tensor.storage();
   right.push_back(weakReferences(storage) == 1);
   const auto weak = storage.getWeakStorageImpl();
