@@ -1,16 +1,13 @@
-#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
-#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "memory/share_storage.h"
 #include "region/enter_region.h"
-#include "saved/hooked_inputs.h"
 #include "saved/placeholder.h"
 
 namespace ebb::bindings {
@@ -29,11 +26,6 @@ void bindRegion(py::module_& module) {
       })))
       .def("discard", torch::wrap_pybind_function(&Placeholder::discard))
       .def("refill", torch::wrap_pybind_function(&Placeholder::refill));
-  py::class_<HookedInputs, std::shared_ptr<HookedInputs>>(module, "HookedInputs")
-      .def(py::init(torch::wrap_pybind_function([](const std::vector<at::Tensor>& tensors) {
-        return std::make_shared<HookedInputs>(tensors);
-      })))
-      .def("enter_region", torch::wrap_pybind_function(&HookedInputs::enterRegion));
 }
 
 }  // namespace ebb::bindings

@@ -31,6 +31,10 @@ for policy in (ebb.policies.save_all, ebb.policies.save_matmuls, ebb.policies.re
     assert torch.equal(step(x, ebb.region(policy)), expected)
 assert ebb.stats()["total"]["ops_replayed"] == 3
 
+def under_hooks():
+    with torch.autograd.graph.save_on_cpu():
+        ebb.checkpoint(torch.sin, x)
+
 for needs in (
     lambda: ebb.record_reports().__enter__(),
     lambda: ebb.verify().__enter__(),
@@ -38,6 +42,7 @@ for needs in (
     lambda: ebb.offload.configure(in_flight_bytes="1MiB"),
     lambda: ebb.mark_rows(x, torch.tensor(1)),
     lambda: ebb.region(escapes="placeholder"),
+    under_hooks,
 ):
     try:
         needs()
@@ -104,5 +109,5 @@ def test_without_plugins(tmp_path):
 
     assert run.returncode == 0, run.stderr
     errors = run.stdout.splitlines()
-    assert len(errors) == 6
+    assert len(errors) == 7
     assert all("ebb was built with these plug-ins: none (-DEBB_PLUGINS)" in e for e in errors)

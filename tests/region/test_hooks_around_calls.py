@@ -207,3 +207,23 @@ def test_calls_inside_of_other_regions_leave_the_hooks_alone():
 
     assert hooks.log == []
     assert torch.autograd.grad(loss, x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("from_input", [True, False], ids=["of the input", "of a parameter"])
+def test_inputs_and_escapes_come_back(from_input):
+    x, w = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    escaped = []
+
+    def function(h):
+        escaped.append(((h if from_input else w) * 2).sin())
+        return (escaped[-1].cos() * h).exp()
+
+    expected = torch.autograd.grad(function(x * 2).sum(), x)
+    hooks = Moves()
+    with hooks():
+        loss = ebb.checkpoint(function, x * 2, escapes="placeholder").sum()
+    assert escaped[-1].untyped_storage().nbytes() == 0
+
+    assert same_bits(expected, torch.autograd.grad(loss, x))
+    assert same(*escaped)
+    assert hooks.log == [("pack", (4,)), ("unpack", (4,))]

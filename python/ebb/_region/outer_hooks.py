@@ -23,7 +23,7 @@ def save_inputs(arguments: Iterable[Any]) -> _C.HookedInputs | None:
     """Let hooks around a checkpointed call save its arguments, as torch's checkpoint does.
 
     Called just before the call's region begins. See Note [Hooks around a checkpointed call] in
-    hooked_inputs.h.
+    hooked_inputs.h. A build without that plug-in raises.
 
     Returns:
         Inputs whose `enter_region` must be called first in the region. None without hooks, and

@@ -7,7 +7,6 @@ Graph::~Graph() = default;
 // Frees the graph's members when the last strong reference is gone, since weak references of other
 // graphs may keep the object itself.
 void Graph::release_resources() {
-  hooked.reset();
   numbers.packs = {};
   extras = {};
   observers.clear();

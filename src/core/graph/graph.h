@@ -3,7 +3,6 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -20,14 +19,6 @@ namespace ebb {
 
 struct Graph;
 using WeakGraph = c10::weak_intrusive_ptr<Graph>;
-
-// See Note [Hooks around a checkpointed call] in saved/hooked_inputs.h.
-struct InputsOfHooks {
-  virtual ~InputsOfHooks() = default;
-
-  // Backward has reached the region. A second call does nothing.
-  virtual void unpack() = 0;
-};
 
 // Counters that number the recipes of a graph and the searches over the recipes, and the values by
 // the numbers of autograd's nodes.
@@ -70,8 +61,7 @@ struct EBB_API Graph final : c10::intrusive_ptr_target {
   GraphRules rules;
   Observers observers;
   bool hasUnpacked = false;  // the thread unpacked a saved tensor while the region was open
-  std::shared_ptr<InputsOfHooks> hooked;  // null unless hooks have saved inputs
-  Extras extras;                          // of plug-ins
+  Extras extras;             // of plug-ins
 
   ~Graph() override;
 

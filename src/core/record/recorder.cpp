@@ -277,15 +277,6 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
-[[gnu::cold]] void Recorder::sendInput(const at::Tensor& tensor, c10::intrusive_ptr<Stash> stash) {
-  std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-  if (values_.applyDeferred().find(tensor) == nullptr) {
-    Value& leaf = *values_.current(tensor);
-    leaf.decision.setDue(false);
-    leaf.putAway(std::move(stash));
-  }
-}
-
 Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (!isRecordable(tensor)) {
     return {};

@@ -36,9 +36,6 @@ class Recorder final : public Interceptor {
   // The user has named the value of `tensor`: the policy may decide again.
   void name(const at::Tensor& tensor, const std::string& name);
 
-  // From now on `stash` stands for the bytes of `tensor`, an input that no op has read yet.
-  void sendInput(const at::Tensor& tensor, c10::intrusive_ptr<Stash> stash);
-
   // Called when autograd packs `tensor`, or a wrapper with `tensor` as a part. Decides between
   // keeping and recomputing its bytes.
   Packed pack(const at::Tensor& tensor, bool part);

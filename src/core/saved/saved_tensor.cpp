@@ -190,11 +190,6 @@ at::Tensor SavedTensor::unpack() {
     packed_.note->unpacks(packed_.node);
   }
   graph_->observers.tell(&BackwardEvents::unpacks, *graph_);
-  if (graph_->hooked) [[unlikely]] {
-    WithoutGil withoutGil;
-    std::lock_guard<PythonMutex> lock(graph_->mutex);
-    graph_->hooked->unpack();
-  }
   if (kept_.defined()) {
     return unpackKept();
   }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "ebb/export.h"
-#include "graph/graph.h"
 #include "hooks/store.h"
 
 namespace ebb {
@@ -26,16 +25,20 @@ namespace ebb {
 // These arguments are saved and unpacked, but have no stash, so ebb keeps their bytes too:
 // parameters, views of a part of a storage, tensors that are not recordable, and a second tensor
 // with the same storage.
-class EBB_API HookedInputs final : public InputsOfHooks {
+class EBB_API HookedInputs {
  public:
   // Called outside of regions, with hooks on. Runs the hooks' pack.
   explicit HookedInputs(const std::vector<at::Tensor>& tensors);
-  ~HookedInputs() override;
+  ~HookedInputs();
+  HookedInputs(const HookedInputs&) = delete;
+  HookedInputs& operator=(const HookedInputs&) = delete;
 
   // Called in the outermost region of the call, before its first op.
   static void enterRegion(const std::shared_ptr<HookedInputs>& inputs);
 
-  void unpack() override;
+  // Runs the hooks' unpack. A second call does nothing. The caller holds the graph's lock, and does
+  // not hold the GIL.
+  void unpack();
 
  private:
   struct Input {

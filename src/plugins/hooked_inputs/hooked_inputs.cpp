@@ -1,16 +1,20 @@
-#include "saved/hooked_inputs.h"
+#include "plugins/hooked_inputs/hooked_inputs.h"
 
 #include <ATen/ops/copy.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "graph/geometry.h"
+#include "graph/graph.h"
+#include "hooks/observer.h"
 #include "memory/bytes.h"
 #include "record/recorder.h"
+#include "support/python_support.h"
 
 namespace ebb {
 namespace {
@@ -89,6 +93,35 @@ struct HookedStash final : Stash {
   c10::Storage bytes;
 };
 
+// From now on `stash` stands for the bytes of `tensor`, unless an op of the region has read it.
+void sendInput(Recorder& recorder, const at::Tensor& tensor, StashPtr stash) {
+  std::lock_guard<PythonMutex> lock(recorder.context().graph->mutex);
+  ValueMap& values = recorder.values();
+  if (values.applyDeferred().find(tensor) == nullptr) {
+    Value& leaf = *values.current(tensor);
+    leaf.decision.setDue(false);
+    leaf.putAway(std::move(stash));
+  }
+}
+
+// Unpacks the inputs when backward reaches the region. Comes after the observer of replays ahead,
+// which was added when the graph opened: no replay ahead of the graph begins any more. Observers of
+// collectives and escapes come later, and replay recipes, which would unpack the inputs anyway.
+class UnpacksInputs final : public BackwardEvents {
+ public:
+  explicit UnpacksInputs(std::shared_ptr<HookedInputs> inputs) : inputs_(std::move(inputs)) {
+  }
+
+  void unpacks(Graph& graph) override {
+    WithoutGil withoutGil;
+    std::lock_guard<PythonMutex> lock(graph.mutex);
+    inputs_->unpack();
+  }
+
+ private:
+  const std::shared_ptr<HookedInputs> inputs_;
+};
+
 bool canBeStashed(const at::Tensor& tensor) {
   const bool isParameter = tensor.is_leaf() && tensor.requires_grad();
   const bool ofParameter = tensor.is_view() && tensor._base().is_leaf();
@@ -115,13 +148,15 @@ void HookedInputs::enterRegion(const std::shared_ptr<HookedInputs>& inputs) {
   for (Input& input : inputs->inputs_) {
     const at::Tensor tensor = std::exchange(input.tensor, at::Tensor());
     if (recorder != nullptr && canBeStashed(tensor)) {
-      c10::intrusive_ptr<Stash> stash = c10::make_intrusive<HookedStash>(tensor, inputs);
+      StashPtr stash = c10::make_intrusive<HookedStash>(tensor, inputs);
       input.stash = c10::weak_intrusive_ptr<Stash>(stash);
-      recorder->sendInput(tensor, std::move(stash));
+      sendInput(*recorder, tensor, std::move(stash));
     }
   }
   if (recorder != nullptr) {
-    recorder->context().graph->hooked = inputs;
+    Graph& graph = *recorder->context().graph;
+    std::lock_guard<PythonMutex> lock(graph.mutex);
+    graph.observers.add(std::make_unique<UnpacksInputs>(inputs));
   }
 }
 

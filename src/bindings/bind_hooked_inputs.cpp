@@ -1,0 +1,29 @@
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "plugins/hooked_inputs/hooked_inputs.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+void bindHookedInputs(py::module_& module) {
+  py::class_<HookedInputs, std::shared_ptr<HookedInputs>>(module, "HookedInputs")
+      .def(py::init(torch::wrap_pybind_function([](const std::vector<at::Tensor>& tensors) {
+        return std::make_shared<HookedInputs>(tensors);
+      })))
+      .def("enter_region", torch::wrap_pybind_function(&HookedInputs::enterRegion));
+}
+
+[[maybe_unused]] const bool areHookedInputsBound = bindPlugin("hooked_inputs", &bindHookedInputs);
+
+}  // namespace
+
+}  // namespace ebb::bindings
