@@ -245,13 +245,13 @@ def test_nothing_is_left_of_profiles_and_plans():
     net = model()
     step = step_of(net, ebb.policies.recompute_all)
     x = torch.randn(8, WIDTH)
-    before = _testing.live_journals()
+    before = _testing.live_traces()
 
     found = ebb.profile(step)
     grown = least_growth(lambda: [ebb.profile(step, steps=1, warmup=0) for _ in range(100)])
     ebb.plan(net, lambda: net(x).sum().backward(), 1.0)
 
-    assert _testing.live_journals() == before
+    assert _testing.live_traces() == before
     assert all(value.ended > 0 for value in found.values)
     assert grown < 256, f"100 profiles leave {grown} KiB"
 

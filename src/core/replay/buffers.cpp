@@ -50,7 +50,7 @@ bool Buffers::mayBeTaken(const Value& value) const {
 // True if only this replay needs the bytes of `input`. `ours`: how many inputs of the recipe refer
 // to the value. See Note [Made each time], 3.
 bool Buffers::nothingNeeds(const Input& input, size_t ours) const {
-  return passing_.isLastToRead(recipe_, *input.value) ||
+  return transient_.isLastToRead(recipe_, *input.value) ||
          (input.value.use_count() == ours && runsForTheLastTime());
 }
 
@@ -59,7 +59,7 @@ bool Buffers::nothingNeeds(const Input& input, size_t ours) const {
 bool Buffers::runsForTheLastTime() const {
   return std::all_of(recipe_.outputs.begin(), recipe_.outputs.end(), [&](const Output& output) {
     const auto value = output.value.lock();
-    return !value || !(value->available() || passing_.staysUnmade(*value));
+    return !value || !(value->available() || transient_.staysUnmade(*value));
   });
 }
 

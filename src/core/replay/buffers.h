@@ -6,7 +6,7 @@
 
 #include "graph/graph.h"
 #include "graph/recipe.h"
-#include "replay/passing.h"
+#include "replay/transient_values.h"
 
 namespace ebb {
 
@@ -15,8 +15,8 @@ class Buffers {
  public:
   // `mayTake`: the op may write to values' own buffers. False if a failed run must leave all values
   // unchanged.
-  Buffers(Graph& graph, const Recipe& recipe, const Passing& passing, bool mayTake)
-      : graph_(graph), recipe_(recipe), passing_(passing), mayTake_(mayTake) {
+  Buffers(Graph& graph, const Recipe& recipe, const TransientValues& transient, bool mayTake)
+      : graph_(graph), recipe_(recipe), transient_(transient), mayTake_(mayTake) {
   }
 
   // A private copy of the value of `input`, or the value's own buffer if nothing else needs the
@@ -38,7 +38,7 @@ class Buffers {
 
   Graph& graph_;
   const Recipe& recipe_;
-  const Passing& passing_;
+  const TransientValues& transient_;
   const bool mayTake_;
   c10::SmallVector<Buffer, 1> all_;
 };

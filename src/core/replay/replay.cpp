@@ -11,8 +11,8 @@
 #include "counts/statistics.h"
 #include "graph/recipe.h"
 #include "hooks/store.h"
-#include "replay/passing.h"
 #include "replay/rerun.h"
+#include "replay/transient_values.h"
 
 namespace ebb {
 namespace {
@@ -44,7 +44,7 @@ class Slice {
  public:
   // `watch` is set for a replay ahead; null: backward waits for the value.
   Slice(Graph& graph, Value& wanted, ReplayWatch* watch = nullptr)
-      : graph_(graph), watch_(watch), passing_(wanted, watch == nullptr) {
+      : graph_(graph), watch_(watch), transient_(wanted, watch == nullptr) {
   }
 
   // For a recipe that must run even if nothing needs its results.
@@ -91,9 +91,9 @@ class Slice {
         state = recipe->kernel.state;
         guard.emplace(*state, watch_ ? Changes::OfThread : Changes::OfProcess);
       }
-      rerun(graph_, *recipe, stack, passing_, watch_ != nullptr);
+      rerun(graph_, *recipe, stack, transient_, watch_ != nullptr);
       stack.clear();
-      passing_.hasRun(*recipe);
+      transient_.hasRun(*recipe);
       ++counters.opsReplayed;
       recipe.reset();  // frees inputs without other users
       if (watch_) {
@@ -141,7 +141,7 @@ class Slice {
       pinned_.push_back(std::move(storage));
     } else if (value.recipe()) {
       add(value.recipe());
-      passing_.needs(consumer, value);
+      transient_.needs(consumer, value);
     } else if (watch_) {
       return false;  // the bytes may return before backward, as a parameter of FSDP does
     } else {
@@ -228,7 +228,7 @@ class Slice {
   ReplayWatch* const watch_;
   std::vector<c10::intrusive_ptr<Recipe>> recipes_;  // to run, sorted by sequence
   std::vector<c10::Storage> pinned_;                 // living storages that the recipes read
-  Passing passing_;  // destroyed first: recipes_ keep its values alive
+  TransientValues transient_;  // destroyed first: recipes_ keep its values alive
 };
 
 }  // namespace

@@ -48,13 +48,18 @@ void checkSize(
 class Rerun {
  public:
   // `stack` is empty; its memory is reused.
-  Rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, bool ahead)
+  Rerun(
+      Graph& graph,
+      Recipe& recipe,
+      torch::jit::Stack& stack,
+      TransientValues& transient,
+      bool ahead)
       : graph_(graph),
         recipe_(recipe),
         stack_(stack),
-        passing_(passing),
+        transient_(transient),
         ahead_(ahead),
-        buffers_(graph, recipe, passing, !ahead) {
+        buffers_(graph, recipe, transient, !ahead) {
   }
 
   void run() {
@@ -235,9 +240,9 @@ class Rerun {
       if (hasBytes) {
         continue;
       }
-      if (!passing_.staysUnmade(*value)) {
+      if (!transient_.staysUnmade(*value)) {
         value->restore(std::move(storage), true);
-      } else if (!passing_.made(*value, std::move(storage))) {
+      } else if (!transient_.made(*value, std::move(storage))) {
         continue;
       }
       graph_.streams.made(*value, value->home.bytes());
@@ -297,15 +302,20 @@ class Rerun {
   Graph& graph_;
   Recipe& recipe_;
   torch::jit::Stack& stack_;
-  Passing& passing_;
+  TransientValues& transient_;
   const bool ahead_;
   Buffers buffers_;
 };
 
 }  // namespace
 
-void rerun(Graph& graph, Recipe& recipe, torch::jit::Stack& stack, Passing& passing, bool ahead) {
-  Rerun(graph, recipe, stack, passing, ahead).run();
+void rerun(
+    Graph& graph,
+    Recipe& recipe,
+    torch::jit::Stack& stack,
+    TransientValues& transient,
+    bool ahead) {
+  Rerun(graph, recipe, stack, transient, ahead).run();
 }
 
 }  // namespace ebb

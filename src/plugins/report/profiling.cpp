@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "allocator/in_use.h"
-#include "plugins/report/journal.h"
-#include "plugins/report/shelf.h"
+#include "plugins/report/recent_traces.h"
+#include "plugins/report/step_trace.h"
 
 namespace ebb {
 namespace {
@@ -24,15 +24,15 @@ const auto kKind = c10::DebugInfoKind::PROFILER_STATE;
 // A log of the allocations and frees of a thread, as torch's allocators report them. An installed
 // log records the allocations on its thread, and on the threads that run the thread's backward. The
 // log takes the place of torch's profiler, which then records nothing and must not be started: the
-// profiler's callbacks would take the log for their own state. Without a journal, a log only counts
+// profiler's callbacks would take the log for their own state. Without a trace, a log only counts
 // the peak: see Note [Peaks on an accelerator].
 class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
  public:
-  explicit MemoryLog(JournalPtr journal)
+  explicit MemoryLog(StepTracePtr trace)
       : ProfilerStateBase(
             torch::profiler::impl::ProfilerConfig(
                 torch::profiler::impl::ProfilerState::Disabled, false, true)),
-        journal(std::move(journal)) {
+        trace(std::move(trace)) {
   }
 
   // True if torch's profiler or another log is installed on this thread.
@@ -75,10 +75,10 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
     if (device == device_ && !device.is_cpu()) {
       noteAllocated(allocated);
     }
-    if (!journal) {
+    if (!trace) {
       return;
     }
-    const double time = static_cast<double>(journal->now()) * 1e-6;
+    const double time = static_cast<double>(trace->now()) * 1e-6;
     std::lock_guard<std::mutex> lock(mutex_);
     events_.push_back({time, reinterpret_cast<uintptr_t>(address), bytes});
   }
@@ -87,7 +87,7 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
     return torch::profiler::impl::ActiveProfilerType::NONE;
   }
 
-  const JournalPtr journal;  // of the same profile; the log uses its clock. Null: no profile
+  const StepTracePtr trace;  // of the same profile; the log uses its clock. Null: no profile
 
  private:
   const c10::Device device_ = deviceInUse();
@@ -121,7 +121,7 @@ bool beginCounting() {
 
 void endCounting() {
   std::lock_guard<std::mutex> lock(going().mutex);
-  if (going().log && !going().log->journal) {
+  if (going().log && !going().log->trace) {
     going().log->close();
     going().log = nullptr;
   }
@@ -129,7 +129,8 @@ void endCounting() {
 
 void beginProfile() {
   endCounting();  // the profile's log counts too
-  const auto log = std::make_shared<MemoryLog>(std::make_shared<Journal>(0, Journal::For::Profile));
+  const auto log =
+      std::make_shared<MemoryLog>(std::make_shared<StepTrace>(0, StepTrace::For::Profile));
   {
     std::lock_guard<std::mutex> lock(going().mutex);
     TORCH_CHECK(
@@ -143,7 +144,7 @@ void beginProfile() {
     going().log = log;
   }
   log->install(log);
-  putJournalInPlace(log->journal);
+  putTraceInPlace(log->trace);
 }
 
 Profile endProfile() {
@@ -153,7 +154,7 @@ Profile endProfile() {
     log = going().log;
   }
   TORCH_CHECK(log, "ebb: no profile has begun");
-  putJournalInPlace(nullptr);
+  putTraceInPlace(nullptr);
   TORCH_CHECK(
       log->close(),
       "ebb: a profile must end on the thread on which it began; nothing more is recorded");
@@ -161,7 +162,7 @@ Profile endProfile() {
     std::lock_guard<std::mutex> lock(going().mutex);
     going().log = nullptr;
   }
-  Profile found = log->journal->profile();
+  Profile found = log->trace->profile();
   found.allocations = log->take();
   return found;
 }

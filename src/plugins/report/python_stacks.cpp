@@ -19,8 +19,8 @@ Frames framesOf(const std::vector<PythonStack>& stacks) {
   for (size_t i = 0; i < stacks.size(); ++i) {
     std::vector<std::string>& frames = found[stacks[i].get()];
     for (const uint64_t place : named.tracebacks[i]) {
-      const auto& [file, function, line] = named.all_frames[place];
-      frames.push_back(c10::str(file, ":", line, " in ", function));
+      const auto& [file, function, record] = named.all_frames[place];
+      frames.push_back(c10::str(file, ":", record, " in ", function));
     }
   }
   return found;

@@ -1,4 +1,4 @@
-// The observer that writes a graph's lines into a journal: see Note [The journal].
+// The observer that writes a graph's records into a trace: see Note [The trace].
 #include <ATen/core/TensorBody.h>
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 #include "graph/recipe.h"
 #include "hooks/decider.h"
 #include "hooks/observer.h"
-#include "plugins/report/journal.h"
-#include "plugins/report/shelf.h"
+#include "plugins/report/recent_traces.h"
+#include "plugins/report/step_trace.h"
 #include "record/arguments.h"
 #include "record/context.h"
 #include "record/keeper.h"
@@ -28,23 +28,23 @@
 namespace ebb {
 namespace {
 
-EntryPtr entryOf(const Value& value) {
-  return EntryPtr::reclaim_copy(value.extra<Entry>());
+RecordRefPtr recordOf(const Value& value) {
+  return RecordRefPtr::reclaim_copy(value.extra<RecordRef>());
 }
 
-// Calls `change` on the value's line, if it has one, under the journal's lock.
+// Calls `change` on the value's record, if it has one, under the trace's lock.
 template <class Change>
 void update(const Value& value, const Change& change) {
-  if (const Entry* entry = value.extra<Entry>()) {
-    entry->update(change);
+  if (const RecordRef* reference = value.extra<RecordRef>()) {
+    reference->update(change);
   }
 }
 
-// Adds the line of `value` to `lines`, if it has one.
+// Adds the record of `value` to `records`, if it has one.
 template <class Lines>
-void addLine(const Value& value, Lines& lines) {
-  if (const Entry* entry = value.extra<Entry>()) {
-    lines.push_back(entry->line());
+void addRecord(const Value& value, Lines& records) {
+  if (const RecordRef* reference = value.extra<RecordRef>()) {
+    records.push_back(reference->record());
   }
 }
 
@@ -57,33 +57,33 @@ RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   }
   auto* storage = value->home.bytes().unsafeGetStorageImpl();
   const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
-  const size_t handles = value->extra<Entry>()->line()->use.handlesWithStorage;
+  const size_t handles = value->extra<RecordRef>()->record()->use.handlesWithStorage;
   return {storage, holders - std::min(holders, handles)};
 }
 
 // Adds the rules that the user wrote. A report lists those that have no effect.
-void noteRules(Journal& journal, const Policy& policy) {
+void noteRules(StepTrace& trace, const Policy& policy) {
   for (const std::string& rule : policy.rulesInWords()) {
-    journal.names().addRule(rule);
+    trace.names().addRule(rule);
   }
 }
 
 struct RegionSpan final : RegionNote {
-  RegionSpan(JournalPtr of, std::string name)
-      : journal(std::move(of)), name(std::move(name)), entered(journal->now()) {
+  RegionSpan(StepTracePtr of, std::string name)
+      : trace(std::move(of)), name(std::move(name)), entered(trace->now()) {
   }
   ~RegionSpan() override {
-    journal->add("region", name, entered);
+    trace->add("region", name, entered);
   }
 
-  const JournalPtr journal;
+  const StepTracePtr trace;
   const std::string name;
-  const JournalTime entered;
+  const TraceTime entered;
 };
 
 // The state of a value before the core releases its references.
 struct Closing {
-  EntryPtr entry;
+  RecordRefPtr reference;
   c10::weak_intrusive_ptr<Value> value;
   c10::weak_intrusive_ptr<c10::StorageImpl> home;
   bool droppable;  // escapedStorage() is not null
@@ -94,18 +94,18 @@ void noteClosed(const Closing& last) {
   const bool kept = value && value->home.bytes();
   const bool escaped = value && last.droppable;
   const auto home = last.home.lock();
-  last.entry->update([&](Line& line) {
-    const bool lives = home && home->nbytes() == line.memory.nbytes;
-    if (line.fate == Fate::Recomputed) {
-      line.fate = escaped ? Fate::Escaped : line.fate;
-    } else if (line.fate != Fate::Unneeded) {
+  last.reference->update([&](ValueRecord& record) {
+    const bool lives = home && home->nbytes() == record.memory.nbytes;
+    if (record.fate == Fate::Recomputed) {
+      record.fate = escaped ? Fate::Escaped : record.fate;
+    } else if (record.fate != Fate::Unneeded) {
       return;
-    } else if (line.rule == nullptr) {
-      line.fate = kept ? Fate::Outside : line.fate;
+    } else if (record.rule == nullptr) {
+      record.fate = kept ? Fate::Outside : record.fate;
     } else if (kept) {
-      line.fate = line.reason != nullptr ? Fate::Kept : Fate::Saved;
+      record.fate = record.reason != nullptr ? Fate::Kept : Fate::Saved;
     } else if (lives) {
-      line.fate = escaped ? Fate::Escaped : Fate::Result;
+      record.fate = escaped ? Fate::Escaped : Fate::Result;
     }
   });
 }
@@ -124,16 +124,16 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
 // Notes what the region does.
 class ForwardReporter final : public OpEvents, public RegionEvents {
  public:
-  explicit ForwardReporter(JournalPtr journal)
-      : journal_(std::move(journal)), number_(journal_->countRegion()) {
+  explicit ForwardReporter(StepTracePtr trace)
+      : trace_(std::move(trace)), number_(trace_->countRegion()) {
   }
 
   std::unique_ptr<RegionNote> enters(
       const std::string& name, const std::shared_ptr<const Policy>& policy) override {
-    if (journal_->names().isNewPolicy(policy)) {
-      noteRules(*journal_, *policy);
+    if (trace_->names().isNewPolicy(policy)) {
+      noteRules(*trace_, *policy);
     }
-    return std::make_unique<RegionSpan>(journal_, name);
+    return std::make_unique<RegionSpan>(trace_, name);
   }
 
   // The report then shows when backward unpacks a tensor that was computed outside of the region.
@@ -147,7 +147,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
       const Call& call,
       const Arguments& arguments,
       bool replayable) override {
-    if (!journal_->isProfile()) {
+    if (!trace_->isProfile()) {
       return;
     }
     call_.emplace();
@@ -164,12 +164,12 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
         call_->timer = startTimer(argument.flags.device);
       }
     }
-    call_->start = journal_->now();
+    call_->start = trace_->now();
   }
 
   void hasRun() override {
     if (call_) {
-      call_->duration = journal_->now() - call_->start;
+      call_->duration = trace_->now() - call_->start;
       if (call_->timer) {
         call_->timer->stop();
       }
@@ -178,84 +178,85 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 
   void recorded() override {
     if (call_) {
-      journal_->add(*std::exchange(call_, std::nullopt));
+      trace_->add(*std::exchange(call_, std::nullopt));
     }
   }
 
   // A profile checks later if the program still refers to values from outside.
   void made(const Made& made) override {
     Value& value = made.value;
-    JournalNames& names = journal_->names();
-    Line line;
-    line.origin = originOf(made.context, made.op);
-    line.rule = value.facts.madeHere ? names.ruleThatDecided(ruleOf(made.context, value)) : nullptr;
-    line.reason = made.whyKept;
-    line.dtype = made.tensor.scalar_type();
-    line.sizes = made.tensor.sizes();
-    line.memory.nbytes = value.home.nbytes();
-    line.memory.address = value.home.address();
-    line.use.isActivation = !value.facts.madeHere && isActivation(made.tensor);
-    line.stack = journal_->isProfile() ? nullptr : pythonStack();
-    value.rare.add(journal_->add(std::move(line)));
+    TraceNames& names = trace_->names();
+    ValueRecord record;
+    record.origin = originOf(made.context, made.op);
+    record.rule =
+        value.facts.madeHere ? names.ruleThatDecided(ruleOf(made.context, value)) : nullptr;
+    record.reason = made.whyKept;
+    record.dtype = made.tensor.scalar_type();
+    record.sizes = made.tensor.sizes();
+    record.memory.nbytes = value.home.nbytes();
+    record.memory.address = value.home.address();
+    record.use.isActivation = !value.facts.madeHere && isActivation(made.tensor);
+    record.stack = trace_->isProfile() ? nullptr : pythonStack();
+    value.rare.add(trace_->add(std::move(record)));
     extraChanged(value);
-    if (!value.facts.madeHere && journal_->isProfile()) {
+    if (!value.facts.madeHere && trace_->isProfile()) {
       const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
-      journal_->watch(*value.extra<Entry>(), [weak] { return held(weak); });
+      trace_->watch(*value.extra<RecordRef>(), [weak] { return held(weak); });
     }
     if (call_) {
-      addLine(value, call_->outputs);
+      addRecord(value, call_->outputs);
     }
   }
 
   void decidedAgain(const Context& context, Value& value) override {
-    const std::string* rule = journal_->names().ruleThatDecided(ruleOf(context, value));
-    update(value, [&](Line& line) { line.rule = rule; });
+    const std::string* rule = trace_->names().ruleThatDecided(ruleOf(context, value));
+    update(value, [&](ValueRecord& record) { record.rule = rule; });
   }
 
-  // Handles keep the former line.
+  // Handles keep the former record.
   void copied(Value& value) override {
-    Line line;
-    update(value, [&](const Line& of) { line = of; });
-    line.fate = Fate::Copied;
-    line.reason = "copied before an in-place write, because a replay needs the old contents";
-    line.use.packed = false;
-    value.rare.add(journal_->add(std::move(line)));
+    ValueRecord record;
+    update(value, [&](const ValueRecord& of) { record = of; });
+    record.fate = Fate::Copied;
+    record.reason = "copied before an in-place write, because a replay needs the old contents";
+    record.use.packed = false;
+    value.rare.add(trace_->add(std::move(record)));
   }
 
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
-    update(value, [&](Line& line) {
-      line.use.packed = true;
-      line.use.handlesWithStorage += tensor.grad_fn() != nullptr;
-      if (line.fate == Fate::Offloaded || line.fate == Fate::Paged) {
+    update(value, [&](ValueRecord& record) {
+      record.use.packed = true;
+      record.use.handlesWithStorage += tensor.grad_fn() != nullptr;
+      if (record.fate == Fate::Offloaded || record.fate == Fate::Paged) {
         return;
       }
       if (!value.facts.madeHere) {
-        line.fate = Fate::Outside;
+        record.fate = Fate::Outside;
       } else if (retention == Retention::Recomputed) {
-        line.fate = Fate::Recomputed;
+        record.fate = Fate::Recomputed;
       } else if (retention != Retention::Away) {  // else sent() or stays() has told the fate
-        line.fate = line.reason != nullptr ? Fate::Kept : Fate::Saved;
+        record.fate = record.reason != nullptr ? Fate::Kept : Fate::Saved;
       }
     });
-    return entryOf(value);
+    return recordOf(value);
   }
 
   void sent(Value& value, const char* kind, const std::string& of, size_t nbytes) override {
-    update(value, [&](Line& line) {
-      line.fate = std::string_view(kind) == "offload" ? Fate::Offloaded : Fate::Paged;
-      line.times.sent = journal_->now();
+    update(value, [&](ValueRecord& record) {
+      record.fate = std::string_view(kind) == "offload" ? Fate::Offloaded : Fate::Paged;
+      record.times.sent = trace_->now();
     });
-    journal_->add(kind, of, journal_->now(), nbytes);
+    trace_->add(kind, of, trace_->now(), nbytes);
   }
 
   void notSent(Value& value, const char* why) override {
-    update(value, [&](Line& line) { line.reason = why; });
+    update(value, [&](ValueRecord& record) { record.reason = why; });
   }
 
   void stays(Value& value, const char* why) override {
-    update(value, [&](Line& line) {
-      line.fate = why == nullptr ? Fate::Saved : Fate::Kept;
-      line.reason = why == nullptr ? line.reason : why;
+    update(value, [&](ValueRecord& record) {
+      record.fate = why == nullptr ? Fate::Saved : Fate::Kept;
+      record.reason = why == nullptr ? record.reason : why;
     });
   }
 
@@ -265,22 +266,22 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     if (rows == nullptr) {
       return;
     }
-    update(value, [&](Line& line) { line.rows.mixed |= rows->mixed; });
-    if (journal_->isProfile() && !isCapturing(rows->live->kept.device())) {
+    update(value, [&](ValueRecord& record) { record.rows.mixed |= rows->mixed; });
+    if (trace_->isProfile() && !isCapturing(rows->live->kept.device())) {
       const int64_t live = rows->live->keptNow();
-      update(value, [&](Line& line) {
-        line.rows.total = rows->total;
-        line.rows.live = live;
+      update(value, [&](ValueRecord& record) {
+        record.rows.total = rows->total;
+        record.rows.live = live;
       });
     }
   }
 
   void closes(const ValueMap& values) override {
     for (const auto& [storage, value] : values.all()) {
-      if (const EntryPtr entry = entryOf(*value)) {
+      if (const RecordRefPtr reference = recordOf(*value)) {
         const bool droppable = static_cast<bool>(escapedStorage(*value));
         closing_.push_back(
-            {entry, c10::weak_intrusive_ptr<Value>(value), value->home.storage(), droppable});
+            {reference, c10::weak_intrusive_ptr<Value>(value), value->home.storage(), droppable});
       }
     }
   }
@@ -295,8 +296,8 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 
  private:
   // The current region and module, and the op's name `op`.
-  Origin originOf(const Context& context, const std::string& op) {
-    JournalNames& names = journal_->names();
+  MadeBy originOf(const Context& context, const std::string& op) {
+    TraceNames& names = trace_->names();
     return {
         names.intern(context.regionName()),
         names.intern(context.decider->module()),
@@ -314,44 +315,44 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     const auto* known = values.find(*argument.tensor);
     const bool whole = argument.use == ArgUse::Overwrite && coversStorage(*argument.tensor);
     if (known != nullptr && !whole && !Input::isStandIn(argument.use)) {
-      addLine(**known, call_->inputs);
+      addRecord(**known, call_->inputs);
     }
     const bool reads = argument.use != ArgUse::Overwrite && argument.use != ArgUse::Scratch;
     call_->readsRows |=
         known != nullptr && reads && (*known)->extra<Rows>() && !op.arguments.readsOnlyShapes;
   }
 
-  const JournalPtr journal_;
-  const uint64_t number_;             // of the graph, in the journal
-  std::optional<OperatorLine> call_;  // of a profile: the op that runs
-  std::vector<Closing> closing_;      // between closes() and closed()
+  const StepTracePtr trace_;
+  const uint64_t number_;               // of the graph, in the trace
+  std::optional<OperatorRecord> call_;  // of a profile: the op that runs
+  std::vector<Closing> closing_;        // between closes() and closed()
 };
 
 // Notes the graph's replays.
 class BackwardReporter final : public BackwardEvents {
  public:
-  explicit BackwardReporter(JournalPtr journal) : journal_(std::move(journal)) {
+  explicit BackwardReporter(StepTracePtr trace) : trace_(std::move(trace)) {
   }
 
   void fetches(Value& value) override {
-    fetchBegan_ = journal_->now();
+    fetchBegan_ = trace_->now();
   }
 
   void fetched(Value& value) override {
     std::string op;
-    update(value, [&](Line& line) {
-      line.times.back = journal_->now();
-      line.memory.backAt = value.home.bytes().data();
-      op = *line.origin.op;
+    update(value, [&](ValueRecord& record) {
+      record.times.back = trace_->now();
+      record.memory.backAt = value.home.bytes().data();
+      op = *record.origin.op;
     });
     if (!op.empty()) {
-      journal_->add("reload", op, fetchBegan_, value.home.nbytes());
+      trace_->add("reload", op, fetchBegan_, value.home.nbytes());
     }
   }
 
   void willReplay(const Recipe& recipe, bool ahead) override {
-    replay_ = {.began = journal_->now(), .firstBegan = journal_->now(), .ahead = ahead};
-    if (!journal_->isProfile() && !ahead) {
+    replay_ = {.began = trace_->now(), .firstBegan = trace_->now(), .ahead = ahead};
+    if (!trace_->isProfile() && !ahead) {
       replay_.timer = timerOnDevice(recipe);
     }
   }
@@ -363,77 +364,77 @@ class BackwardReporter final : public BackwardEvents {
   }
 
   void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
-    const JournalTime began = std::exchange(replay_.firstBegan, kNever);
-    update(value, [&](Line& line) {
-      const JournalTime now = journal_->now();
+    const TraceTime began = std::exchange(replay_.firstBegan, kNever);
+    update(value, [&](ValueRecord& record) {
+      const TraceTime now = trace_->now();
       if (!value.recipe()) {  // else the bytes are soon freed
-        line.times.back = now;
-        line.memory.backAt = value.home.bytes().data();
+        record.times.back = now;
+        record.memory.backAt = value.home.bytes().data();
       }
-      const JournalTime took = began == kNever ? 0 : now - began;
-      line.replays.time += took;
-      line.replays.timeAhead += replay_.ahead ? took : 0;
-      ++line.replays.count;
-      line.replays.ahead += replay_.ahead ? 1 : 0;
+      const TraceTime took = began == kNever ? 0 : now - began;
+      record.replays.time += took;
+      record.replays.timeAhead += replay_.ahead ? took : 0;
+      ++record.replays.count;
+      record.replays.ahead += replay_.ahead ? 1 : 0;
     });
   }
 
   void replayEnds(const Recipe& recipe) override {
-    journal_->add(replay_.ahead ? "replay ahead" : "replay", recipe.op.name, replay_.began);
-    if (journal_->isProfile()) {
+    trace_->add(replay_.ahead ? "replay ahead" : "replay", recipe.op.name, replay_.began);
+    if (trace_->isProfile()) {
       return;
     }
-    OperatorLine call;
-    call.duration = replay_.ahead ? 0 : journal_->now() - replay_.began;
+    OperatorRecord call;
+    call.duration = replay_.ahead ? 0 : trace_->now() - replay_.began;
     call.timer = std::move(replay_.timer);
     for (const Input& input : recipe.inputs()) {
       if (input.value) {
-        addLine(*input.value, call.inputs);
+        addRecord(*input.value, call.inputs);
       }
     }
     for (const Output& output : recipe.outputs) {
       if (const auto value = output.value.lock()) {
-        addLine(*value, call.outputs);
+        addRecord(*value, call.outputs);
       }
     }
-    journal_->add(std::move(call));
+    trace_->add(std::move(call));
   }
 
   void replaysWith(const Value& asked, const Value& value) override {
-    if (asked.extra<Entry>() != nullptr && value.extra<Entry>() != nullptr) {
-      journal_->askedWith(*asked.extra<Entry>(), *value.extra<Entry>());
+    if (asked.extra<RecordRef>() != nullptr && value.extra<RecordRef>() != nullptr) {
+      trace_->askedWith(*asked.extra<RecordRef>(), *value.extra<RecordRef>());
     }
   }
 
   void counted(const char* what) override {
-    journal_->count(what);
+    trace_->count(what);
   }
 
  private:
   // A replay in progress.
   struct Replay {
-    JournalTime began = 0;
-    JournalTime firstBegan = 0;  // kNever once the replay has had a result: the time counts once
+    TraceTime began = 0;
+    TraceTime firstBegan = 0;  // kNever once the replay has had a result: the time counts once
     bool ahead = false;
     std::unique_ptr<DeviceTimer> timer{};
   };
 
-  const JournalPtr journal_;
-  JournalTime fetchBegan_ = 0;
+  const StepTracePtr trace_;
+  TraceTime fetchBegan_ = 0;
   Replay replay_;
 };
 
 [[maybe_unused]] const bool isRegistered = observeGraphs([](Graph& graph) {
-  if (JournalPtr journal = currentJournal()) {
-    graph.rules.onlyInBackward |= journal->isProfile();
-    graph.observers.add(std::make_unique<ForwardReporter>(journal));
-    graph.observers.add(std::make_unique<BackwardReporter>(std::move(journal)));
+  if (StepTracePtr trace = currentTrace()) {
+    graph.rules.onlyInBackward |= trace->isProfile();
+    graph.observers.add(std::make_unique<ForwardReporter>(trace));
+    graph.observers.add(std::make_unique<BackwardReporter>(std::move(trace)));
   }
 });
-[[maybe_unused]] const bool knowsSteps = callWhenStepBegins(&journalStepBegins);
+[[maybe_unused]] const bool knowsSteps = callWhenStepBegins(&traceStepBegins);
 
 }  // namespace
 
-const SlotNumber Entry::kSlot = takeSlot();
+const SlotNumber RecordRef::kSlot = takeSlot();
 
 }  // namespace ebb

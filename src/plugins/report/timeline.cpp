@@ -11,26 +11,26 @@ constexpr size_t kMostPoints = 1000;
 
 // A change of the held bytes.
 struct Change {
-  JournalTime time;
+  TraceTime time;
   int64_t held;
   int64_t eager;
 };
 
 struct Stretch {
   const void* address;
-  JournalTime from;
-  JournalTime to;
+  TraceTime from;
+  TraceTime to;
   size_t nbytes;
 };
 
-// Adds the stretches of memory that ebb holds because of `line`, which ended at `end`.
-void addStretches(const Line& line, JournalTime end, std::vector<Stretch>& held) {
-  switch (line.fate) {
+// Adds the stretches of memory that ebb holds because of `record`, which ended at `end`.
+void addStretches(const ValueRecord& record, TraceTime end, std::vector<Stretch>& held) {
+  switch (record.fate) {
     case Fate::Unneeded:
     case Fate::Result:
       break;
     case Fate::Outside:
-      if (!InputLines::has(line)) {
+      if (!InputRecords::has(record)) {
         break;
       }
       [[fallthrough]];
@@ -38,32 +38,33 @@ void addStretches(const Line& line, JournalTime end, std::vector<Stretch>& held)
     case Fate::Saved:
     case Fate::Kept:
     case Fate::Escaped:
-      held.push_back({line.memory.address, line.times.made, end, line.memory.nbytes});
+      held.push_back({record.memory.address, record.times.made, end, record.memory.nbytes});
       break;
     case Fate::Offloaded:
     case Fate::Paged:
-      held.push_back({line.memory.address, line.times.made, line.times.sent, line.memory.nbytes});
+      held.push_back(
+          {record.memory.address, record.times.made, record.times.sent, record.memory.nbytes});
       [[fallthrough]];
     case Fate::Recomputed:
-      if (line.times.back != kNever) {
-        held.push_back({line.memory.backAt, line.times.back, end, line.memory.nbytes});
+      if (record.times.back != kNever) {
+        held.push_back({record.memory.backAt, record.times.back, end, record.memory.nbytes});
       }
       break;
   }
 }
 
-// Adds the events of held memory. Memory that several lines describe at one time counts once.
+// Adds the events of held memory. Memory that several records describe at one time counts once.
 void addHeld(std::vector<Stretch>& held, std::vector<Change>& events) {
   const auto before = std::less<const void*>();
   std::sort(held.begin(), held.end(), [&](const Stretch& a, const Stretch& b) {
     return a.address != b.address ? before(a.address, b.address) : a.from < b.from;
   });
   const Stretch* last = nullptr;
-  JournalTime until = 0;
+  TraceTime until = 0;
   for (const Stretch& next : held) {
     const bool goesOn = last != nullptr && next.address == last->address &&
                         next.address != nullptr && next.from < until;
-    const JournalTime from = goesOn ? until : next.from;
+    const TraceTime from = goesOn ? until : next.from;
     if (from < next.to) {
       events.push_back({from, static_cast<int64_t>(next.nbytes), 0});
       events.push_back({next.to, -static_cast<int64_t>(next.nbytes), 0});
@@ -74,17 +75,17 @@ void addHeld(std::vector<Stretch>& held, std::vector<Change>& events) {
 }
 
 std::vector<Change> eventsInOrder(
-    const std::deque<Line>& lines, const InputLines& inputs, JournalTime now) {
+    const std::deque<ValueRecord>& records, const InputRecords& inputs, TraceTime now) {
   std::vector<Change> events;
   std::vector<Stretch> stretches;
-  for (const Line& line : lines) {
-    const JournalTime end = line.times.ended == kNever ? now : line.times.ended;
-    addStretches(line, end, stretches);
+  for (const ValueRecord& record : records) {
+    const TraceTime end = record.times.ended == kNever ? now : record.times.ended;
+    addStretches(record, end, stretches);
     const bool isPart =
-        line.fate != Fate::Unneeded && line.fate != Fate::Result && line.fate != Fate::Copied;
-    if (isPart && inputs.isInEager(line)) {
-      events.push_back({line.times.made, 0, static_cast<int64_t>(line.memory.nbytes)});
-      events.push_back({end, 0, -static_cast<int64_t>(line.memory.nbytes)});
+        record.fate != Fate::Unneeded && record.fate != Fate::Result && record.fate != Fate::Copied;
+    if (isPart && inputs.isInEager(record)) {
+      events.push_back({record.times.made, 0, static_cast<int64_t>(record.memory.nbytes)});
+      events.push_back({end, 0, -static_cast<int64_t>(record.memory.nbytes)});
     }
   }
   addHeld(stretches, events);
@@ -97,8 +98,11 @@ std::vector<Change> eventsInOrder(
 }  // namespace
 
 void addTimeline(
-    Report& report, const std::deque<Line>& lines, const InputLines& inputs, JournalTime now) {
-  const std::vector<Change> events = eventsInOrder(lines, inputs, now);
+    Report& report,
+    const std::deque<ValueRecord>& records,
+    const InputRecords& inputs,
+    TraceTime now) {
+  const std::vector<Change> events = eventsInOrder(records, inputs, now);
   const size_t stretch = std::max<size_t>(1, 2 * events.size() / kMostPoints);
   int64_t held = 0;
   int64_t eager = 0;

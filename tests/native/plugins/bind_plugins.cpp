@@ -32,7 +32,7 @@
 #include "plugins/offload/offload_engine.h"
 #include "plugins/offload/transfer/pinned.h"
 #include "plugins/paging/pool/movers.h"
-#include "plugins/report/journal.h"
+#include "plugins/report/step_trace.h"
 
 namespace ebb::bindings {
 
@@ -222,7 +222,7 @@ int preferredNode(const void* memory) {
 void bindTestsOfPlugins(py::module_& module) {
   module.def("fields", &fields);
   module.def("clear_reports", torch::wrap_pybind_function(&clearReports));
-  module.def("live_journals", &Journal::live);
+  module.def("live_traces", &StepTrace::live);
   module.def("graphs_with_room", [] { return Room::get().graphs(); });
   module.def("drain_offload", torch::wrap_pybind_function_no_gil([] { offloadEngine().drain(); }));
   module.def("release_offloaded", torch::wrap_pybind_function_no_gil([] {

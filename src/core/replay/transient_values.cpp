@@ -1,4 +1,4 @@
-#include "replay/passing.h"
+#include "replay/transient_values.h"
 
 #include <algorithm>
 #include <utility>
@@ -28,7 +28,7 @@ namespace ebb {
 
 // The wanted values are determined once per slice, because another thread may drop handles while
 // the slice runs.
-Passing::Passing(const Value& wanted, bool isBackward)
+TransientValues::TransientValues(const Value& wanted, bool isBackward)
     : nested_(isBackward ? wanted.recipe()->nested : 0) {
   wanted_.push_back(&wanted);
   if (!isBackward || wanted.recipe()->outputs.size() == 1) {
@@ -42,7 +42,7 @@ Passing::Passing(const Value& wanted, bool isBackward)
   }
 }
 
-Passing::~Passing() {
+TransientValues::~TransientValues() {
   for (auto& [value, read] : reads_) {
     if (read.made) {
       giveUp(*value, read);
@@ -50,19 +50,19 @@ Passing::~Passing() {
   }
 }
 
-void Passing::giveUp(Value& value, Read& read) {
+void TransientValues::giveUp(Value& value, Read& read) {
   read.made = false;
   if (value.recipe()) {  // else a kernel in Python has unpacked the value, which stays Held
     value.home.setBytes(c10::Storage(), false);
   }
 }
 
-bool Passing::isWanted(const Value& value) const {
+bool TransientValues::isWanted(const Value& value) const {
   return std::find(wanted_.begin(), wanted_.end(), &value) != wanted_.end() ||
          (nested_ != 0 && value.recipe() && value.recipe()->nested == nested_);
 }
 
-bool Passing::made(Value& value, c10::Storage bytes) {
+bool TransientValues::made(Value& value, c10::Storage bytes) {
   const auto read = reads_.find(&value);
   if (read == reads_.end()) {
     return false;
@@ -72,12 +72,12 @@ bool Passing::made(Value& value, c10::Storage bytes) {
   return true;
 }
 
-bool Passing::isLastToRead(const Recipe& reader, const Value& value) const {
+bool TransientValues::isLastToRead(const Recipe& reader, const Value& value) const {
   const auto read = reads_.find(const_cast<Value*>(&value));
   return value.recipe() && read != reads_.end() && isOver(read->second, reader);
 }
 
-void Passing::hasRun(const Recipe& reader) {
+void TransientValues::hasRun(const Recipe& reader) {
   if (reads_.empty()) {
     return;
   }

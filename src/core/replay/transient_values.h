@@ -12,20 +12,20 @@
 namespace ebb {
 
 // See Note [Made each time]. Belongs to one slice; the graph's lock guards it.
-class Passing {
+class TransientValues {
  public:
   // The slice materialises `wanted`. `isBackward`: backward needs `wanted` now. Then other values
   // count as wanted too: all values of the nested region that made `wanted`, and outputs of the
   // same recipe that a handle needs.
-  Passing(const Value& wanted, bool isBackward);
+  TransientValues(const Value& wanted, bool isBackward);
 
   // The slice runs a recipe, and no value is wanted.
-  Passing() = default;
+  TransientValues() = default;
 
   // Frees the remaining values.
-  ~Passing();
-  Passing(const Passing&) = delete;
-  Passing& operator=(const Passing&) = delete;
+  ~TransientValues();
+  TransientValues(const TransientValues&) = delete;
+  TransientValues& operator=(const TransientValues&) = delete;
 
   // `reader` will run and needs `value`, a value to be recomputed.
   void needs(const Recipe& reader, Value& value) {

@@ -30,16 +30,16 @@
 
 namespace ebb {
 
-// Note [The journal]
-// While reports are recorded, each value of a region has a line in the step's journal. The line
+// Note [The trace]
+// While reports are recorded, each value of a region has a record in the step's trace. The record
 // begins when ebb creates the value, and ends when the value and its handles are gone. Lines are
-// written under the journal's lock, and never move. No decision of ebb depends on a line. A value
-// refers to its line by an `Entry`. While reports are not recorded, a graph has no journal, and its
-// values have no entry.
+// written under the trace's lock, and never move. No decision of ebb depends on a record. A value
+// refers to its record by a `RecordRef`. While reports are not recorded, a graph has no trace, and
+// its values have no reference.
 enum class Fate : uint8_t {
   Unneeded,    // not packed by autograd; at most a replay needs the value
   Saved,       // kept by the policy's decision
-  Kept,        // kept because it cannot be recomputed; see Line::reason
+  Kept,        // kept because it cannot be recomputed; see ValueRecord::reason
   Recomputed,  // packed by autograd, and freed
   Offloaded,   // sent to the host
   Paged,       // valid rows were copied to pages
@@ -49,16 +49,16 @@ enum class Fate : uint8_t {
   Outside,     // a parameter or input, made and held by other code
 };
 
-using JournalTime = int64_t;  // nanoseconds since the step began
-constexpr JournalTime kNever = -1;
+using TraceTime = int64_t;  // nanoseconds since the step began
+constexpr TraceTime kNever = -1;
 
-// An operator and where it was called. The strings belong to the journal.
-struct Origin {
+// An operator and where it was called. The strings belong to the trace.
+struct MadeBy {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
   const std::string* op = nullptr;
 
-  auto operator<=>(const Origin&) const = default;
+  auto operator<=>(const MadeBy&) const = default;
 };
 
 // The memory of a value.
@@ -80,30 +80,30 @@ struct LineUse {
 // The replays of a value.
 struct LineReplays {
   uint32_t count = 0;
-  uint32_t ahead = 0;         // before backward needed the value
-  JournalTime time = 0;       // host time in replayed kernels
-  JournalTime timeAhead = 0;  // the part of `time` before backward needed the value
+  uint32_t ahead = 0;       // before backward needed the value
+  TraceTime time = 0;       // host time in replayed kernels
+  TraceTime timeAhead = 0;  // the part of `time` before backward needed the value
 };
 
 struct LineTimes {
-  JournalTime made = 0;
-  JournalTime letGo = kNever;  // values from outside: ebb first saw that only regions hold it
-  JournalTime asked = kNever;  // backward unpacked the value
-  JournalTime sent = kNever;   // to the host
-  JournalTime back = kNever;   // recomputed or fetched
-  JournalTime ended = kNever;  // the value and its handles are gone
+  TraceTime made = 0;
+  TraceTime letGo = kNever;  // values from outside: ebb first saw that only regions hold it
+  TraceTime asked = kNever;  // backward unpacked the value
+  TraceTime sent = kNever;   // to the host
+  TraceTime back = kNever;   // recomputed or fetched
+  TraceTime ended = kNever;  // the value and its handles are gone
 };
 
 // For profiles: as in ProfileValue.
-struct LineRows {
+struct RecordRows {
   int64_t total = 0;
   int64_t live = 0;
   bool mixed = false;
 };
 
 // All facts about one value.
-struct Line {
-  Origin origin;                      // the op that made the value
+struct ValueRecord {
+  MadeBy origin;                      // the op that made the value
   const std::string* rule = nullptr;  // null: no policy was asked
   const char* reason = nullptr;       // why the value is kept against the policy; else null
   Fate fate = Fate::Unneeded;
@@ -113,20 +113,20 @@ struct Line {
   LineUse use;
   LineReplays replays;
   LineTimes times;
-  LineRows rows;
+  RecordRows rows;
   PythonStack stack;  // where the value was made; null in profiles
 };
 
 // In a profile: one call of an operator, with a member for each field of the profile. In a report:
 // one replay, with its inputs, its results, and the time that backward waited for it.
-struct OperatorLine {
-  Origin origin;
-  uint64_t call = 0;  // the number of outermost regions in the journal before
-  JournalTime start = 0;
-  JournalTime duration = 0;            // host time
+struct OperatorRecord {
+  MadeBy origin;
+  uint64_t call = 0;  // the number of outermost regions in the trace before
+  TraceTime start = 0;
+  TraceTime duration = 0;              // host time
   std::unique_ptr<DeviceTimer> timer;  // device time, if the op ran on a device
-  c10::SmallVector<Line*, 4> inputs;
-  c10::SmallVector<Line*, 2> outputs;
+  c10::SmallVector<ValueRecord*, 4> inputs;
+  c10::SmallVector<ValueRecord*, 2> outputs;
   bool random = false;
   bool inplace = false;
   bool replayable = false;
@@ -146,28 +146,28 @@ using Look = std::function<RegionHold()>;
 struct Span {
   const char* kind;  // as ReportSpan::kind
   const std::string* name;
-  JournalTime start;
-  JournalTime duration;
+  TraceTime start;
+  TraceTime duration;
   uint64_t thread;
   size_t nbytes;
 };
 
-class Entry;
-class Journal;
-using EntryPtr = c10::intrusive_ptr<Entry>;
-using JournalPtr = std::shared_ptr<Journal>;
+class RecordRef;
+class StepTrace;
+using RecordRefPtr = c10::intrusive_ptr<RecordRef>;
+using StepTracePtr = std::shared_ptr<StepTrace>;
 
-// Refers to the line of a value. The value and its handles share the entry. The line ends with the
-// entry.
-class Entry final : public Extra {
+// Refers to the record of a value. The value and its handles share the reference. The record ends
+// with the reference.
+class RecordRef final : public Extra {
  public:
   static const SlotNumber kSlot;
 
-  Entry(JournalPtr journal, Line& line) : journal_(std::move(journal)), line_(line) {
+  RecordRef(StepTracePtr trace, ValueRecord& record) : trace_(std::move(trace)), record_(record) {
   }
-  ~Entry() override;
+  ~RecordRef() override;
 
-  // Calls `change` on the line, under the journal's lock.
+  // Calls `change` on the record, under the trace's lock.
   template <class Change>
   void update(const Change& change) const;
 
@@ -177,24 +177,24 @@ class Entry final : public Extra {
   }
   void unpacks(uint32_t node) override;
 
-  Line* line() const {
-    return &line_;
+  ValueRecord* record() const {
+    return &record_;
   }
 
  private:
-  JournalPtr journal_;
-  Line& line_;  // belongs to the journal
+  StepTracePtr trace_;
+  ValueRecord& record_;  // belongs to the trace
 };
-// The strings and rules of a journal. Strings live as long as the journal, so lines compare and
+// The strings and rules of a trace. Strings live as long as the trace, so records compare and
 // copy them as pointers.
-class JournalNames {
+class TraceNames {
  public:
   const std::string* intern(const std::string& text);
 
   // Like intern(), for a rule that has decided on a value.
   const std::string* ruleThatDecided(const std::string& text);
 
-  // True at the first call for this policy. The policy lives as long as the journal.
+  // True at the first call for this policy. The policy lives as long as the trace.
   bool isNewPolicy(std::shared_ptr<const void> policy);
 
   // Adds a policy's rule, in words.
@@ -210,103 +210,105 @@ class JournalNames {
   std::vector<const std::string*> rules_;  // of all policies
 };
 
-// The lines of a journal. Lines never move.
+// The records of a trace. Lines never move.
 class Lines {
  public:
-  Line& add(Line line);
+  ValueRecord& add(ValueRecord record);
 
-  // Lets a later add() reuse `line`. No reference to the line may be left.
-  void remove(Line& line) {
-    unused_.push_back(&line);
+  // Lets a later add() reuse `record`. No reference to the record may be left.
+  void remove(ValueRecord& record) {
+    unused_.push_back(&record);
   }
 
-  const std::deque<Line>& all() const {
+  const std::deque<ValueRecord>& all() const {
     return all_;
   }
 
-  // True until the first line. Needs no lock.
+  // True until the first record. Needs no lock.
   bool isEmpty() const {
     return isEmpty_;
   }
 
  private:
   std::atomic<bool> isEmpty_{true};
-  std::deque<Line> all_;
-  std::vector<Line*> unused_;
+  std::deque<ValueRecord> all_;
+  std::vector<ValueRecord*> unused_;
 };
 
-// The lines, calls and spans of one step; one lock guards all of them.
-class Journal final : public std::enable_shared_from_this<Journal> {
+// The records, calls and spans of one step; one lock guards all of them.
+class StepTrace final : public std::enable_shared_from_this<StepTrace> {
  public:
   enum class For : uint8_t { Report, Profile };
-  explicit Journal(uint64_t step, For what = For::Report);
-  ~Journal();
+  explicit StepTrace(uint64_t step, For what = For::Report);
+  ~StepTrace();
 
-  // The number of journals that exist.
+  // The number of traces that exist.
   EBB_API static int64_t live();
 
-  // True for a profile: the journal records each call of an operator, and keeps all lines.
+  // True for a profile: the trace records each call of an operator, and keeps all records.
   bool isProfile() const {
     return what_ == For::Profile;
   }
 
-  // True until the first storage gets a line. Takes no lock.
+  // True until the first storage gets a record. Takes no lock.
   bool isEmpty() const {
-    return lines_.isEmpty();
+    return records_.isEmpty();
   }
 
-  JournalTime now() const;
+  TraceTime now() const;
 
-  JournalNames& names() {
+  TraceNames& names() {
     return names_;
   }
 
-  EntryPtr add(Line line);
-  void add(const char* kind, const std::string& name, JournalTime start, size_t nbytes = 0);
+  RecordRefPtr add(ValueRecord record);
+  void add(const char* kind, const std::string& name, TraceTime start, size_t nbytes = 0);
 
   // Counts an event under its name, such as "regions in time".
   void count(const char* what);
-  void add(OperatorLine call);
+  void add(OperatorRecord call);
 
   // Counts an outermost region; returns the number of regions before.
   uint64_t countRegion();
 
-  // For a profile: registers a value whose storage the region did not compute. The journal calls
+  // For a profile: registers a value whose storage the region did not compute. The trace calls
   // `look` to find out if only regions hold the value: when a region is entered, and when backward
   // first unpacks.
-  void watch(const Entry& entry, Look look);
-  // Notes that backward node number `node` has unpacked the value of `entry`.
-  void asked(const Entry& entry, uint32_t node);
-  // Notes that the backward node that has unpacked the value of `first` needs the value of `entry`.
-  void askedWith(const Entry& first, const Entry& entry);
+  void watch(const RecordRef& reference, Look look);
+  // Notes that backward node number `node` has unpacked the value of `reference`.
+  void asked(const RecordRef& reference, uint32_t node);
+  // Notes that the backward node that has unpacked the value of `first` needs the value of
+  // `reference`.
+  void askedWith(const RecordRef& first, const RecordRef& reference);
 
   Report report();
   Profile profile() const;
 
  private:
-  void look(JournalTime now);
+  void look(TraceTime now);
   std::vector<PythonStack> stacks() const;
-  std::vector<JournalTime> durationsOfOperators() const;
+  std::vector<TraceTime> durationsOfOperators() const;
 
-  friend class Entry;  // writes its line, under the lock
+  friend class RecordRef;  // writes its record, under the lock
   const uint64_t step_;
   const For what_;
   const int64_t start_;                // time of the clock, in nanoseconds
   std::atomic<bool> wasAsked_{false};  // backward has unpacked a value
-  JournalNames names_;
+  TraceNames names_;
   mutable std::mutex mutex_;  // guards all members below
-  Lines lines_;
-  std::deque<OperatorLine> operators_;  // of a profile; of a report, the replays
-  uint64_t regions_ = 0;                // outermost regions so far
-  std::unordered_map<Line*, std::shared_ptr<Look>> watched_;  // values from outside, by line
+  Lines records_;
+  std::deque<OperatorRecord> operators_;  // of a profile; of a report, the replays
+  uint64_t regions_ = 0;                  // outermost regions so far
+  std::unordered_map<ValueRecord*, std::shared_ptr<Look>>
+      watched_;  // values from outside, by record
   std::deque<Span> spans_;
   std::map<std::string_view, uint64_t> counted_;  // events, by name
 };
 
 template <class Change>
-void Entry::update(const Change& change) const {
-  std::lock_guard<std::mutex> lock(journal_->mutex_);
-  change(line_);
+void RecordRef::update(const Change& change) const {
+  std::lock_guard<std::mutex> lock(trace_->mutex_);
+  change(record_);
 }
 
 }  // namespace ebb
