@@ -2,13 +2,10 @@
 #include <torch/csrc/Storage.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <memory>
-
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "memory/share_storage.h"
 #include "region/enter_region.h"
-#include "saved/placeholder.h"
 
 namespace ebb::bindings {
 
@@ -20,12 +17,6 @@ void bindRegion(py::module_& module) {
                storageEmptied(THPStorage_Unpack(storage.ptr()).unsafeGetStorageImpl());
              }));
   module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
-  py::class_<Placeholder>(module, "Placeholder")
-      .def(py::init(torch::wrap_pybind_function([](const at::Tensor& tensor) {
-        return std::make_unique<Placeholder>(tensor);
-      })))
-      .def("discard", torch::wrap_pybind_function(&Placeholder::discard))
-      .def("refill", torch::wrap_pybind_function(&Placeholder::refill));
 }
 
 }  // namespace ebb::bindings

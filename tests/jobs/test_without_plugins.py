@@ -35,6 +35,10 @@ def under_hooks():
     with torch.autograd.graph.save_on_cpu():
         ebb.checkpoint(torch.sin, x)
 
+def discard():
+    with ebb.region():
+        ebb.discardable(x.sin())
+
 for needs in (
     lambda: ebb.record_reports().__enter__(),
     lambda: ebb.verify().__enter__(),
@@ -43,6 +47,7 @@ for needs in (
     lambda: ebb.mark_rows(x, torch.tensor(1)),
     lambda: ebb.region(escapes="placeholder"),
     under_hooks,
+    discard,
 ):
     try:
         needs()
@@ -109,5 +114,5 @@ def test_without_plugins(tmp_path):
 
     assert run.returncode == 0, run.stderr
     errors = run.stdout.splitlines()
-    assert len(errors) == 7
+    assert len(errors) == 8
     assert all("ebb was built with these plug-ins: none (-DEBB_PLUGINS)" in e for e in errors)

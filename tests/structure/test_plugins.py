@@ -12,6 +12,7 @@ import ebb
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "src/plugins"
+CALLED_ONLY = {"placeholder"}  # observe nothing: Python calls them
 
 
 def includes(path):
@@ -43,7 +44,7 @@ def test_no_plugin_includes_another(plugin):
     used = {i for path in sources(PLUGINS / plugin) for i in includes(path)}
 
     assert {i.split("/")[1] for i in used if i.startswith("plugins/")} <= {plugin}
-    assert any(i.startswith("hooks/") for i in used)
+    assert plugin in CALLED_ONLY or any(i.startswith("hooks/") for i in used)
 
 
 def test_the_door_includes_nothing_of_the_core():

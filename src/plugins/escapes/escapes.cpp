@@ -97,6 +97,13 @@ Escape emptied(
   return {value, std::move(storage)};
 }
 
+// True if the storage of a value may be emptied, unless the storage is a result of the region.
+bool mayBeEmptied(const Value& value, const c10::Storage& storage, bool onlyResults) {
+  const bool wasRead = value.uses.readers() > 0;
+  return storage && storage.resizable() && storage.nbytes() > 0 && value.versions.areCounted() &&
+         value.recipe()->kernel.gradMode && (onlyResults || wasRead);
+}
+
 // Empties the escapes of the open region, as leaveRegionEmptyingEscapes() does.
 c10::intrusive_ptr<Graph> emptyEscapes(
     Recorder& recorder,
@@ -123,10 +130,8 @@ c10::intrusive_ptr<Graph> emptyEscapes(
   };
   Escapes* escapes = nullptr;
   for (const auto& [address, value] : values) {
-    const bool wasRead = value->uses.readers() > 0;
     c10::Storage storage = escapedStorage(*value);
-    if (storage && storage.resizable() && storage.nbytes() > 0 && value->versions.areCounted() &&
-        value->recipe()->kernel.gradMode && (onlyResults || wasRead) && !isResult(storage)) {
+    if (mayBeEmptied(*value, storage, onlyResults) && !isResult(storage)) {
       if (escapes == nullptr) {
         auto observer = std::make_unique<Escapes>();
         escapes = observer.get();

@@ -1,4 +1,4 @@
-#include "saved/placeholder.h"
+#include "plugins/placeholder/placeholder.h"
 
 #include <c10/util/StringUtil.h>
 
