@@ -104,6 +104,12 @@ bool mayBeEmptied(const Value& value, const c10::Storage& storage, bool onlyResu
          value.recipe()->kernel.gradMode && (onlyResults || wasRead);
 }
 
+bool isAmong(const std::vector<at::Tensor>& results, const c10::Storage& storage) {
+  return std::any_of(results.begin(), results.end(), [&](const at::Tensor& result) {
+    return result.has_storage() && result.storage().is_alias_of(storage);
+  });
+}
+
 // Empties the escapes of the open region, as leaveRegionEmptyingEscapes() does.
 c10::intrusive_ptr<Graph> emptyEscapes(
     Recorder& recorder,
@@ -123,15 +129,10 @@ c10::intrusive_ptr<Graph> emptyEscapes(
   if (graph->rules.sameOnAllRanks) {
     return {};  // ranks may have different escapes, and would refill them at different times
   }
-  const auto isResult = [&](const c10::Storage& storage) {
-    return std::any_of(results.begin(), results.end(), [&](const at::Tensor& result) {
-      return result.has_storage() && result.storage().is_alias_of(storage);
-    });
-  };
   Escapes* escapes = nullptr;
   for (const auto& [address, value] : values) {
     c10::Storage storage = escapedStorage(*value);
-    if (mayBeEmptied(*value, storage, onlyResults) && !isResult(storage)) {
+    if (mayBeEmptied(*value, storage, onlyResults) && !isAmong(results, storage)) {
       if (escapes == nullptr) {
         auto observer = std::make_unique<Escapes>();
         escapes = observer.get();
