@@ -30,9 +30,9 @@
 
 namespace ebb {
 
-// Note [The trace]
+// Note [The trace of a step]
 // While reports are recorded, each value of a region has a record in the step's trace. The record
-// begins when ebb creates the value, and ends when the value and its handles are gone. Lines are
+// begins when ebb creates the value, and ends when the value and its handles are gone. Records are
 // written under the trace's lock, and never move. No decision of ebb depends on a record. A value
 // refers to its record by a `RecordRef`. While reports are not recorded, a graph has no trace, and
 // its values have no reference.
