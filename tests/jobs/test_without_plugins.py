@@ -62,6 +62,8 @@ for stored, plugin in (("OFFLOAD", "offload"), ("PAGE", "paging")):
         assert f"cannot {stored}: it has no plug-in '{plugin}'" in str(error), error
     else:
         raise AssertionError(f"{stored} is accepted")
+assert ebb.stats()["open_regions"] == 0
+assert torch.equal(step(x, ebb.region(ebb.policies.recompute_all)), expected)
 """
 
 

@@ -110,6 +110,7 @@ class ThreadRegions {
     if (isBusy_) {
       return kNoRegion;  // see Note [Python while a region closes]
     }
+    auto decider = policy->activate();  // first, because it may throw
     prepareToEnter();
     static std::atomic<uint64_t> lastId{0};
     const uint64_t id = ++lastId;
@@ -121,7 +122,6 @@ class ThreadRegions {
     }
     constexpr uint64_t kMostNested = (1 << Recipe::kNestedBits) - 1;
     const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(1 + id % kMostNested);
-    auto decider = policy->activate();
     frames_.push_back(
         {id,
          repeats,
