@@ -1,4 +1,4 @@
-// The observer that writes a graph's records into a trace: see Note [The trace].
+// The observer that writes a graph's records into a trace: see Note [The trace of a step].
 #include <ATen/core/TensorBody.h>
 
 #include <algorithm>
