@@ -56,7 +56,7 @@ struct NewState {
 };
 
 // An observer follows one graph, that is, an outermost region and its backward. The class of an
-// observer derives from one or more of the three classes below, and overrides some of their
+// observer derives from one or more of the four classes below, and overrides some of their
 // methods. The core calls a method under the graph's lock, unless the method's comment says
 // otherwise.
 struct Observer {

@@ -56,6 +56,8 @@ class EBB_API Store {
   // Takes the value's bytes, in `storage`. Returns null if the store has no room: then the value is
   // recomputed, or its bytes stay.
   virtual StashPtr put(const Context& context, Value& value, const c10::Storage& storage) = 0;
+  // For reports: why put() has returned null.
+  virtual const char* whyFull() const = 0;
   // The value's bytes stay, although the policy has chosen the store.
   virtual void staysInstead(const Context& context, Value& value) {
   }

@@ -1,4 +1,4 @@
-// What src/torch_seams depends on, as facts that tests compare.
+// Functions that check what src/torch_seams assumes of torch.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -30,8 +30,8 @@ std::vector<bool> runAfterInterception(const std::vector<std::string>& keys) {
   return found;
 }
 
-// Whether each answer is as it must be: one owner; two; a Python object to which Python code
-// refers, and then does not; weak references.
+// Counts the owners of a tensor in six situations: one C++ owner, two, a Python object that is in
+// use, the same object unused, and no or one weak reference. True where the count is right.
 std::vector<bool> countsOfOwners() {
   at::Tensor tensor = at::empty({2});
   std::vector<bool> right{hasNoOtherOwner(tensor, 1)};

@@ -1,4 +1,4 @@
-// What only tests and benchmarks use.
+// Functions for tests and benchmarks that need no plug-in.
 #include <ATen/core/Generator.h>
 #include <ATen/ops/rand.h>
 #include <torch/csrc/Exceptions.h>

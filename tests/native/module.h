@@ -1,4 +1,4 @@
-// What the module ebb._testing is made of.
+// Registers the functions of the module ebb._testing.
 #pragma once
 
 #include <torch/csrc/python_headers.h>

@@ -326,3 +326,22 @@ def test_old_names_of_fates_warn():
     with pytest.warns(DeprecationWarning, match="ebb: Report.DECISIONS is deprecated .* use FATES"):
         assert ebb.Report.DECISIONS == ebb.Report.FATES
     assert ebb.report().to_dict()["rows"][0]["decision"] == row.fate
+
+
+def test_a_kept_result_names_the_rule_that_decided():
+    """Its operator cannot be replayed, so ebb keeps the result although the rule says RECOMPUTE."""
+    x = torch.randn(4, 4, requires_grad=True)
+    policy = ebb.Policy({"aten::sin": ebb.RECOMPUTE}, default=ebb.SAVE)
+    with ebb.record_reports():
+        with ebb.region(policy):
+            t = x * 2
+            with ebb.opaque(t):
+                h = t.sin()
+            loss = h.exp().sum()
+        loss.backward()
+        report = ebb.report()
+
+    (sine,) = [row for row in report.rows if row.op.startswith("aten::sin")]
+    assert sine.rule == "rule 0, 'aten::sin'"
+    assert "ebb.opaque" in sine.reason
+    assert report.idle_rules == ()

@@ -207,7 +207,7 @@ def _take_over() -> None:
         warn_setting_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
 
 
-def settings_of(module: ModuleType) -> Iterable[str]:
+def _settings_of(module: ModuleType) -> Iterable[str]:
     """The names of the settings of `configure`, also if the plug-in is not built."""
     return inspect.signature(module.configure).parameters
 
@@ -223,8 +223,8 @@ def start() -> None:
         for section in configure_from_file(path, _SECTIONS):
             given[section].append(f"[{section}] of {clipped(path)}")
     given["ahead"] += _start_ahead()
-    given["offload"] += configure_from("offload", settings_of(offload), offload.configure)
-    given["paging"] += configure_from("paging", settings_of(paging), paging.configure)
+    given["offload"] += configure_from("offload", _settings_of(offload), offload.configure)
+    given["paging"] += configure_from("paging", _settings_of(paging), paging.configure)
     warn_unknown_variables()
     _check_rank()
     if not is_set("EBB_DISABLE"):

@@ -31,8 +31,8 @@ def stats(flat: bool = False) -> dict[str, Any]:
     found = _C.stats()
     if flat:
         return _flat(found)
-    built = {name for name in ("ahead", "offload", "paging") if name in _C.plugins}
-    return found | {name: getattr(_C, f"{name}_stats")() for name in sorted(built)}
+    built = [name for name in ("ahead", "offload", "paging") if name in _C.plugins]
+    return found | {name: getattr(_C, f"{name}_stats")() for name in built}
 
 
 def _flat(found: dict[str, Any]) -> dict[str, float]:

@@ -6,11 +6,6 @@
 namespace ebb {
 namespace {
 
-template <size_t N>
-bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
 constexpr std::array<std::string_view, 11> kWholeOverwrites{
     "aten::fill_",
     "aten::zero_",

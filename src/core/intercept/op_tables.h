@@ -1,6 +1,8 @@
 // Facts about operators that their schemas do not state. Every entry has a test.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <string_view>
 #include <vector>
@@ -8,6 +10,12 @@
 #include "intercept/op_traits.h"
 
 namespace ebb {
+
+// True if a table of operators has this name.
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
 
 // Sets the facts in OpTraits::limits and kernel that follow from the operator's name, and
 // corrects ArgumentTraits for schemas that are wrong or incomplete.

@@ -26,13 +26,19 @@ bool isActivation(const at::Tensor& tensor) {
 void Keeper::put(Value& value, const c10::Storage& storage) {
   value.decision.setDue(false);
   Store& store = *storeOf(value.decision.chosen());
-  if (StashPtr stash = store.put(context_, value, storage)) {
+  StashPtr stash;
+  if (storage.nbytes() == value.home.nbytes()) {  // else other code has resized the storage
+    stash = store.put(context_, value, storage);
+  }
+  if (stash) {
     value.putAway(std::move(stash));
     if (std::find(used_.begin(), used_.end(), &store) == used_.end()) {
       used_.push_back(&store);
     }
     return;
   }
+  context_.counters->bytesFellBack += value.home.nbytes();
+  context_.graph->observers.tell(&OpEvents::notSent, value, store.whyFull());
   // Perhaps only this rank lacks memory.
   const bool recomputes = value.recipe() && !context_.graph->rules.sameOnAllRanks;
   if (recomputes) {

@@ -387,8 +387,8 @@ void OpRecording::decideOnResult(
     const Verdict& verdict,
     const char* veto,
     Output output) {
-  const Store* store = storeOf(verdict.decision);
-  const bool takesAll = store != nullptr && store->takesWithoutRecipe();
+  const bool takesAll =
+      isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe();
   const bool mayStore =
       value->facts.madeHere && !op_.limits.uninitialised && !op_.limits.communicates;
   if (takesAll && mayStore) {

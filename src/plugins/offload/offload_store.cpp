@@ -23,20 +23,15 @@ class OffloadStore final : public Store {
     const size_t nbytes = value.home.nbytes();
     const auto account = statisticsTransfers(
         context.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
-    const Observers& observers = context.graph->observers;
-    HostStashPtr stash;
-    if (storage.nbytes() == nbytes) {  // else other code has resized the storage
-      stash = offloadEngine().send(storage, nbytes, account);
-    }
+    HostStashPtr stash = offloadEngine().send(storage, nbytes, account);
     if (stash) {
       context.counters->bytesOffloaded += nbytes;
-      observers.tell(&OpEvents::sent, value, "offload", account->of, nbytes);
-    } else {
-      context.counters->bytesFellBack += nbytes;
-      observers.tell(
-          &OpEvents::notSent, value, "no pinned host memory was left for OFFLOAD (pinned_limit)");
+      context.graph->observers.tell(&OpEvents::sent, value, "offload", account->of, nbytes);
     }
     return stash;
+  }
+  const char* whyFull() const override {
+    return "no pinned host memory was left for OFFLOAD (pinned_limit)";
   }
 
   void regionEnds() override {

@@ -85,10 +85,6 @@ class PageStore final : public Store {
   StashPtr put(const Context& context, Value& value, const c10::Storage& storage) override {
     RECORD_USER_SCOPE("ebb::stash");
     const size_t nbytes = value.home.nbytes();
-    if (storage.nbytes() != nbytes) {  // other code has resized the storage
-      context.counters->bytesFellBack += nbytes;
-      return {};
-    }
     Graph& graph = *context.graph;
     PageGroupPtr& group = pagesOf(graph).group;
     if (!group) {
@@ -109,6 +105,10 @@ class PageStore final : public Store {
       graph.observers.tell(&OpEvents::sent, value, "stash", op, nbytes);
     }
     return stash;
+  }
+
+  const char* whyFull() const override {
+    return "its storage was resized before PAGE could take it";  // put() has room, or throws
   }
 
   void staysInstead(const Context& context, Value& value) override {

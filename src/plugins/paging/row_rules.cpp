@@ -1,18 +1,14 @@
 #include "plugins/paging/row_rules.h"
 
-#include <algorithm>
 #include <array>
 #include <mutex>
 #include <string_view>
 #include <unordered_map>
 
+#include "intercept/op_tables.h"
+
 namespace ebb {
 namespace {
-
-template <size_t N>
-bool contains(const std::array<std::string_view, N>& names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
 
 // Operators that torch does not tag as pointwise, but that treat rows as pointwise operators do.
 constexpr std::array<std::string_view, 10> kEachRow{

@@ -189,7 +189,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     ValueRecord record;
     record.origin = originOf(made.context, made.op);
     record.rule =
-        value.facts.madeHere ? names.ruleThatDecided(ruleOf(made.context, value)) : nullptr;
+        value.facts.madeHere ? names.ruleThatDecided(ruleOf(made.context, made.rule)) : nullptr;
     record.reason = made.whyKept;
     record.dtype = made.tensor.scalar_type();
     record.sizes = made.tensor.sizes();
@@ -209,7 +209,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   }
 
   void decidedAgain(const Context& context, Value& value) override {
-    const std::string* rule = trace_->names().ruleThatDecided(ruleOf(context, value));
+    const std::string* rule = trace_->names().ruleThatDecided(ruleOf(context, value.facts.rule));
     update(value, [&](ValueRecord& record) { record.rule = rule; });
   }
 
@@ -304,8 +304,8 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
         names.intern(op)};
   }
 
-  static std::string ruleOf(const Context& context, const Value& value) {
-    return context.decider->ruleInWords(value.facts.rule);
+  static std::string ruleOf(const Context& context, uint16_t rule) {
+    return context.decider->ruleInWords(rule);
   }
 
   void noteArgument(ValueMap& values, const OpTraits& op, const Argument& argument) {

@@ -1,20 +1,21 @@
-// What many threads know of replays ahead.
+// Tests of replays ahead with many threads.
 #pragma once
 
 #include <cstddef>
 
 namespace ebb {
 
-// Whether replays ahead may read what nobody has a hand on, and nothing else, whoever asks
-// meanwhile.
+// Several threads exclude storages from replays ahead and ask about them. Returns true if replays
+// ahead may read exactly the storages that no thread has excluded.
 bool handsAreKnown(size_t threads, size_t rounds);
 
-// Whether a thread that replays ahead is known as such so many times, while others begin and end.
-// Does not return if it is not.
+// In each round, a thread that holds an AheadRecipeScope begins a ProcessStateChange, which must
+// not wait for the thread itself, while other threads take and release scopes. Returns true, or
+// never returns.
 bool stillThreadsAreKnown(size_t rounds);
 
-// Whether references to a storage that somebody has a hand on are counted, while somebody has hands
-// on so many others.
+// Counts the weak references to an excluded storage while another thread excludes `storages`
+// others. Returns true if each count is right.
 bool handsAreCounted(size_t storages);
 
 }  // namespace ebb

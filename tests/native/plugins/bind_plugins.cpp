@@ -1,4 +1,4 @@
-// What only tests of plug-ins use: tables of fields, transfers that are fake or instant.
+// Functions and classes for tests of plug-ins: names of fields, a fake and an instant transfer.
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 #include <torch/csrc/Exceptions.h>
@@ -148,8 +148,8 @@ class FakeAccelerator {
     inPlace_.close();
   }
 
-  // From now on `told` is called for each allocation, as Python's observers of a device that is out
-  // of memory are; None: nobody is.
+  // From now on each allocation calls `told`, as a device that is out of memory calls Python's
+  // observers. None ends this.
   void onDeviceAllocation(const py::object& told) {
     if (told.is_none()) {
       fake_->onDeviceAllocation(nullptr);
