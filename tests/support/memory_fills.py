@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterator
 
 M_PERTURB = -6  # glibc's malloc.h
+
+# malloc does not fill a chunk that comes from a thread's cache, so a process that relies on each fill
+# has no such caches.
+NO_CACHES = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+
+
+def fills_all_memory() -> bool:
+    return NO_CACHES.items() <= os.environ.items()
 
 
 @contextlib.contextmanager
