@@ -114,8 +114,8 @@ def items() -> list[Item]:
     """What a run starts, in this order: first the items that run together."""
     run, plans = "benchmarks/run.py", "benchmarks/plans_on_gpu.py"
     nearly_full, speed = "nearly_full", "as_fast_as_torchs"
-    devices = ["region/test_devices", "rules/test_rule07_randomness"]
-    devices += ["rules/test_rule12_threads_and_streams"]
+    devices = ["region/test_devices", "core/test_rule07_randomness"]
+    devices += ["core/test_rule12_threads_and_streams"]
     return [
         gpu_tests("replays ahead", 25, "replays_ahead_on_gpu"),
         gpu_tests("captures", 40, "captures_on_gpu"),

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 M_PERTURB = -6  # glibc's malloc.h
 
-# malloc does not fill a chunk that comes from a thread's cache, so a process that relies on each fill
-# has no such caches.
+# malloc does not fill memory from a thread's cache, so a process that relies on each fill has no
+# such caches.
 NO_CACHES = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
 
 
