@@ -33,7 +33,7 @@ struct CountsBytes final : OpEvents, BackwardEvents {
   }
   void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
     std::lock_guard<std::mutex> lock(mutex);
-    recomputed[value.extra<Module>()->name] += value.home.nbytes();
+    recomputed[value.extra<Module>()->name] += value.home().nbytes();
   }
 };
 

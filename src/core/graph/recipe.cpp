@@ -22,7 +22,7 @@ void drop(c10::intrusive_ptr<Value>&& value) {
     return;
   }
   if (value.use_count() > 1) {  // else the value dies, and its count of readers with it
-    value->uses.loseReader();
+    value->uses().loseReader();
     value.reset();
     return;
   }

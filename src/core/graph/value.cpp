@@ -32,60 +32,60 @@ void Value::dropStash() {
 
 void Value::putAway(c10::intrusive_ptr<Stash> away) {
   rare.set(&RareParts::stash, std::move(away));
-  home.take();
+  home_.take();
   recipe_.reset();
 }
 
 void Value::restore(c10::Storage made, bool onlyOurs) {
-  home.setBytes(std::move(made), onlyOurs);
+  home_.setBytes(std::move(made), onlyOurs);
   dropStash();
   recipe_.reset();
 }
 
 void Value::stamp(const at::Tensor& tensor) {
-  home.stamp(storageOf(tensor));
-  versions.stamp(tensor);
+  home_.stamp(storageOf(tensor));
+  versions_.stamp(tensor);
 }
 
 bool Value::releaseGone() {
-  const bool isGone = !facts.compared && home.storage().expired();
+  const bool isGone = !facts_.compared && home_.storage().expired();
   if (isGone) {
-    home.forgetStorage();
-    versions.releaseOwn();
+    home_.forgetStorage();
+    versions_.releaseOwn();
   }
   return isGone;
 }
 
 void Value::showInstead(const c10::Storage& now) {
-  home.markOverwritten();
-  if (uses.packed() > 0) {
+  home_.markOverwritten();
+  if (uses_.packed() > 0) {
     rare.set(&RareParts::redefined, now);
   }
 }
 
 c10::Storage Value::available() const {
-  const c10::Storage& bytes = home.bytes();
-  if (bytes && (home.isPrivate() || (versions.areUnmoved() && !home.isOverwritten() &&
-                                     bytes.nbytes() == home.nbytes()))) {
+  const c10::Storage& bytes = home_.bytes();
+  if (bytes && (home_.isPrivate() || (versions_.areUnmoved() && !home_.isOverwritten() &&
+                                     bytes.nbytes() == home_.nbytes()))) {
     return bytes;
   }
-  return !versions.areUnmoved() || (facts.compared && recipe_) ? c10::Storage() : home.living();
+  return !versions_.areUnmoved() || (facts_.compared && recipe_) ? c10::Storage() : home_.living();
 }
 
 void Value::release_resources() {
   recipe_.reset();
-  home.take();
-  home.forgetStorage();
-  versions = Versions();
+  home_.take();
+  home_.forgetStorage();
+  versions_ = Versions();
   rare.clear();
 }
 
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {
-  return value.use_count() == value->uses.handles();
+  return value.use_count() == value->uses().handles();
 }
 
 bool hasChanged(const Value& value, const c10::Storage& storage, FingerprintOf what) {
-  return value.home.fingerprint() != 0 && fingerprint(storage, what) != value.home.fingerprint();
+  return value.home().fingerprint() != 0 && fingerprint(storage, what) != value.home().fingerprint();
 }
 
 }  // namespace ebb

@@ -245,21 +245,46 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   Value();
   ~Value() override;
 
-  // In this order, small members fill the padding of larger ones.
-  [[no_unique_address]] Home home;
-  ValueDecision decision;
   StreamsOfBytes streams;
   Rare rare;
-  [[no_unique_address]] Versions versions;
-  StateFacts facts;
-  Uses uses;
+
+  const Home& home() const {
+    return home_;
+  }
+  Home& home() {
+    return home_;
+  }
+  const ValueDecision& decision() const {
+    return decision_;
+  }
+  ValueDecision& decision() {
+    return decision_;
+  }
+  const Versions& versions() const {
+    return versions_;
+  }
+  Versions& versions() {
+    return versions_;
+  }
+  const StateFacts& facts() const {
+    return facts_;
+  }
+  StateFacts& facts() {
+    return facts_;
+  }
+  const Uses& uses() const {
+    return uses_;
+  }
+  Uses& uses() {
+    return uses_;
+  }
 
   ValueState state() const {
-    return rare->stash               ? ValueState::Away
-           : home.bytes() && recipe_ ? ValueState::Kept
-           : home.bytes()            ? ValueState::Held
-           : recipe_                 ? ValueState::Recomputable
-                                     : ValueState::Unneeded;
+    return rare->stash                ? ValueState::Away
+           : home_.bytes() && recipe_ ? ValueState::Kept
+           : home_.bytes()            ? ValueState::Held
+           : recipe_                  ? ValueState::Recomputable
+                                      : ValueState::Unneeded;
   }
 
   // How to recompute the value; null for a leaf.
@@ -304,6 +329,12 @@ struct Value final : c10::intrusive_ptr_target, InArena {
   void release_resources() override;
 
  private:
+  // In this order, small members fill the padding of larger ones.
+  [[no_unique_address]] Home home_;
+  ValueDecision decision_;
+  [[no_unique_address]] Versions versions_;
+  StateFacts facts_;
+  Uses uses_;
   c10::intrusive_ptr<Recipe> recipe_;
 };
 

@@ -141,15 +141,15 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     return false;
   }
   Value& value = **known;
-  const bool isNew = !value.versions.know(counter);
-  const uint32_t before = isNew ? 0 : value.versions.written().version;
-  const bool isWriters = isNew || value.versions.isWriters(counter);
+  const bool isNew = !value.versions().know(counter);
+  const uint32_t before = isNew ? 0 : value.versions().written().version;
+  const bool isWriters = isNew || value.versions().isWriters(counter);
   if (!isWriters || counter.current_version() != before + 1) {
     return false;
   }
   if (op_.state.movesFirst.load(std::memory_order_relaxed) ||
       (trustCustomOps_ && tensor.is_cpu())) {
-    isNew ? value.versions.learn(counter) : value.versions.allowOne(counter);
+    isNew ? value.versions().learn(counter) : value.versions().allowOne(counter);
   }
   return true;
 }
@@ -157,8 +157,8 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // See Note [Custom operators]
 [[gnu::cold]] bool Arguments::isUnfilled(const at::Tensor& tensor) const {
   const auto* known = values_.find(tensor);
-  return known != nullptr && (*known)->facts.unfilled && coversStorage(tensor) &&
-         fingerprint(tensor.storage(), FingerprintOf::Everything) == (*known)->home.fingerprint();
+  return known != nullptr && (*known)->facts().unfilled && coversStorage(tensor) &&
+         fingerprint(tensor.storage(), FingerprintOf::Everything) == (*known)->home().fingerprint();
 }
 
 // Note [Writes to leaves]
@@ -171,7 +171,7 @@ bool Arguments::writesCanBeReplayed() const {
     const Value& before = *write.before;
     const bool toCpu = areOffCpu() && write.tensor.is_cpu();
     return write.sideEffect ||
-           (before.facts.madeHere && !toCpu && (write.whole || before.recipe()));
+           (before.facts().madeHere && !toCpu && (write.whole || before.recipe()));
   });
 }
 

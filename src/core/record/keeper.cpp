@@ -24,10 +24,10 @@ bool isActivation(const at::Tensor& tensor) {
 // and reading the old state raises, as for a leaf. If the store has no room, ebb recomputes the
 // value, or keeps a value without a recipe.
 void Keeper::put(Value& value, const c10::Storage& storage) {
-  value.decision.setDue(false);
-  Store& store = *storeOf(value.decision.chosen());
+  value.decision().setDue(false);
+  Store& store = *storeOf(value.decision().chosen());
   StashPtr stash;
-  if (storage.nbytes() == value.home.nbytes()) {  // else other code has resized the storage
+  if (storage.nbytes() == value.home().nbytes()) {  // else other code has resized the storage
     stash = store.put(context_, value, storage);
   }
   if (stash) {
@@ -37,26 +37,26 @@ void Keeper::put(Value& value, const c10::Storage& storage) {
     }
     return;
   }
-  context_.counters->bytesFellBack += value.home.nbytes();
+  context_.counters->bytesFellBack += value.home().nbytes();
   context_.graph->observers.tell(&OpEvents::notSent, value, store.whyFull());
   // Perhaps only this rank lacks memory.
   const bool recomputes = value.recipe() && !context_.graph->rules.sameOnAllRanks;
   if (recomputes) {
-    value.home.take();
+    value.home().take();
   }
-  value.decision.undo(recomputes);
+  value.decision().undo(recomputes);
 }
 
 void Keeper::packs(Value& value, const at::Tensor& tensor) {
-  if (!value.decision.isDue()) {
+  if (!value.decision().isDue()) {
     return;
   }
-  Store& store = *storeOf(value.decision.chosen());
+  Store& store = *storeOf(value.decision().chosen());
   if (store.isReady(value) && store.accepts(value, tensor)) {
     put(value, tensor.storage());
   } else {
     store.staysInstead(context_, value);
-    value.decision.setDue(false);
+    value.decision().setDue(false);
   }
 }
 
@@ -85,11 +85,11 @@ void Keeper::putNeeded(std::vector<c10::intrusive_ptr<Value>> values) {
     joinStreams();
   }
   for (c10::intrusive_ptr<Value>& value : values) {
-    const bool needed = value->uses.handles() > 0 || value->uses.readers() > 0;
-    if (needed && value->decision.isDue() && value->home.bytes() &&
-        storeOf(value->decision.chosen())->isReady(*value) &&
-        (value->home.isPrivate() || value->versions.areUnmoved())) {
-      const c10::Storage storage = value->home.bytes();
+    const bool needed = value->uses().handles() > 0 || value->uses().readers() > 0;
+    if (needed && value->decision().isDue() && value->home().bytes() &&
+        storeOf(value->decision().chosen())->isReady(*value) &&
+        (value->home().isPrivate() || value->versions().areUnmoved())) {
+      const c10::Storage storage = value->home().bytes();
       put(*value, storage);
     }
     value.reset();
@@ -101,31 +101,31 @@ bool Keeper::storesInput(const at::Tensor& tensor) const {
 }
 
 void Keeper::keep(Value& value, const at::Tensor& tensor) {
-  if (value.decision.isDue()) {
-    value.decision.setDue(storeOf(value.decision.chosen())->accepts(value, tensor));
+  if (value.decision().isDue()) {
+    value.decision().setDue(storeOf(value.decision().chosen())->accepts(value, tensor));
   }
-  value.home.setBytes(tensor.storage(), false);
-  if (value.decision.isDue()) {
+  value.home().setBytes(tensor.storage(), false);
+  if (value.decision().isDue()) {
     noteStream(tensor.device());
   }
-  keptBytes_ += value.home.nbytes();
-  if (!value.decision.isSaved()) {
+  keptBytes_ += value.home().nbytes();
+  if (!value.decision().isSaved()) {
     value.setRecipe({});
-    if (!value.facts.collectiveRunning) {
+    if (!value.facts().collectiveRunning) {
       takeFingerprint(value);
     }
   }
 }
 
 void Keeper::takeFingerprint(Value& value) {
-  value.home.setFingerprint(fingerprint(value.home.bytes(), context_.graph->rules.fingerprints()));
+  value.home().setFingerprint(fingerprint(value.home().bytes(), context_.graph->rules.fingerprints()));
 }
 
 void Keeper::watchEscaped(Value& value) {
-  const c10::Storage storage = value.home.living();
+  const c10::Storage storage = value.home().living();
   const bool isCompared = context_.graph->rules.compareAll;
-  if (storage && !value.home.isPrivate() && !isCompared && value.versions.areUnmoved()) {
-    value.home.setFingerprint(fingerprint(storage));
+  if (storage && !value.home().isPrivate() && !isCompared && value.versions().areUnmoved()) {
+    value.home().setFingerprint(fingerprint(storage));
   }
 }
 

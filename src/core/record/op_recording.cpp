@@ -115,9 +115,9 @@ void lockAgain(std::unique_lock<PythonMutex>& lock) {
 void learnAlias(ValueMap& values, std::unique_lock<PythonMutex>& lock, const at::Tensor& tensor) {
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   const auto* known = values.find(tensor);
-  if (known != nullptr && counter.enabled() && !(*known)->versions.know(counter)) {
+  if (known != nullptr && counter.enabled() && !(*known)->versions().know(counter)) {
     lockAgain(lock);
-    (*known)->versions.learn(counter);
+    (*known)->versions().learn(counter);
   }
 }
 
@@ -272,7 +272,7 @@ void OpRecording::runKernel() {
 [[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
-    if (op_.limits.communicates && !before.facts.madeHere) {
+    if (op_.limits.communicates && !before.facts().madeHere) {
       moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
     }
     const Verdict verdict = verdictOn(write.tensor);
@@ -281,7 +281,7 @@ void OpRecording::runKernel() {
     const char* veto =
         context_.graph->observers.whyNotReplayed({*after, write.tensor, &before, write.whole});
     giveRecipe(after, write, verdict, veto);
-    if (after->facts.writtenHere) {
+    if (after->facts().writtenHere) {
       values_.keeper().noteStream(write.tensor.device());
     }
     if (storageOf(write.tensor) != write.storage) {
@@ -291,7 +291,7 @@ void OpRecording::runKernel() {
     if (context_.graph->observers.seeOps()) [[unlikely]] {
       tellMade(*after, write.tensor, verdict, veto);
     }
-    const bool followed = before.uses.packed() > 0;
+    const bool followed = before.uses().packed() > 0;
     values_.deferVersionCheck(
         {after,
          followed ? write.before : nullptr,
@@ -317,7 +317,7 @@ void OpRecording::giveRecipe(
   }
   noteKeptCustom(after, verdict);
   if (!after->recipe()) {
-    after->decision.mustBeKept();
+    after->decision().mustBeKept();
   }
 }
 
@@ -333,7 +333,7 @@ void OpRecording::addOutput(
 [[gnu::noinline]] void OpRecording::noteKeptCustom(
     const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
   if (replay_.obstacle == kCustomOperator && recomputes(verdict.decision) &&
-      value->facts.madeHere) {
+      value->facts().madeHere) {
     context_.unrepeatable->add(value, op_);
   }
 }
@@ -361,19 +361,19 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   // The thread of a collective holds the results for a time that differs between ranks, so the
   // reference count must not decide about `madeHere`.
   const bool isRepeated = replay_.recipe && op_.limits.communicates;
-  value->facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
+  value->facts().madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
   const Verdict verdict = verdictOn(tensor);
-  value->facts.collectiveRunning = op_.limits.communicates;
+  value->facts().collectiveRunning = op_.limits.communicates;
   const char* veto = context_.graph->observers.whyNotReplayed({*value, tensor, nullptr, true});
   decideOnResult(
       value, tensor, verdict, veto, {.slot = static_cast<uint16_t>(slot), .element = element});
   noteKeptCustom(value, verdict);
   if (op_.limits.uninitialised && context_.trustCustomOps && tensor.is_cpu()) {
-    value->facts.unfilled = true;
-    value->home.setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));
+    value->facts().unfilled = true;
+    value->home().setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));
   }
   if (!value->recipe() || op_.limits.constantFill) {
-    value->decision.mustBeKept();
+    value->decision().mustBeKept();
   }
   if (context_.graph->observers.seeOps()) [[unlikely]] {
     tellMade(*value, tensor, verdict, veto);
@@ -390,16 +390,16 @@ void OpRecording::decideOnResult(
   const bool takesAll =
       isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe();
   const bool mayStore =
-      value->facts.madeHere && !op_.limits.uninitialised && !op_.limits.communicates;
+      value->facts().madeHere && !op_.limits.uninitialised && !op_.limits.communicates;
   if (takesAll && mayStore) {
-    value->decision.decide(verdict.decision, false);
+    value->decision().decide(verdict.decision, false);
   }
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
-  if (replay_.recipe && value->facts.madeHere && !fromDevice && isTrusted(context_, op_, verdict) &&
+  if (replay_.recipe && value->facts().madeHere && !fromDevice && isTrusted(context_, op_, verdict) &&
       veto == nullptr) {
-    value->facts.rule = verdict.rule;
+    value->facts().rule = verdict.rule;
     const bool stays = takesAll && !mayStore;
-    value->decision.decide(stays ? Decision::Save : verdict.decision);
+    value->decision().decide(stays ? Decision::Save : verdict.decision);
     value->rare.set(
         &RareParts::fingerprint, replay_.hasFingerprint ? fingerprintOfShown(tensor) : 0);
     addOutput(value, tensor, std::move(output));
@@ -408,10 +408,10 @@ void OpRecording::decideOnResult(
 
 [[gnu::cold]] void OpRecording::tellMade(
     Value& value, const at::Tensor& tensor, const Verdict& verdict, const char* veto) {
-  const bool wanted = recomputes(verdict.decision) && !value.decision.isSaved();
+  const bool wanted = recomputes(verdict.decision) && !value.decision().isSaved();
   const bool can = value.recipe() && !op_.limits.constantFill;
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor, veto) : nullptr;
-  const uint16_t rule = value.recipe() ? value.facts.rule : verdict.rule;
+  const uint16_t rule = value.recipe() ? value.facts().rule : verdict.rule;
   context_.graph->observers.tell(
       &OpEvents::made, Made{context_, value, tensor, op_.name, why, rule});
 }
@@ -425,7 +425,7 @@ void OpRecording::decideOnResult(
   if (arguments_.areOffCpu() && tensor.is_cpu()) {
     return "copied from the device to the CPU";
   }
-  if (!value.facts.madeHere) {
+  if (!value.facts().madeHere) {
     return "its memory is shared with another tensor";
   }
   if (veto != nullptr) {

@@ -20,7 +20,7 @@ namespace {
 // value. A read shows that the result is complete, and a write does not: when the program waits for
 // gloo's reduce-scatter, gloo writes the result with copy_.
 bool hasNoFingerprint(const Value& value, const Input& input, const OpTraits& op) {
-  return value.facts.collectiveRunning && value.recipe() && value.rare->fingerprint == 0 &&
+  return value.facts().collectiveRunning && value.recipe() && value.rare->fingerprint == 0 &&
          input.use == ArgUse::Read && !op.limits.communicates;
 }
 
@@ -122,8 +122,8 @@ class RecipeWriter {
   void addValue(Input& input, const at::Tensor& tensor) {
     input.wholeOverwrite = input.use == ArgUse::Overwrite && coversStorage(tensor);
     const auto& value = values_.current(tensor);
-    readsOpaque_ |= value->facts.opaque;
-    if (input.use == ArgUse::Read && value->decision.isKept() && !value->home.bytes() &&
+    readsOpaque_ |= value->facts().opaque;
+    if (input.use == ArgUse::Read && value->decision().isKept() && !value->home().bytes() &&
         !value->stash()) {
       values_.keeper().keep(*value, tensor);
     }
@@ -132,7 +132,7 @@ class RecipeWriter {
       value->rare.set(&RareParts::fingerprint, fingerprint(tensor.storage()));
     }
     input.value = value;
-    value->uses.gainReader();
+    value->uses().gainReader();
   }
 
   const Context& context_;

@@ -17,7 +17,7 @@ namespace {
 
 // Called for a kept value. True if ebb keeps the value only for recipes: autograd did not pack it.
 bool isOnlyRead(const Value& value) {
-  return value.uses.packed() == 0 && value.facts.rule != UINT16_MAX && !value.decision.isDue() &&
+  return value.uses().packed() == 0 && value.facts().rule != UINT16_MAX && !value.decision().isDue() &&
          !value.stash();
 }
 
@@ -28,23 +28,23 @@ bool isOnlyRead(const Value& value) {
 // (gathered parameters, a momentum encoder): a second write before backward is then an error.
 bool mustOutliveNextWrite(const Value& value) {
   constexpr size_t kSmall = size_t{1} << 20;
-  return value.facts.writtenHere && value.state() == ValueState::Held && !value.home.isPrivate() &&
-         value.home.nbytes() <= kSmall && value.uses.readers() > 0;
+  return value.facts().writtenHere && value.state() == ValueState::Held && !value.home().isPrivate() &&
+         value.home().nbytes() <= kSmall && value.uses().readers() > 0;
 }
 
 // Drops the recipe of a value whose bytes no other code can write: see Note [Unpacked bytes may be
 // written]. Runs before prepareForAfterRegion(), which then keeps no inputs of dropped recipes.
 void dropUnneededRecipe(Value& value) {
   if (ownsItsBytes(value)) {
-    value.home.own();
+    value.home().own();
     dropRecipe(value);
   } else if (
-      value.decision.isSaved() && !value.home.bytes() && !value.stash() &&
-      value.uses.readers() == 0) {
+      value.decision().isSaved() && !value.home().bytes() && !value.stash() &&
+      value.uses().readers() == 0) {
     // Handles hold the storage for autograd. Without another holder nothing will write to the
     // storage. The value then needs no recipe, and the recipe's inputs can be freed.
-    const auto home = value.home.storage().lock();
-    if (home && home.use_count() <= 1 + value.uses.handles()) {
+    const auto home = value.home().storage().lock();
+    if (home && home.use_count() <= 1 + value.uses().handles()) {
       dropRecipe(value);
     }
   }
@@ -55,9 +55,9 @@ void dropUnneededRecipe(Value& value) {
 void decideAgain(const Context& context, Value& value, Decision decision) {
   Store* store = storeOf(decision);
   const bool tooLate = store != nullptr && !store->mayBeChosen(value);
-  value.decision.decide(tooLate ? Decision::Save : decision);
+  value.decision().decide(tooLate ? Decision::Save : decision);
   if (value.recipe()->op.limits.constantFill) {
-    value.decision.mustBeKept();
+    value.decision().mustBeKept();
   }
   if (tooLate) {
     store->staysInstead(context, value);
@@ -66,10 +66,10 @@ void decideAgain(const Context& context, Value& value, Decision decision) {
 }
 
 void countPacked(RegionCounters& counters, Value& value, Retention retention) {
-  if (value.uses.notePacked() && value.facts.madeHere && retention != Retention::Away) {
+  if (value.uses().notePacked() && value.facts().madeHere && retention != Retention::Away) {
     const bool kept = isResident(retention);
-    (kept ? counters.bytesPacked : counters.bytesDropped) += value.home.nbytes();
-    counters.bytesSaved += kept ? value.home.nbytes() : 0;
+    (kept ? counters.bytesPacked : counters.bytesDropped) += value.home().nbytes();
+    counters.bytesSaved += kept ? value.home().nbytes() : 0;
   }
 }
 
@@ -83,22 +83,22 @@ void addHandle(
   if (retention == Retention::Recomputed) {
     graph.numbers.packs.add(packed.value, packed.node);
   }
-  value.uses.gainHandle();
+  value.uses().gainHandle();
 }
 
 // Prepares a value for writes after the region's end, which ebb does not see.
 void guardAgainstWrites(const Context& context, Keeper& keeper, Value& value) {
-  if (value.uses.readers() > 0) {
-    context.counters->bytesEscaped += escapedStorage(value) ? value.home.nbytes() : 0;
+  if (value.uses().readers() > 0) {
+    context.counters->bytesEscaped += escapedStorage(value) ? value.home().nbytes() : 0;
     if (value.recipe() || value.stash()) {
       keeper.watchEscaped(value);
     }
   }
-  if (value.recipe() && !value.versions.areCounted()) {
-    value.home.forgetStorage();  // an inference tensor: a write to it would not be noticed any more
+  if (value.recipe() && !value.versions().areCounted()) {
+    value.home().forgetStorage();  // an inference tensor: a write to it would not be noticed any more
   }
-  if (value.facts.collectiveRunning && value.home.bytes() && !value.home.isPrivate() &&
-      value.home.bytes().nbytes() == value.home.nbytes()) {
+  if (value.facts().collectiveRunning && value.home().bytes() && !value.home().isPrivate() &&
+      value.home().bytes().nbytes() == value.home().nbytes()) {
     keeper.takeFingerprint(value);
   }
   if (mustOutliveNextWrite(value)) {
@@ -158,7 +158,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.applyDeferred();
   if (const auto* known = values_.find(tensor)) {
-    (*known)->versions.learn(result.unsafeGetTensorImpl()->version_counter());
+    (*known)->versions().learn(result.unsafeGetTensorImpl()->version_counter());
   }
 }
 
@@ -191,7 +191,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   call.run();
   if (before) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-    if (storage.nbytes() == before->home.nbytes()) {
+    if (storage.nbytes() == before->home().nbytes()) {
       const bool counted =
           call.op.arguments.counted[0] || tensor.sizes() != c10::IntArrayRef(sizes);
       if (counted && !insidePythonDispatch()) {
@@ -214,7 +214,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   if (isRecordable(tensor)) {
     needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-    ++values_.replaceByLeaf(tensor).facts.opaque;
+    ++values_.replaceByLeaf(tensor).facts().opaque;
   }
 }
 
@@ -230,24 +230,24 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.applyDeferred();
   const auto* known = values_.find(tensor);
-  if (known == nullptr || !(*known)->recipe() || !(*known)->versions.areUnmoved()) {
+  if (known == nullptr || !(*known)->recipe() || !(*known)->versions().areUnmoved()) {
     return;
   }
   const c10::intrusive_ptr<Value> value = *known;
   const auto verdict =
-      context_.decider->decideOnNamed(value->recipe()->op, tensor, value->facts.rule, name);
+      context_.decider->decideOnNamed(value->recipe()->op, tensor, value->facts().rule, name);
   if (!verdict) {
     return;
   }
-  value->facts.rule = verdict->rule;
-  const bool wasKept = value->decision.isKept();
+  value->facts().rule = verdict->rule;
+  const bool wasKept = value->decision().isKept();
   decideAgain(context_, *value, verdict->decision);
-  const bool needed = value->uses.packed() > 0 || value->uses.readers() > 0;
-  if (!wasKept && value->decision.isKept() && needed && !value->home.bytes()) {
+  const bool needed = value->uses().packed() > 0 || value->uses().readers() > 0;
+  if (!wasKept && value->decision().isKept() && needed && !value->home().bytes()) {
     keeper_.keep(*value, tensor);
-    value->uses.letRelyOnBytes(value->uses.packed() > 0);
-  } else if (!value->decision.isKept() && !value->uses.relyOnBytes()) {
-    value->home.take();
+    value->uses().letRelyOnBytes(value->uses().packed() > 0);
+  } else if (!value->decision().isKept() && !value->uses().relyOnBytes()) {
+    value->home().take();
   }
 }
 
@@ -255,8 +255,8 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   if (isRecordable(tensor)) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
-    leaf.facts.opaque -= leaf.facts.opaque > 0;
-    if (!leaf.facts.madeHere) {
+    leaf.facts().opaque -= leaf.facts().opaque > 0;
+    if (!leaf.facts().madeHere) {
       moveVersionIfNeeded(tensor, 1);
       leaf.stamp(tensor);
     }
@@ -269,8 +269,8 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
     needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     Value& leaf = values_.replaceByLeaf(tensor);
-    leaf.facts.collectiveRunning = true;
-    if (!leaf.facts.madeHere) {
+    leaf.facts().collectiveRunning = true;
+    if (!leaf.facts().madeHere) {
       moveVersionOfComputed(tensor, 1);
       leaf.stamp(tensor);
     }
@@ -296,16 +296,16 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   if (value->recipe()) {
     packed.producer = value->recipe()->op.name.c_str();
   }
-  value->facts.showsWrites |=
-      part || !value->versions.isWriters(tensor.unsafeGetTensorImpl()->version_counter());
+  value->facts().showsWrites |=
+      part || !value->versions().isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   keeper_.packs(*value, tensor);
   const Retention retention = retentionOf(
       {.away = value->stash().defined(),
-       .keeps = value->decision.isKept(),
-       .byPolicy = value->decision.isSaved(),
+       .keeps = value->decision().isKept(),
+       .byPolicy = value->decision().isSaved(),
        .hasRecipe = value->recipe().defined()});
   countPacked(*context_.counters, *value, retention);
-  value->uses.letRelyOnBytes(retention == Retention::Away);
+  value->uses().letRelyOnBytes(retention == Retention::Away);
   packed.note = context_.graph->observers.packed(*value, tensor, retention);
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
@@ -318,8 +318,8 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
 
 bool Recorder::storageEmptied(c10::StorageImpl* storage) {
   const auto found = values_.all().find(storage);
-  const bool splits = found != values_.all().end() && !found->second->facts.madeHere &&
-                      found->second->uses.readers() > 0;
+  const bool splits = found != values_.all().end() && !found->second->facts().madeHere &&
+                      found->second->uses().readers() > 0;
   needed_.storageEmptied(storage, splits);
   return splits;
 }
@@ -358,21 +358,21 @@ void Recorder::close(bool onlyPart) {
 
 void Recorder::prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry) {
   Value& value = *entry;
-  if (value.releaseGone() && !value.home.bytes()) {
+  if (value.releaseGone() && !value.home().bytes()) {
     return;  // nothing can be written or read
   }
   guardAgainstWrites(context_, keeper_, value);
-  if (value.home.bytes() && value.facts.madeHere && isOnlyRead(value)) {
-    context_.counters->bytesSaved += value.home.nbytes();
+  if (value.home().bytes() && value.facts().madeHere && isOnlyRead(value)) {
+    context_.counters->bytesSaved += value.home().nbytes();
   }
-  if (value.home.isPrivate()) {
+  if (value.home().isPrivate()) {
     return;  // no other code has the bytes
   }
-  if (value.facts.madeHere && !value.home.storage().expired()) {
+  if (value.facts().madeHere && !value.home().storage().expired()) {
     results_.add(value, context_.graph);
   }
-  const bool isRead = value.state() == ValueState::Held && value.uses.readers() > 0;
-  if (isRead && (value.facts.madeHere || value.facts.isEarlierResult)) {
+  const bool isRead = value.state() == ValueState::Held && value.uses().readers() > 0;
+  if (isRead && (value.facts().madeHere || value.facts().isEarlierResult)) {
     needed_.add(entry, context_.graph, false);
   }
 }

@@ -14,9 +14,9 @@ namespace {
 
 // True if the program has emptied the storage of a leaf that recipes read.
 bool isEmptied(const Value& value) {
-  const c10::Storage& bytes = value.home.bytes();
-  return !value.recipe() && bytes && !value.home.isPrivate() &&
-         bytes.nbytes() != value.home.nbytes();
+  const c10::Storage& bytes = value.home().bytes();
+  return !value.recipe() && bytes && !value.home().isPrivate() &&
+         bytes.nbytes() != value.home().nbytes();
 }
 
 // True if recipes of `graph` need a copy of the bytes of `value` before a write. A value with bytes
@@ -25,7 +25,7 @@ bool isEmptied(const Value& value) {
 bool needsCopy(const Graph& graph, const Value& value) {
   const bool isHeld = value.state() == ValueState::Held ||
                       (value.state() == ValueState::Kept && graph.rules.sameOnAllRanks);
-  return isHeld && value.uses.readers() > 0 && !value.home.isPrivate() && value.available();
+  return isHeld && value.uses().readers() > 0 && !value.home().isPrivate() && value.available();
 }
 
 // The storage of `value` is about to be written. `value` belongs to `graph`, which is not the open
@@ -33,25 +33,25 @@ bool needsCopy(const Graph& graph, const Value& value) {
 // storage even if torch counts the write: then the handle's version check raises first.
 void supersedeEarlier(
     const Context& context, Graph& graph, Value& value, const c10::Storage& storage) {
-  if (value.home.storage()._unsafe_get_target() != storage.unsafeGetStorageImpl()) {
+  if (value.home().storage()._unsafe_get_target() != storage.unsafeGetStorageImpl()) {
     return;  // the value has another storage by now
   }
   const bool copies =
-      needsCopy(graph, value) && value.home.hasMemoryOf(*storage.unsafeGetStorageImpl());
+      needsCopy(graph, value) && value.home().hasMemoryOf(*storage.unsafeGetStorageImpl());
   graph.observers.tell(&OpEvents::stateEnds, value, true);
-  value.home.markOverwritten();  // before the copy, which may fail: a replay then raises
-  if (value.uses.handles() > 0) {
+  value.home().markOverwritten();  // before the copy, which may fail: a replay then raises
+  if (value.uses().handles() > 0) {
     value.rare.set(&RareParts::redefined, storage);
   }
   if (value.stash()) {
     value.stash()->beforeWrite();
-    value.home.own();
+    value.home().own();
   } else if (copies) {
     makePrivate(graph, value, *context.counters);
-  } else if (value.recipe() && !value.home.isPrivate()) {
-    value.home.take();
+  } else if (value.recipe() && !value.home().isPrivate()) {
+    value.home().take();
   }
-  value.home.forgetStorage();
+  value.home().forgetStorage();
 }
 
 }  // namespace
@@ -64,7 +64,7 @@ void Results::add(const Value& value, const c10::intrusive_ptr<Graph>& graph) {
     }
     sweepAt_ = 2 * all_.size() + 64;
   }
-  value.versions.forEach([&](const VersionStamp& stamp) {
+  value.versions().forEach([&](const VersionStamp& stamp) {
     if (stamp.counter.enabled()) {
       all_.insert_or_assign(identityOf(stamp.counter), Made{stamp.counter, WeakGraph(graph)});
     }
@@ -98,8 +98,8 @@ void EarlierNeeds::add(
     const c10::intrusive_ptr<Value>& value,
     const c10::intrusive_ptr<Graph>& graph,
     bool untilRegionEnds) {
-  const c10::StorageImpl* storage = value->home.storage()._unsafe_get_target();
-  const bool isUsed = value->uses.readers() > 0 || value->uses.handles() > 0;
+  const c10::StorageImpl* storage = value->home().storage()._unsafe_get_target();
+  const bool isUsed = value->uses().readers() > 0 || value->uses().handles() > 0;
   if (storage == nullptr || !isUsed || isEmptied(*value) ||
       std::find(emptied_.begin(), emptied_.end(), storage) != emptied_.end()) {
     return;
@@ -139,7 +139,7 @@ void EarlierNeeds::storageEmptied(const c10::StorageImpl* storage, bool splits) 
       return true;
     }
     std::lock_guard<PythonMutex> lock(graph->mutex);
-    return !value->recipe() && !value->stash() && !value->home.isPrivate();
+    return !value->recipe() && !value->stash() && !value->home().isPrivate();
   };
   auto& all = found->second;
   all.erase(std::remove_if(all.begin(), all.end(), willBeRestored), all.end());

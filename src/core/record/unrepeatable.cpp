@@ -18,7 +18,7 @@ const char* effectOf(const OpTraits& op) {
 void Unrepeatable::closing() {
   for (Result& result : all_) {
     const auto value = result.value.lock();
-    result.saved = value && value->uses.packed() > 0 ? value->home.nbytes() : 0;
+    result.saved = value && value->uses().packed() > 0 ? value->home().nbytes() : 0;
   }
 }
 
@@ -27,7 +27,7 @@ void Unrepeatable::tell(const std::string& region) {
   for (const Result& result : all_) {
     const auto value = result.value.lock();
     bytes[result.op] += result.saved != 0              ? result.saved
-                        : value && value->home.bytes() ? value->home.nbytes()
+                        : value && value->home().bytes() ? value->home().nbytes()
                                                        : 0;
   }
   all_.clear();

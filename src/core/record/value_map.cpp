@@ -24,13 +24,13 @@ const std::string kOpaque = "ebb.opaque";
 }  // namespace
 
 bool ownsItsBytes(const Value& value) {
-  return value.home.bytes() && value.home.bytes().nbytes() == value.home.nbytes() &&
-         value.home.bytes().use_count() <=
-             1 + (value.uses.relyOnBytes() ? 0 : value.uses.handles());
+  return value.home().bytes() && value.home().bytes().nbytes() == value.home().nbytes() &&
+         value.home().bytes().use_count() <=
+             1 + (value.uses().relyOnBytes() ? 0 : value.uses().handles());
 }
 
 void dropRecipe(Value& value) {
-  if (!value.decision.isDue()) {
+  if (!value.decision().isDue()) {
     value.setRecipe({});
   }
 }
@@ -39,8 +39,8 @@ namespace {
 
 // True if the storage is gone, and the end of the region has nothing to do for the value.
 bool isDone(const c10::intrusive_ptr<Value>& value) {
-  return value->home.storage().expired() && !value->home.bytes() && !value->stash() &&
-         !value->rare.waitsForEnd() && value->uses.handles() == 0;
+  return value->home().storage().expired() && !value->home().bytes() && !value->stash() &&
+         !value->rare.waitsForEnd() && value->uses().handles() == 0;
 }
 
 // True if the value is done, or if only the map refers to the value and no other code holds the
@@ -50,18 +50,18 @@ bool isUnused(const c10::intrusive_ptr<Value>& value) {
   if (isOwned) {
     dropRecipe(*value);
   }
-  return isDone(value) || (value.unique() && (isOwned || value->home.storage().expired()));
+  return isDone(value) || (value.unique() && (isOwned || value->home().storage().expired()));
 }
 
 }  // namespace
 
 c10::Storage escapedStorage(const Value& value) {
-  if (!value.recipe() || value.decision.isKept() || value.facts.opaque > 0 ||
-      value.home.storage().expired() || !value.versions.areUnmoved() || value.rare.isPartial()) {
+  if (!value.recipe() || value.decision().isKept() || value.facts().opaque > 0 ||
+      value.home().storage().expired() || !value.versions().areUnmoved() || value.rare.isPartial()) {
     return {};
   }
-  c10::Storage living = value.home.living();
-  const size_t ours = value.uses.isPinned() ? 2 : 1;
+  c10::Storage living = value.home().living();
+  const size_t ours = value.uses().isPinned() ? 2 : 1;
   return living && living.use_count() > ours ? living : c10::Storage();
 }
 
@@ -83,14 +83,14 @@ void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
 
 // If an unseen write came before the copy, the copy is useless, and `tampered` becomes true.
 [[gnu::cold]] void makePrivate(Graph& graph, Value& value, RegionCounters& counters) {
-  if (value.home.bytes().nbytes() < value.home.nbytes()) {
+  if (value.home().bytes().nbytes() < value.home().nbytes()) {
     return;  // freed by other code; a replay that needs the bytes will raise
   }
-  graph.streams.use(value, value.home.bytes());
-  value.home.setBytes(copyOf(value.home.bytes(), value.home.nbytes()), true);
-  graph.streams.made(value, value.home.bytes());
-  value.facts.changedBeforeCopy = hasChanged(value, value.home.bytes(), graph.rules.fingerprints());
-  counters.bytesCopied += value.home.nbytes();
+  graph.streams.use(value, value.home().bytes());
+  value.home().setBytes(copyOf(value.home().bytes(), value.home().nbytes()), true);
+  graph.streams.made(value, value.home().bytes());
+  value.facts().changedBeforeCopy = hasChanged(value, value.home().bytes(), graph.rules.fingerprints());
+  counters.bytesCopied += value.home().nbytes();
   graph.observers.tell(&OpEvents::copied, value);
 }
 
@@ -109,25 +109,25 @@ void ValueMap::clear() {
 // [Version stamps].
 static bool isShownBy(Value& value, const at::Tensor& tensor) {
   // See Note [Communication]
-  if (value.facts.collectiveRunning && value.uses.packed() == 0 && !value.home.bytes()) {
-    value.versions.forgetOthers();
+  if (value.facts().collectiveRunning && value.uses().packed() == 0 && !value.home().bytes()) {
+    value.versions().forgetOthers();
     value.stamp(tensor);
     return true;
   }
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  const bool sameMemory = value.home.hasMemoryOf(*storageOf(tensor));
-  if (sameMemory && (!counter.enabled() || !value.versions.areCounted())) {
+  const bool sameMemory = value.home().hasMemoryOf(*storageOf(tensor));
+  if (sameMemory && (!counter.enabled() || !value.versions().areCounted())) {
     return true;
   }
-  if (!sameMemory || !value.versions.areUnmoved()) {
+  if (!sameMemory || !value.versions().areUnmoved()) {
     return false;
   }
-  if (value.versions.know(counter)) {
+  if (value.versions().know(counter)) {
     return true;
   }
-  const bool isNew = !value.facts.madeHere || counter.current_version() == 0;
+  const bool isNew = !value.facts().madeHere || counter.current_version() == 0;
   if (isNew) {
-    value.versions.learn(counter);
+    value.versions().learn(counter);
   }
   return isNew;
 }
@@ -168,10 +168,10 @@ c10::intrusive_ptr<Value>& ValueMap::current(
 c10::intrusive_ptr<Value> ValueMap::leafOf(
     const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before) {
   auto leaf = c10::make_intrusive<Value>();
-  leaf->facts.isEarlierResult = before && before->facts.isEarlierResult;
-  leaf->facts.opaque = before ? before->facts.opaque : 0;
+  leaf->facts().isEarlierResult = before && before->facts().isEarlierResult;
+  leaf->facts().opaque = before ? before->facts().opaque : 0;
   if (const WeakGraph* maker = before ? nullptr : context_.results->madeBy(tensor)) {
-    leaf->facts.isEarlierResult = true;
+    leaf->facts().isEarlierResult = true;
     if (!maker->expired()) {
       context_.graph->observers.tell(&RegionEvents::readsResultOf, *maker);
     }
@@ -179,9 +179,9 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
   made_.add(storageOf(tensor), leaf.get());
   leaf->stamp(tensor);
   if (keeper_.storesInput(tensor)) {
-    leaf->decision.decide(context_.decider->inputs(), false);
+    leaf->decision().decide(context_.decider->inputs(), false);
   }
-  leaf->decision.mustBeKept();
+  leaf->decision().mustBeKept();
   return leaf;
 }
 
@@ -191,23 +191,23 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
 // value with a recipe is recomputed instead.
 void ValueMap::prepareForWrite(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
   context_.graph->observers.tell(&OpEvents::stateEnds, *value, true);
-  value->home.markOverwritten();
-  value->home.forgetStorage();
+  value->home().markOverwritten();
+  value->home().forgetStorage();
   if (value->stash()) {
     value->stash()->beforeWrite();
-    value->home.own();
+    value->home().own();
   }
-  if (!value->home.bytes() || value->home.isPrivate()) {
+  if (!value->home().bytes() || value->home().isPrivate()) {
     return;
   }
-  const auto needed = [&] { return !value->recipe() && value->uses.readers() > indifferent; };
+  const auto needed = [&] { return !value->recipe() && value->uses().readers() > indifferent; };
   if (needed()) {
     forget(made_.size(), isUnused);  // frees recipes that only the map keeps alive
   }
   if (needed()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   } else {
-    value->home.take();
+    value->home().take();
   }
 }
 
@@ -219,18 +219,18 @@ ValueMap& ValueMap::applyDeferred() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
     if (entry.viewed.enabled()) {
-      after.versions.allowOne(entry.viewed);
+      after.versions().allowOne(entry.viewed);
       continue;
     }
-    const bool counted = entry.counted && !after.versions.areUnmoved();
+    const bool counted = entry.counted && !after.versions().areUnmoved();
     if (entry.movedFirst != nullptr && entry.counted && !counted) {
       entry.movedFirst->state.movesFirst.store(true, std::memory_order_relaxed);
     }
     if (counted) {
-      after.versions.countWrite();
+      after.versions().countWrite();
     }
-    if (entry.before && (!counted || entry.before->facts.showsWrites ||
-                         !after.versions.isWriters(entry.before->versions.written().counter))) {
+    if (entry.before && (!counted || entry.before->facts().showsWrites ||
+                         !after.versions().isWriters(entry.before->versions().written().counter))) {
       entry.before->rare.set(&RareParts::redefined, entry.storage);
     }
   }
@@ -242,7 +242,7 @@ ValueMap& ValueMap::applyDeferred() {
     const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
   context_.graph->observers.tell(&OpEvents::stateEnds, *value, false);
   value->showInstead(storage);
-  if (value->home.bytes() && !value->home.isPrivate() && !value->recipe()) {
+  if (value->home().bytes() && !value->home().isPrivate() && !value->recipe()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   }
   values_.erase(storage.unsafeGetStorageImpl());
@@ -255,11 +255,11 @@ ValueMap& ValueMap::applyDeferred() {
   before->showInstead(tensor.storage());
   auto leaf = c10::make_intrusive<Value>();
   leaf->stamp(tensor);
-  leaf->versions.inherit(before->versions);
-  leaf->decision.mustBeKept();
-  leaf->facts.madeHere = before->facts.madeHere;
-  leaf->facts.writtenHere = !before->facts.madeHere;
-  leaf->facts.opaque = before->facts.opaque;
+  leaf->versions().inherit(before->versions());
+  leaf->decision().mustBeKept();
+  leaf->facts().madeHere = before->facts().madeHere;
+  leaf->facts().writtenHere = !before->facts().madeHere;
+  leaf->facts().opaque = before->facts().opaque;
   context_.graph->observers.tell(
       &OpEvents::made,
       Made{
@@ -308,7 +308,7 @@ size_t ValueMap::forget(size_t window, bool (*isDead)(const c10::intrusive_ptr<V
 namespace {
 
 bool isToLeave(const SweepWindow::Entry& entry) {
-  return entry.second->decision.isDue() && entry.second->home.bytes();
+  return entry.second->decision().isDue() && entry.second->home().bytes();
 }
 
 // The values that the handles on `latest` need, directly or for a replay. Leaves out inputs of
@@ -323,7 +323,7 @@ ska::flat_hash_set<const Value*> neededBy(
     }
   };
   for (const auto& [storage, value] : latest) {
-    if (value->uses.handles() > 0) {
+    if (value->uses().handles() > 0) {
       need(value);
     }
   }
@@ -367,7 +367,7 @@ std::vector<c10::intrusive_ptr<Value>> ValueMap::dueAndNeeded(size_t window) con
 std::vector<c10::intrusive_ptr<Value>> ValueMap::due() const {
   std::vector<c10::intrusive_ptr<Value>> found;
   for (const auto& [storage, value] : values_) {
-    if (value->decision.isDue() && value->home.bytes()) {
+    if (value->decision().isDue() && value->home().bytes()) {
       found.push_back(value);
     }
   }

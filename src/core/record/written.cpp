@@ -13,13 +13,13 @@ namespace {
 // op wrote. That new value inherits the decision. Otherwise `relu_` after a saved convolution would
 // undo the decision.
 void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
-  if (recomputes(verdict.decision) && before.decision.isSaved()) {
-    after.facts.rule = before.facts.rule;
-    after.decision.decide(before.decision.chosen());
+  if (recomputes(verdict.decision) && before.decision().isSaved()) {
+    after.facts().rule = before.facts().rule;
+    after.decision().decide(before.decision().chosen());
   } else if (verdict.decision != Decision::Recompute) {
-    const bool wasStored = before.decision.isDue() || before.stash();
+    const bool wasStored = before.decision().isDue() || before.stash();
     const bool stays = verdict.decision == Decision::Save && wasStored;
-    after.decision.decide(stays ? before.decision.chosen() : verdict.decision);
+    after.decision().decide(stays ? before.decision().chosen() : verdict.decision);
   }
 }
 
@@ -45,14 +45,14 @@ c10::intrusive_ptr<Value> stateAfter(
   const Value& before = *write.before;
   auto after = c10::make_intrusive<Value>();
   after->stamp(write.tensor);
-  after->versions.inherit(before.versions);
-  after->facts.madeHere = before.facts.madeHere;
-  after->facts.writtenHere = !before.facts.madeHere;
-  after->facts.isEarlierResult = before.facts.isEarlierResult;
-  after->facts.opaque = before.facts.opaque;
-  after->facts.rule = verdict.rule;
-  after->facts.collectiveRunning = op.limits.communicates;
-  if (!write.sideEffect && before.facts.madeHere && decides) {
+  after->versions().inherit(before.versions());
+  after->facts().madeHere = before.facts().madeHere;
+  after->facts().writtenHere = !before.facts().madeHere;
+  after->facts().isEarlierResult = before.facts().isEarlierResult;
+  after->facts().opaque = before.facts().opaque;
+  after->facts().rule = verdict.rule;
+  after->facts().collectiveRunning = op.limits.communicates;
+  if (!write.sideEffect && before.facts().madeHere && decides) {
     decideOnWritten(*after, before, verdict);
   }
   return after;

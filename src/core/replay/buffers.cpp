@@ -29,9 +29,9 @@ c10::Storage Buffers::of(const Input& input) {
   Value& value = *input.value;
   c10::Storage storage;
   if (!contentsMatter) {
-    storage = allocate(value.home.nbytes(), input.flags.device);
+    storage = allocate(value.home().nbytes(), input.flags.device);
   } else if (mayBeTaken(value) && nothingNeeds(input, ours)) {
-    storage = value.home.take();
+    storage = value.home().take();
   } else {
     storage = value.available();
     graph_.streams.use(value, storage);
@@ -44,7 +44,7 @@ c10::Storage Buffers::of(const Input& input) {
 // True if no other code can be using the bytes, on any stream, and a failed replay need not restore
 // the bytes.
 bool Buffers::mayBeTaken(const Value& value) const {
-  return value.home.isPrivate() && !graph_.streams.areSeveral() && mayTake_;
+  return value.home().isPrivate() && !graph_.streams.areSeveral() && mayTake_;
 }
 
 // True if only this replay needs the bytes of `input`. `ours`: how many inputs of the recipe refer

@@ -22,8 +22,8 @@ namespace {
 // independent of the storage (Home::isPrivate). See Note [Stored values].
 c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
-  const c10::Storage living = value.home.living();
-  if (!living && !value.home.isPrivate() && !value.versions.areUnmoved()) {
+  const c10::Storage living = value.home().living();
+  if (!living && !value.home().isPrivate() && !value.versions().areUnmoved()) {
     return {};
   }
   graph.observers.tell(&BackwardEvents::fetches, value);
@@ -33,10 +33,10 @@ c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr)
   }
   value.restore(std::move(bytes), !living);
   if (!living) {
-    graph.streams.made(value, value.home.bytes());
+    graph.streams.made(value, value.home().bytes());
   }
   graph.observers.tell(&BackwardEvents::fetched, value);
-  return value.home.bytes();
+  return value.home().bytes();
 }
 
 // The recipes that one value needs.
@@ -151,8 +151,8 @@ class Slice {
   }
 
   bool hasChanged(const Value& value, const c10::Storage& storage) const {
-    return value.facts.changedBeforeCopy ||
-           (!value.home.isPrivate() &&
+    return value.facts().changedBeforeCopy ||
+           (!value.home().isPrivate() &&
             ebb::hasChanged(value, storage, graph_.rules.fingerprints()));
   }
 
@@ -160,7 +160,7 @@ class Slice {
   // read the recomputed value. Handles show the new contents, as eager's saved tensors do.
   static void becomeRecomputable(Value& value, const c10::Storage& written) {
     value.showInstead(written);
-    value.home.take();
+    value.home().take();
   }
 
   // Throws if an input without a recipe has changed. If all results are compared, ebb leaves it to
@@ -190,15 +190,15 @@ class Slice {
   // See Note [Version checks]
   [[noreturn]] void throwLostLeaf(const Value& value, const Recipe& consumer) const {
     const std::string who = where(graph_, consumer);
-    const bool freed = value.home.bytes() && value.home.bytes().nbytes() != value.home.nbytes();
+    const bool freed = value.home().bytes() && value.home().bytes().nbytes() != value.home().nbytes();
     TORCH_CHECK(
         !freed,
         "ebb: cannot recompute ",
         who,
         ": the storage of one of its inputs was resized from ",
-        value.home.nbytes(),
+        value.home().nbytes(),
         " to ",
-        value.home.bytes() ? value.home.bytes().nbytes() : 0,
+        value.home().bytes() ? value.home().bytes().nbytes() : 0,
         " bytes after the region (a parameter or a buffer that was freed). Restore it before "
         "backward, make each block whose parameters are freed a region of its own (ebb.apply), or "
         "give ",
@@ -215,9 +215,9 @@ class Slice {
         "operation: ebb must recompute ",
         who,
         ", and one of its inputs is at version ",
-        value.versions.areCounted() ? value.versions.written().counter.current_version() : 0,
+        value.versions().areCounted() ? value.versions().written().counter.current_version() : 0,
         "; expected version ",
-        value.versions.written().version,
+        value.versions().written().version,
         " instead. Move the write after backward, run all forwards that update this input (batch "
         "norm statistics, a momentum buffer) in one region, or give ",
         consumer.op.name,
@@ -268,8 +268,8 @@ c10::Storage materialise(Graph& graph, Value& value) {
   Slice slice(graph, value);
   slice.collect(value.recipe());
   slice.run();
-  TORCH_INTERNAL_ASSERT(value.home.bytes());
-  return value.home.bytes();
+  TORCH_INTERNAL_ASSERT(value.home().bytes());
+  return value.home().bytes();
 }
 
 bool materialiseWatched(Graph& graph, Value& value, ReplayWatch& watch) {

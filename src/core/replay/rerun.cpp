@@ -33,13 +33,13 @@ bool isWrite(ArgUse use) {
 void checkSize(
     const Graph& graph, const Recipe& recipe, const Value& value, const c10::Storage& storage) {
   TORCH_CHECK(
-      storage.nbytes() == value.home.nbytes(),
+      storage.nbytes() == value.home().nbytes(),
       "ebb: replaying ",
       where(graph, recipe),
       " gave ",
       storage.nbytes(),
       " bytes where the forward gave ",
-      value.home.nbytes(),
+      value.home().nbytes(),
       ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input was "
       "changed by code that bypasses torch. Give this operator the decision SAVE.");
 }
@@ -173,7 +173,7 @@ class Rerun {
   // Throws if another thread has written to an input during the run.
   void checkInputsAreStill() const {
     for (const Input& input : recipe_.inputs()) {
-      if (!input.value || input.value->home.isPrivate() || input.isStandIn() ||
+      if (!input.value || input.value->home().isPrivate() || input.isStandIn() ||
           input.wholeOverwrite) {
         continue;
       }
@@ -245,7 +245,7 @@ class Rerun {
       } else if (!transient_.made(*value, std::move(storage))) {
         continue;
       }
-      graph_.streams.made(*value, value->home.bytes());
+      graph_.streams.made(*value, value->home().bytes());
       graph_.observers.tell(&BackwardEvents::replayed, graph_, recipe_, *value);
     }
   }

@@ -34,8 +34,8 @@ bool reads(Graph& graph, const Value& value, const Value& input) {
 
 void materialiseSameNode(Graph& graph, const Value& input, uint32_t node) {
   for (const auto& value : graph.numbers.packs.of(node)) {
-    const bool waits = value->recipe() && value->uses.handles() > 0 && !value->available() &&
-                       !value->decision.isMadeEachTime();
+    const bool waits = value->recipe() && value->uses().handles() > 0 && !value->available() &&
+                       !value->decision().isMadeEachTime();
     if (waits && reads(graph, *value, input)) {
       graph.observers.tell(&BackwardEvents::replaysWith, input, *value);
       try {

@@ -36,7 +36,7 @@ TransientValues::TransientValues(const Value& wanted, bool isBackward)
   }
   for (const Output& output : wanted.recipe()->outputs) {
     const auto value = output.value.lock();
-    if (value && value->decision.isMadeEachTime() && value->uses.handles() > 0) {
+    if (value && value->decision().isMadeEachTime() && value->uses().handles() > 0) {
       wanted_.push_back(value.get());
     }
   }
@@ -53,7 +53,7 @@ TransientValues::~TransientValues() {
 void TransientValues::giveUp(Value& value, Read& read) {
   read.made = false;
   if (value.recipe()) {  // else a kernel in Python has unpacked the value, which stays Held
-    value.home.setBytes(c10::Storage(), false);
+    value.home().setBytes(c10::Storage(), false);
   }
 }
 
@@ -68,7 +68,7 @@ bool TransientValues::made(Value& value, c10::Storage bytes) {
     return false;
   }
   read->second.made = true;
-  value.home.setBytes(std::move(bytes), true);
+  value.home().setBytes(std::move(bytes), true);
   return true;
 }
 

@@ -29,7 +29,7 @@ class TransientValues {
 
   // `reader` will run and needs `value`, a value to be recomputed.
   void needs(const Recipe& reader, Value& value) {
-    if (value.decision.isMadeEachTime()) [[unlikely]] {
+    if (value.decision().isMadeEachTime()) [[unlikely]] {
       Read& read = reads_[&value];
       read.last = std::max(read.last, reader.sequence);
     }
@@ -37,7 +37,7 @@ class TransientValues {
 
   // True if `value` keeps its recipe although this slice recomputes it.
   bool staysUnmade(const Value& value) const {
-    return value.decision.isMadeEachTime() && !isWanted(value);
+    return value.decision().isMadeEachTime() && !isWanted(value);
   }
 
   // Gives `value` its `bytes` until the slice's last reader of the value has run. Returns false,

@@ -52,8 +52,8 @@ bool isOnlyOurs(const Packed& packed, const c10::Storage& storage) {
   if (packed.recompute || isReadByRecipes(packed.value, storage)) {
     return false;
   }
-  const bool has = value.home.bytes().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
-  const size_t handles = value.uses.relyOnBytes() ? 0 : value.uses.handles();
+  const bool has = value.home().bytes().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
+  const size_t handles = value.uses().relyOnBytes() ? 0 : value.uses().handles();
   return storage.use_count() <= 1 + handles + (has ? 1 : 0);
 }
 
@@ -122,13 +122,13 @@ SavedTensor::SavedTensor(const SavedTensor& other)
       geometry_(other.geometry_),
       unpacked_(other.unpacked_) {
   if (packed_.value) {
-    packed_.value->uses.gainHandle();
+    packed_.value->uses().gainHandle();
   }
 }
 
 SavedTensor::~SavedTensor() {
   if (packed_.value) {
-    packed_.value->uses.loseHandle();
+    packed_.value->uses().loseHandle();
   }
 }
 
@@ -224,14 +224,14 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 // returns. Before that, a second unpack, such as a hook's, still finds the tensor; a later unpack
 // raises.
 void SavedTensor::giveUp() {
-  const bool only = packed_.recompute && packed_.value->home.isPrivate() &&
-                    packed_.value->home.bytes() && !packed_.value->rare->redefined &&
-                    packed_.value->uses.handles() == 1 && onlyHandlesOwn(packed_.value) &&
-                    !packed_.value->facts.compared;
+  const bool only = packed_.recompute && packed_.value->home().isPrivate() &&
+                    packed_.value->home().bytes() && !packed_.value->rare->redefined &&
+                    packed_.value->uses().handles() == 1 && onlyHandlesOwn(packed_.value) &&
+                    !packed_.value->facts().compared;
   if (!only || !isLastUnpack()) {
     return;
   }
-  packed_.value->home.demoteToWeak();
+  packed_.value->home().demoteToWeak();
   givenUp_ = true;
 }
 
@@ -264,11 +264,11 @@ c10::Storage SavedTensor::materialised() const {
     graph_->streams.use(*packed_.value, packed_.value->rare->redefined);
     return packed_.value->rare->redefined;  // see also Note [Silent writes]
   }
-  c10::Storage storage = packed_.recompute ? packed_.value->home.living() : storage_;
+  c10::Storage storage = packed_.recompute ? packed_.value->home().living() : storage_;
   if (storage && packed_.value->stash()) {
     materialise(*graph_, *packed_.value);  // the storage lives: nothing is copied back
   }
-  if (packed_.recompute && packed_.value->facts.compared) {
+  if (packed_.recompute && packed_.value->facts().compared) {
     const c10::Storage right = graph_->observers.checked(
         *graph_, *packed_.value, geometry_, materialise(*graph_, *packed_.value));
     storage = storage ? storage : right;
@@ -284,7 +284,7 @@ c10::Storage SavedTensor::materialised() const {
   if (isReadByRecipes(packed_.value, storage)) {
     packed_.value->restore(copyOf(storage), true);
     // The copy runs after the work that made `storage`.
-    graph_->streams.made(*packed_.value, packed_.value->home.bytes());
+    graph_->streams.made(*packed_.value, packed_.value->home().bytes());
     if (packed_.recompute) {
       packed_.value->rare.set(&RareParts::redefined, storage);
     }
@@ -294,7 +294,7 @@ c10::Storage SavedTensor::materialised() const {
 
 c10::Storage SavedTensor::broughtBack() const {
   TORCH_CHECK(
-      !packed_.value->facts.showsWrites || packed_.value->versions.areUnmoved(),
+      !packed_.value->facts().showsWrites || packed_.value->versions().areUnmoved(),
       "ebb: ",
       origin(),
       " was freed after a write through a tensor that does not share its version counter (an inner "
@@ -307,7 +307,7 @@ c10::Storage SavedTensor::broughtBack() const {
       " is unpacked again, after backward has recomputed and freed it. Call backward with "
       "retain_graph=True, or give its operator the decision SAVE.");
   const bool lost = packed_.value->state() == ValueState::Held &&
-                    packed_.value->home.bytes().nbytes() != packed_.value->home.nbytes();
+                    packed_.value->home().bytes().nbytes() != packed_.value->home().nbytes();
   TORCH_CHECK(
       !lost,
       "ebb: the storage of ",

@@ -270,7 +270,7 @@ class AheadObserver final : public RegionEvents, public BackwardEvents {
   }
 
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
-    const bool isFirst = retention == Retention::Recomputed && value.uses.packed() == 1;
+    const bool isFirst = retention == Retention::Recomputed && value.uses().packed() == 1;
     if (isFirst && !lookahead_.hasArrived()) {
       lookahead_.wants(value, tensor.storage());
     }

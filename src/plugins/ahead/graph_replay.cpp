@@ -34,10 +34,10 @@ bool GraphReplay::makeNext() {
     return isPartLeft_ && leave(AheadEnd::Stopped);
   }
   const auto value = lookahead_.wanted[next_++].value.lock();
-  if (!value || value->uses.handles() == 0 || value->rare->redefined) {
+  if (!value || value->uses().handles() == 0 || value->rare->redefined) {
     return true;
   }
-  if (value->decision.isMadeEachTime()) {  // see Note [Made each time]
+  if (value->decision().isMadeEachTime()) {  // see Note [Made each time]
     isPartLeft_ |= !value->available();
     return true;
   }
@@ -53,10 +53,10 @@ bool GraphReplay::leave(AheadEnd why) {
 }
 
 bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const Recipe& by) {
-  if (input.home.isPrivate()) {
+  if (input.home().isPrivate()) {
     return true;
   }
-  const bool sameMemory = input.home.address() == nullptr || storage.data() == input.home.address();
+  const bool sameMemory = input.home().address() == nullptr || storage.data() == input.home().address();
   if (input.recipe() || !sameMemory) {
     return false;
   }
@@ -66,7 +66,7 @@ bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const
 
 c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
   forgetFreed();
-  if (!lookahead_.take(input.home.nbytes())) {
+  if (!lookahead_.take(input.home().nbytes())) {
     return {};
   }
   c10::Storage bytes = input.stash()->fetchAhead(living);
@@ -76,9 +76,9 @@ c10::Storage GraphReplay::fetch(Value& input, const c10::Storage& living) {
   if (input.stash()->awaitsBackward()) {
     lookahead_.onArrival.cameBack.push_back(input.stash());
   }
-  if (input.uses.handles() == 0) {
+  if (input.uses().handles() == 0) {
     intermediates_.push_back(
-        {c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.home.nbytes()});
+        {c10::weak_intrusive_ptr<Value>::reclaim_copy(&input), input.home().nbytes()});
   }
   return bytes;
 }
@@ -110,8 +110,8 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
   std::vector<c10::Storage> leaves;
   for (const Input& input : recipe.inputs()) {
     const auto& value = input.value;
-    if (value && !value->home.isPrivate() && value->home.bytes()) {
-      leaves.push_back(value->home.bytes());
+    if (value && !value->home().isPrivate() && value->home().bytes()) {
+      leaves.push_back(value->home().bytes());
     }
   }
   reads_.emplace(std::move(leaves), lookahead_.closed);
@@ -158,11 +158,11 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
     if (!value || value->available()) {
       continue;
     }
-    if (!lookahead_.take(value->home.nbytes())) {
+    if (!lookahead_.take(value->home().nbytes())) {
       return false;
     }
-    if (value->uses.handles() == 0 || value->decision.isMadeEachTime()) {
-      intermediates_.push_back({output.value, value->home.nbytes()});
+    if (value->uses().handles() == 0 || value->decision().isMadeEachTime()) {
+      intermediates_.push_back({output.value, value->home().nbytes()});
     }
   }
   return true;
@@ -171,7 +171,7 @@ bool GraphReplay::takeRoomFor(const Recipe& recipe) {
 void GraphReplay::forgetFreed() {
   std::erase_if(intermediates_, [&](const Intermediate& each) {
     const auto value = each.value.lock();
-    const bool gone = !value || (value->decision.isMadeEachTime() && !value->home.bytes());
+    const bool gone = !value || (value->decision().isMadeEachTime() && !value->home().bytes());
     if (gone) {
       lookahead_.giveBack(each.nbytes);
     }

@@ -64,15 +64,15 @@ void Lookahead::wants(Value& value, const c10::Storage& storage) {
   if (wanted.empty()) {
     device = storage.device();
   }
-  const bool isHeld = hasRoom || (!value.decision.isMadeEachTime() && take(value.home.nbytes()));
-  value.uses.pin(isHeld);
+  const bool isHeld = hasRoom || (!value.decision().isMadeEachTime() && take(value.home().nbytes()));
+  value.uses().pin(isHeld);
   if (isHeld) {
     holds.store(true);
   }
   wanted.push_back(
       {c10::weak_intrusive_ptr<Value>::reclaim_copy(&value),
        isHeld ? storage : c10::Storage(),
-       value.home.nbytes()});
+       value.home().nbytes()});
 }
 
 void Lookahead::dropHeld() {
@@ -84,7 +84,7 @@ void Lookahead::dropHeld() {
       continue;
     }
     if (const auto value = each.value.lock()) {
-      value->uses.pin(false);
+      value->uses().pin(false);
     }
     if (!hasRoom) {
       giveBack(each.nbytes);
@@ -100,7 +100,7 @@ size_t Lookahead::giveBackOn(c10::Device device, std::vector<c10::Storage>& free
     if (!mayBeGivenBack(each.held, device)) {
       continue;
     }
-    each.value._unsafe_get_target()->uses.pin(false);
+    each.value._unsafe_get_target()->uses().pin(false);
     if (!hasRoom) {
       giveBack(each.nbytes);
     }
@@ -126,9 +126,9 @@ std::atomic<uint64_t> allClosings{0};
 // True if only the caller holds `storage`, and it still has the value's bytes. False for a kept
 // value: the value holds the storage too.
 bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe() && !value.rare->redefined && !value.home.isOverwritten() &&
-         value.versions.areCounted() && value.versions.areUnmoved() &&
-         storage.nbytes() == value.home.nbytes() && storage.data() == value.home.address() &&
+  return value.recipe() && !value.rare->redefined && !value.home().isOverwritten() &&
+         value.versions().areCounted() && value.versions().areUnmoved() &&
+         storage.nbytes() == value.home().nbytes() && storage.data() == value.home().address() &&
          storage.use_count() == 1;
 }
 
@@ -147,7 +147,7 @@ uint64_t Lookahead::closings() {
 }
 
 void OnArrival::hasRead(const Value& leaf, const std::string& op) {
-  leaf.versions.forEach([&](const VersionStamp& stamp) { leavesRead.push_back({stamp, &op}); });
+  leaf.versions().forEach([&](const VersionStamp& stamp) { leavesRead.push_back({stamp, &op}); });
 }
 
 const std::string* OnArrival::readerOfWritten() const {
@@ -170,9 +170,9 @@ std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
     if (!value) {
       continue;
     }
-    value->uses.pin(false);
+    value->uses().pin(false);
     if (each.held && isAlone(*value, each.held)) {
-      if (each.wasShared && value->uses.readers() > 0) {
+      if (each.wasShared && value->uses().readers() > 0) {
         value->showInstead(each.held);
       } else {
         value->restore(std::move(each.held), true);

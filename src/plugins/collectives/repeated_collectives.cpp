@@ -70,7 +70,7 @@ bool RepeatedCollectives::collect(Graph& graph) {
     const Value* value = toVisit.back();
     toVisit.pop_back();
     const auto& recipe = value->recipe();
-    const bool hasBytes = value->decision.isKept() && !value->home.isOverwritten();
+    const bool hasBytes = value->decision().isKept() && !value->home().isOverwritten();
     if (!recipe || hasBytes || recipe->visit == visit) {
       continue;
     }

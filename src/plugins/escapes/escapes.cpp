@@ -71,7 +71,7 @@ class Escapes final : public BackwardEvents {
       fillStorage(escape.storage, bytes);
       // The value refers to this storage from now on. Other code can write to the storage, so ebb
       // checks its version.
-      value.home.share(escape.storage);
+      value.home().share(escape.storage);
     }
     any_.store(!emptied_.empty(), std::memory_order_relaxed);
   }
@@ -89,7 +89,7 @@ Escape emptied(
           "ebb: an output of ",
           value->recipe()->op.name,
           " (",
-          value->home.nbytes(),
+          value->home().nbytes(),
           " bytes) was read before backward restored it: region '",
           name,
           "' has escapes='placeholder' and freed it at its end. Return it from the region or name "
@@ -99,8 +99,8 @@ Escape emptied(
 
 // True if the storage of a value may be emptied, unless the storage is a result of the region.
 bool mayBeEmptied(const Value& value, const c10::Storage& storage, bool onlyResults) {
-  const bool wasRead = value.uses.readers() > 0;
-  return storage && storage.resizable() && storage.nbytes() > 0 && value.versions.areCounted() &&
+  const bool wasRead = value.uses().readers() > 0;
+  return storage && storage.resizable() && storage.nbytes() > 0 && value.versions().areCounted() &&
          value.recipe()->kernel.gradMode && (onlyResults || wasRead);
 }
 
@@ -122,7 +122,7 @@ c10::intrusive_ptr<Graph> emptyEscapes(
   }
   std::lock_guard<PythonMutex> lock(graph->mutex);
   const ValueMap::Map& values = recorder.values().applyDeferred().all();
-  const auto hasHandle = [](const auto& entry) { return entry.second->uses.handles() > 0; };
+  const auto hasHandle = [](const auto& entry) { return entry.second->uses().handles() > 0; };
   if (!hasBackward && std::none_of(values.begin(), values.end(), hasHandle)) {
     return {};
   }

@@ -99,7 +99,7 @@ void sendInput(Recorder& recorder, const at::Tensor& tensor, StashPtr stash) {
   ValueMap& values = recorder.values();
   if (values.applyDeferred().find(tensor) == nullptr) {
     Value& leaf = *values.current(tensor);
-    leaf.decision.setDue(false);
+    leaf.decision().setDue(false);
     leaf.putAway(std::move(stash));
   }
 }

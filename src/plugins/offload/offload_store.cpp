@@ -20,7 +20,7 @@ class OffloadStore final : public Store {
   StashPtr put(const Context& context, Value& value, const c10::Storage& storage) override {
     RECORD_USER_SCOPE("ebb::offload");
     static const std::string kInput = "input";
-    const size_t nbytes = value.home.nbytes();
+    const size_t nbytes = value.home().nbytes();
     const auto account = statisticsTransfers(
         context.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
     HostStashPtr stash = offloadEngine().send(storage, nbytes, account);

@@ -43,7 +43,7 @@ class RowsInBackward final : public BackwardEvents {
   void fetches(Value& value) override {
     if (Rows* rows = value.extra<Rows>()) {
       const auto* stash = dynamic_cast<const PageStash*>(value.stash().get());
-      rows->padded = stash != nullptr && !stash->isExact() && !value.home.living();
+      rows->padded = stash != nullptr && !stash->isExact() && !value.home().living();
     }
   }
 
@@ -51,7 +51,7 @@ class RowsInBackward final : public BackwardEvents {
   void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
     Rows* rows = value.extra<Rows>();
     if (rows != nullptr && rows->lossy && rows->pads && rows->live->isPaged) {
-      writePadding(value.home.bytes(), *rows);
+      writePadding(value.home().bytes(), *rows);
       rows->padded = true;
     }
   }
@@ -79,12 +79,12 @@ class PageStore final : public Store {
   }
   // Earlier readers may have mixed rows, and paging would not restore padding rows.
   bool mayBeChosen(const Value& value) const override {
-    return value.uses.readers() == 0;
+    return value.uses().readers() == 0;
   }
 
   StashPtr put(const Context& context, Value& value, const c10::Storage& storage) override {
     RECORD_USER_SCOPE("ebb::stash");
-    const size_t nbytes = value.home.nbytes();
+    const size_t nbytes = value.home().nbytes();
     Graph& graph = *context.graph;
     PageGroupPtr& group = pagesOf(graph).group;
     if (!group) {
@@ -112,7 +112,7 @@ class PageStore final : public Store {
   }
 
   void staysInstead(const Context& context, Value& value) override {
-    context.counters->bytesNotPaged += value.home.nbytes();
+    context.counters->bytesNotPaged += value.home().nbytes();
   }
 };
 

@@ -47,7 +47,7 @@ void RowFlow::add(const at::Tensor& tensor, size_t argument, const Value* value)
   lossy_ |= rows.lossy;
   several_ |= first_ != nullptr && first_ != value;
   first_ = value;
-  const int64_t shown = rowsShown(tensor, rows, value->home.nbytes());
+  const int64_t shown = rowsShown(tensor, rows, value->home().nbytes());
   const bool first = live_ == nullptr;
   if (first) {
     live_ = rows.live;
@@ -111,7 +111,7 @@ RowsPtr RowFlow::ofWritten(const at::Tensor& argument, const Value& before) cons
   }
   const Rows& rows = *before.extra<Rows>();
   const bool same = live_ == rows.live && total_ == rows.total && keepsApart() &&
-                    rowsShown(argument, rows, before.home.nbytes()) == leading_;
+                    rowsShown(argument, rows, before.home().nbytes()) == leading_;
   return live_ && same ? rowsOf(rows.dtype) : RowsPtr();
 }
 

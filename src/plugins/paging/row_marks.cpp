@@ -18,7 +18,7 @@ namespace ebb {
 namespace {
 
 bool isPaged(const Value& value) {
-  return value.decision.chosen() == Decision::Page;
+  return value.decision().chosen() == Decision::Page;
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ c10::Storage NodeRows::shown(Unpacked unpacked) {
     return std::move(unpacked.bytes);
   }
   Value* value = unpacked.value;
-  const bool isCurrent = value != nullptr && !value->home.isOverwritten();
+  const bool isCurrent = value != nullptr && !value->home().isOverwritten();
   Rows* known = isCurrent ? value->extra<Rows>() : nullptr;
   if (known != nullptr && known->padded) {
     return std::move(unpacked.bytes);
@@ -128,23 +128,23 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
 }
 
 void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count) {
-  const bool wasRead = value.uses.readers() > 0;
+  const bool wasRead = value.uses().readers() > 0;
   const bool same = value.extra<Rows>() && value.extra<Rows>()->live == count;
   TORCH_CHECK_VALUE(
       !value.extra<Rows>() || same || !wasRead,
       "ebb: mark_rows: this tensor was already marked with another row count, and operators have "
       "read it since. Mark it once, before it is used.");
   if (isPaged(value) && !value.extra<Rows>() && wasRead) {
-    value.decision.undo(/*hasRecipe=*/false);  // earlier readers may have mixed its rows
-    context_.counters->bytesNotPaged += value.home.nbytes();
+    value.decision().undo(/*hasRecipe=*/false);  // earlier readers may have mixed its rows
+    context_.counters->bytesNotPaged += value.home().nbytes();
   }
   const bool lossy = isPaged(value) || (value.extra<Rows>() && value.extra<Rows>()->lossy);
   const bool pads = value.extra<Rows>() && value.extra<Rows>()->pads;
   value.rare.add(
       c10::make_intrusive<Rows>(
           RowFacts{count, tensor.size(0), tensor.scalar_type(), lossy, pads}));
-  if (isPaged(value) && value.uses.packed() == 0 && !value.stash()) {
-    value.decision.setDue(true);
+  if (isPaged(value) && value.uses().packed() == 0 && !value.stash()) {
+    value.decision().setDue(true);
   }
   context_.graph->observers.tell(&OpEvents::extraChanged, value);
 }
@@ -173,7 +173,7 @@ ExtraPtr RowMarks::packed(Value& value, const at::Tensor& tensor, Retention rete
     return {};
   }
   packedSince_.push_back(storageOf(tensor));
-  if (rowsShown(tensor, *rows, value.home.nbytes()) == 0) {
+  if (rowsShown(tensor, *rows, value.home().nbytes()) == 0) {
     return {};
   }
   const bool isNext = isNode(number, tensor) && node_.rows->rows.live == rows->live &&
@@ -227,7 +227,7 @@ void RowMarks::opBegins(const OpTraits& op, bool mixes) {
   node_.rows->mixes = true;
   for (const auto& weak : node_.values) {
     const auto value = weak.lock();
-    if (const auto storage = value ? value->home.living() : c10::Storage()) {
+    if (const auto storage = value ? value->home().living() : c10::Storage()) {
       keepWhole(*value, bytesOf(storage));
     }
   }
@@ -245,17 +245,17 @@ void RowMarks::needDeadRows(const at::Tensor& tensor) {
 void RowMarks::keepWhole(Value& value, const at::Tensor& tensor) {
   value.extra<Rows>()->mixed = true;
   context_.graph->observers.tell(&OpEvents::extraChanged, value);
-  const bool whole = value.home.bytes() && (value.home.isPrivate() || !value.recipe());
+  const bool whole = value.home().bytes() && (value.home().isPrivate() || !value.recipe());
   if (!value.extra<Rows>()->lossy || whole) {
     return;
   }
-  context_.counters->bytesPaged -= value.stash() ? value.home.nbytes() : 0;
-  context_.counters->bytesNotPaged += isPaged(value) ? value.home.nbytes() : 0;
+  context_.counters->bytesPaged -= value.stash() ? value.home().nbytes() : 0;
+  context_.counters->bytesNotPaged += isPaged(value) ? value.home().nbytes() : 0;
   value.dropStash();
   value.setRecipe({});
-  value.decision.decide(Decision::Save, false);
+  value.decision().decide(Decision::Save, false);
   value.extra<Rows>()->lossy = false;
-  value.uses.letRelyOnBytes();
+  value.uses().letRelyOnBytes();
   values_.keeper().keep(value, tensor);
   context_.graph->observers.tell(
       &OpEvents::stays, value, "an operator that may mix its rows has saved it");

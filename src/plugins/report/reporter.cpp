@@ -52,10 +52,10 @@ void addRecord(const Value& value, Lines& records) {
 // handles.
 RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
   const auto value = weak.lock();
-  if (!value || !value->home.bytes()) {
+  if (!value || !value->home().bytes()) {
     return {};
   }
-  auto* storage = value->home.bytes().unsafeGetStorageImpl();
+  auto* storage = value->home().bytes().unsafeGetStorageImpl();
   const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
   const size_t handles = value->extra<RecordRef>()->record()->use.handlesWithStorage;
   return {storage, holders - std::min(holders, handles)};
@@ -91,7 +91,7 @@ struct Closing {
 
 void noteClosed(const Closing& last) {
   const auto value = last.value.lock();
-  const bool kept = value && value->home.bytes();
+  const bool kept = value && value->home().bytes();
   const bool escaped = value && last.droppable;
   const auto home = last.home.lock();
   last.reference->update([&](ValueRecord& record) {
@@ -189,17 +189,17 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     ValueRecord record;
     record.origin = originOf(made.context, made.op);
     record.rule =
-        value.facts.madeHere ? names.ruleThatDecided(ruleOf(made.context, made.rule)) : nullptr;
+        value.facts().madeHere ? names.ruleThatDecided(ruleOf(made.context, made.rule)) : nullptr;
     record.reason = made.whyKept;
     record.dtype = made.tensor.scalar_type();
     record.sizes = made.tensor.sizes();
-    record.memory.nbytes = value.home.nbytes();
-    record.memory.address = value.home.address();
-    record.use.isActivation = !value.facts.madeHere && isActivation(made.tensor);
+    record.memory.nbytes = value.home().nbytes();
+    record.memory.address = value.home().address();
+    record.use.isActivation = !value.facts().madeHere && isActivation(made.tensor);
     record.stack = trace_->isProfile() ? nullptr : pythonStack();
     value.rare.add(trace_->add(std::move(record)));
     extraChanged(value);
-    if (!value.facts.madeHere && trace_->isProfile()) {
+    if (!value.facts().madeHere && trace_->isProfile()) {
       const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
       trace_->watch(*value.extra<RecordRef>(), [weak] { return held(weak); });
     }
@@ -209,7 +209,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   }
 
   void decidedAgain(const Context& context, Value& value) override {
-    const std::string* rule = trace_->names().ruleThatDecided(ruleOf(context, value.facts.rule));
+    const std::string* rule = trace_->names().ruleThatDecided(ruleOf(context, value.facts().rule));
     update(value, [&](ValueRecord& record) { record.rule = rule; });
   }
 
@@ -230,7 +230,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
       if (record.fate == Fate::Offloaded || record.fate == Fate::Paged) {
         return;
       }
-      if (!value.facts.madeHere) {
+      if (!value.facts().madeHere) {
         record.fate = Fate::Outside;
       } else if (retention == Retention::Recomputed) {
         record.fate = Fate::Recomputed;
@@ -281,7 +281,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
       if (const RecordRefPtr reference = recordOf(*value)) {
         const bool droppable = static_cast<bool>(escapedStorage(*value));
         closing_.push_back(
-            {reference, c10::weak_intrusive_ptr<Value>(value), value->home.storage(), droppable});
+            {reference, c10::weak_intrusive_ptr<Value>(value), value->home().storage(), droppable});
       }
     }
   }
@@ -342,11 +342,11 @@ class BackwardReporter final : public BackwardEvents {
     std::string op;
     update(value, [&](ValueRecord& record) {
       record.times.back = trace_->now();
-      record.memory.backAt = value.home.bytes().data();
+      record.memory.backAt = value.home().bytes().data();
       op = *record.origin.op;
     });
     if (!op.empty()) {
-      trace_->add("reload", op, fetchBegan_, value.home.nbytes());
+      trace_->add("reload", op, fetchBegan_, value.home().nbytes());
     }
   }
 
@@ -369,7 +369,7 @@ class BackwardReporter final : public BackwardEvents {
       const TraceTime now = trace_->now();
       if (!value.recipe()) {  // else the bytes are soon freed
         record.times.back = now;
-        record.memory.backAt = value.home.bytes().data();
+        record.memory.backAt = value.home().bytes().data();
       }
       const TraceTime took = began == kNever ? 0 : now - began;
       record.replays.time += took;

@@ -110,11 +110,11 @@ c10::Storage forwardsBytes(Value& value) {
       return record.bytes;
     }
   }
-  if (value.home.isOverwritten() || !value.versions.areUnmoved()) {
+  if (value.home().isOverwritten() || !value.versions().areUnmoved()) {
     return {};
   }
-  auto living = value.home.storage().lock();
-  return living && living->nbytes() == value.home.nbytes() ? c10::Storage(std::move(living))
+  auto living = value.home().storage().lock();
+  return living && living->nbytes() == value.home().nbytes() ? c10::Storage(std::move(living))
                                                            : c10::Storage();
 }
 
@@ -145,7 +145,7 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
       mismatch->output += c10::str(" (element ", record.output.element, " of the list)");
     }
     mismatch->changedInputs = record.changedInputs;
-    measure(*mismatch, value.home.bytes(), truth, record.dtype);
+    measure(*mismatch, value.home().bytes(), truth, record.dtype);
     record.mismatch = std::move(mismatch);
   }
   return *record.mismatch;

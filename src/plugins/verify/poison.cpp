@@ -41,7 +41,7 @@ c10::Storage copied(const Wrapper& wrapper) {
 // last reference.
 void tellOwner(const Wrapper& wrapper) {
   const auto owner = wrapper.owner.lock();
-  if (!owner || owner->home.isOverwritten() || !owner->versions.areUnmoved()) {
+  if (!owner || owner->home().isOverwritten() || !owner->versions().areUnmoved()) {
     return;
   }
   Witness& record = *owner->extra<Witness>();

@@ -26,8 +26,8 @@ std::string changedInputsOf(const Recipe& recipe) {
       continue;
     }
     const Value& value = *input.value;
-    const c10::Storage storage = value.home.isPrivate() ? c10::Storage() : value.available();
-    if (value.facts.changedBeforeCopy ||
+    const c10::Storage storage = value.home().isPrivate() ? c10::Storage() : value.available();
+    if (value.facts().changedBeforeCopy ||
         (storage && hasChanged(value, storage, FingerprintOf::Everything))) {
       const auto& argument = recipe.op.op.schema().arguments()[input.argument];
       changed += (changed.empty() ? "'" : ", '") + argument.name() + "'";
@@ -53,7 +53,7 @@ class Verifier final : public OpEvents, public BackwardEvents {
     record->output.element = output.element;
     record->dtype = tensor.scalar_type();
     record->lost = !output.written && isWorkspace(recipe.op.op.schema().name(), output.slot);
-    value->facts.compared = true;
+    value->facts().compared = true;
     value->rare.add(record);
     if (!poisonWhenFreed(tensor.storage(), record->dtype, value) && !record->lost) {
       record->bytes = tensor.storage();  // keeps the storage alive: its end would not be noticed
@@ -62,7 +62,7 @@ class Verifier final : public OpEvents, public BackwardEvents {
 
   void stateEnds(Value& value, bool seen) override {
     Witness* record = value.extra<Witness>();
-    const auto living = record ? value.home.storage().lock() : nullptr;
+    const auto living = record ? value.home().storage().lock() : nullptr;
     if (!living) {
       return;
     }
@@ -87,7 +87,7 @@ class Verifier final : public OpEvents, public BackwardEvents {
   void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
     if (const Witness* record = value.extra<Witness>()) {
       compare(graph, recipe, value);
-      poisonWhenFreed(value.home.bytes(), record->dtype, {});
+      poisonWhenFreed(value.home().bytes(), record->dtype, {});
     }
   }
 
@@ -105,8 +105,8 @@ class Verifier final : public OpEvents, public BackwardEvents {
  private:
   // Notes in the value's witness whether a replay has given other bytes, and where that began.
   static void compare(const Graph& graph, const Recipe& recipe, Value& value) {
-    const c10::Storage truth = trueBytes(value, value.home.bytes());
-    if (!truth || sameBytes(value.home.bytes(), truth)) {
+    const c10::Storage truth = trueBytes(value, value.home().bytes());
+    if (!truth || sameBytes(value.home().bytes(), truth)) {
       return;
     }
     Witness& record = *value.extra<Witness>();
