@@ -21,6 +21,7 @@ namespace ebb {
 class Arguments;
 class Geometry;
 class Policy;
+class ReplayLock;
 class Stash;
 class ValueMap;
 enum class Retention : uint8_t;
@@ -165,7 +166,7 @@ struct BackwardEvents : virtual Observer {
 
   // ebb is about to replay recipes for a value of a graph with GraphRules::sameOnAllRanks. May
   // throw, and may replay recipes.
-  virtual void beginsReplay(Graph& graph) {
+  virtual void beginsReplay(const ReplayLock& locked) {
   }
   // A replay needs to run `recipe`. May throw.
   virtual void willNeed(const Graph& graph, const Recipe& recipe) {

@@ -29,7 +29,7 @@ const SlotNumber Module::kSlot = takeSlot();
 
 struct CountsBytes final : OpEvents, BackwardEvents {
   void made(const Made& made) override {
-    made.value.rare.add(c10::make_intrusive<Module>(made.context.decider->module()));
+    made.value.attach(c10::make_intrusive<Module>(made.context.decider->module()));
   }
   void replayed(const Graph& graph, const Recipe& recipe, Value& value) override {
     std::lock_guard<std::mutex> lock(mutex);

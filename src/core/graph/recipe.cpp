@@ -21,8 +21,7 @@ void drop(c10::intrusive_ptr<Value>&& value) {
   if (!value) {
     return;
   }
-  if (value.use_count() > 1) {  // else the value dies, and its count of readers with it
-    value->uses().loseReader();
+  if (value.use_count() > 1) {
     value.reset();
     return;
   }
@@ -76,7 +75,7 @@ Recipe::Recipe(const OpTraits& traits, uint32_t inputCount) : op(traits), inputC
 Recipe::~Recipe() {
   count(liveCounts().recipes, -1);
   for (Input& input : inputs()) {
-    drop(std::move(input.value));
+    drop(input.value.take());
   }
   std::destroy_n(others(), op.arguments.others.size());
   std::destroy_n(inputs().data(), inputCount_);

@@ -28,7 +28,7 @@ struct KernelState;
 // One tensor argument: a value and the geometry in which the op saw it. An undefined tensor in a
 // list has an input without a value, so that lists keep their exact length.
 struct Input {
-  c10::intrusive_ptr<Value> value;  // null: undefined, a stand-in or a number
+  ReaderOf value;  // null: undefined, a stand-in or a number
   GeometryFlags flags;
   ArgUse use : 7 = ArgUse::Read;
   bool wholeOverwrite : 1 = false;  // the old contents do not matter

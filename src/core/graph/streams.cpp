@@ -50,9 +50,9 @@ size_t GraphStreams::currentOf(c10::Device device) {
 
 void GraphStreams::madeOffCpu(Value& value, c10::Device device) {
   const size_t current = currentOf(device);
-  value.streams.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));
+  value.streams_.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));
   // no stream is ordered after the new bytes yet
-  value.streams.orderedOn = 0;
+  value.streams_.orderedOn = 0;
 }
 
 void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
@@ -60,15 +60,15 @@ void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
   if (!several_ || current >= all_.size()) {
     return;
   }
-  if ((value.streams.orderedOn & bitOf(current)) == 0) {
+  if ((value.streams_.orderedOn & bitOf(current)) == 0) {
     waitForMaker(value, current);
-    value.streams.orderedOn |= bitOf(current);
+    value.streams_.orderedOn |= bitOf(current);
   }
   noteUse(storage, all_[current]);  // at each use: `storage` may differ from the last use
 }
 
 void GraphStreams::waitForMaker(const Value& value, size_t asker) {
-  const size_t maker = value.streams.madeOn;
+  const size_t maker = value.streams_.madeOn;
   if (maker == kLastMaker) {  // the maker is stream kLastMaker or a later stream
     for (size_t i = kLastMaker - 1; i < all_.size(); ++i) {
       orderAfter(all_[asker], all_[i]);
@@ -86,8 +86,8 @@ void GraphStreams::takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<
   }
   orderAfter(all_[current], maker);
   for (const auto& value : values) {
-    if (value->streams.madeOn == place + 1 && value->streams.madeOn < kLastMaker) {
-      value->streams.orderedOn |= bitOf(current);
+    if (value->streams_.madeOn == place + 1 && value->streams_.madeOn < kLastMaker) {
+      value->streams_.orderedOn |= bitOf(current);
     }
   }
 }

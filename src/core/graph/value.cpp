@@ -11,40 +11,160 @@ namespace ebb {
 RareParts::RareParts() = default;
 RareParts::~RareParts() = default;
 
-const RareParts Rare::kNone;
-
-void Rare::allocate() {
-  parts_ = std::make_unique<RareParts>();
-}
+const RareParts ValueParts::kNone;
 
 static_assert(alignof(Value) <= kArenaAlignment && alignof(RareParts) <= kArenaAlignment);
-Value::Value() = default;
+ValueParts::ValueParts() = default;
+ValueParts::~ValueParts() = default;
 
-Value::~Value() = default;
-
-void Value::setRecipe(c10::intrusive_ptr<Recipe> recipe) {
-  recipe_ = std::move(recipe);
+c10::Storage ValueParts::available() const {
+  const c10::Storage& bytes = home_.bytes();
+  if (bytes && (home_.isPrivate() || (versions_.areUnmoved() && !home_.isOverwritten() &&
+                                      bytes.nbytes() == home_.nbytes()))) {
+    return bytes;
+  }
+  return !versions_.areUnmoved() || (facts_.compared && recipe_) ? c10::Storage() : home_.living();
 }
 
-void Value::dropStash() {
-  rare.set(&RareParts::stash, nullptr);
+bool ValueParts::ownsItsBytes() const {
+  const size_t handles = uses_.relyOnBytes() ? 0 : uses_.handles();
+  return home_.bytes() && home_.bytes().nbytes() == home_.nbytes() &&
+         home_.bytes().use_count() <= 1 + handles;
+}
+
+void ValueParts::release_resources() {
+  recipe_.reset();
+  home_.take();
+  home_.forgetStorage();
+  versions_ = Versions();
+  rare_.reset();
+}
+
+Value::Value(
+    const at::Tensor& tensor, StateFacts facts, ValueDecision decision, const Versions* before) {
+  home_.stamp(storageOf(tensor));
+  versions_.stamp(tensor);
+  if (before != nullptr) {
+    versions_.inherit(*before);
+  }
+  decision_ = decision;
+  facts_ = facts;
+}
+
+RareParts& Value::allocateRare() {
+  if (!rare_) {
+    rare_ = std::make_unique<RareParts>();
+  }
+  return *rare_;
+}
+
+void Value::recomputeFrom(c10::intrusive_ptr<Recipe> recipe, uint64_t fingerprint) {
+  recipe_ = std::move(recipe);
+  if (fingerprint != 0) {
+    setResultFingerprint(fingerprint);
+  }
+}
+
+void Value::setResultFingerprint(uint64_t fingerprint) {
+  allocateRare().resultFingerprint = fingerprint;
+}
+
+void Value::dropRecipe(bool onlyOurs) {
+  if (onlyOurs) {
+    home_.own();
+  }
+  if (!decision_.isDue()) {
+    recipe_.reset();
+  }
+}
+
+void Value::keep(const c10::Storage& storage, bool due, bool handlesRely) {
+  decision_ = decision_.withDue(due);
+  home_.setBytes(storage, false);
+  uses_.letRelyOnBytes(handlesRely);
+  if (!decision_.isSaved()) {
+    recipe_.reset();
+  }
+}
+
+void Value::useCopy(c10::Storage copy, bool changed) {
+  home_.setBytes(std::move(copy), true);
+  facts_.changedBeforeCopy |= changed;
+}
+
+void Value::restore(c10::Storage made, bool onlyOurs) {
+  onlyOurs ? home_.setBytes(std::move(made), true) : home_.share(made);
+  if (rare_) {
+    rare_->stash.reset();
+  }
+  recipe_.reset();
 }
 
 void Value::putAway(c10::intrusive_ptr<Stash> away) {
-  rare.set(&RareParts::stash, std::move(away));
+  decision_ = decision_.withDue(false);
+  allocateRare().stash = std::move(away);
   home_.take();
   recipe_.reset();
 }
 
-void Value::restore(c10::Storage made, bool onlyOurs) {
-  home_.setBytes(std::move(made), onlyOurs);
-  dropStash();
-  recipe_.reset();
+c10::Storage Value::release() {
+  c10::Storage bytes = home_.take();
+  home_.setBytes(c10::Storage(), false);
+  return bytes;
 }
 
-void Value::stamp(const at::Tensor& tensor) {
-  home_.stamp(storageOf(tensor));
-  versions_.stamp(tensor);
+void Value::giveUp() {
+  home_.demoteToWeak();
+}
+
+void Value::overwritten() {
+  home_.markOverwritten();
+  home_.forgetStorage();
+  if (stash()) {
+    stash()->beforeWrite();
+    home_.own();
+  }
+}
+
+void Value::showInstead(const c10::Storage& now) {
+  home_.markOverwritten();
+  if (uses_.handles() > 0) {
+    allocateRare().redefined = now;
+  }
+}
+
+bool Value::isShownBy(const at::Tensor& tensor) {
+  // See Note [Communication]
+  if (facts_.collectiveRunning && uses_.packed() == 0 && !home_.bytes()) {
+    versions_.forgetOthers();
+    home_.stamp(storageOf(tensor));
+    versions_.stamp(tensor);
+    return true;
+  }
+  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const bool sameMemory = home_.hasMemoryOf(*storageOf(tensor));
+  if (sameMemory && (!counter.enabled() || !versions_.areCounted())) {
+    return true;
+  }
+  if (!sameMemory || !versions_.areUnmoved()) {
+    return false;
+  }
+  if (versions_.know(counter)) {
+    return true;
+  }
+  const bool isNew = !facts_.madeHere || counter.current_version() == 0;
+  if (isNew) {
+    versions_.learn(counter);
+  }
+  return isNew;
+}
+
+void Value::watch(uint64_t fingerprint) {
+  home_.setFingerprint(fingerprint);
+}
+
+void Value::loseStorage() {
+  home_.forgetStorage();
 }
 
 bool Value::releaseGone() {
@@ -56,36 +176,13 @@ bool Value::releaseGone() {
   return isGone;
 }
 
-void Value::showInstead(const c10::Storage& now) {
-  home_.markOverwritten();
-  if (uses_.packed() > 0) {
-    rare.set(&RareParts::redefined, now);
-  }
-}
-
-c10::Storage Value::available() const {
-  const c10::Storage& bytes = home_.bytes();
-  if (bytes && (home_.isPrivate() || (versions_.areUnmoved() && !home_.isOverwritten() &&
-                                     bytes.nbytes() == home_.nbytes()))) {
-    return bytes;
-  }
-  return !versions_.areUnmoved() || (facts_.compared && recipe_) ? c10::Storage() : home_.living();
-}
-
-void Value::release_resources() {
-  recipe_.reset();
-  home_.take();
-  home_.forgetStorage();
-  versions_ = Versions();
-  rare.clear();
-}
-
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {
   return value.use_count() == value->uses().handles();
 }
 
 bool hasChanged(const Value& value, const c10::Storage& storage, FingerprintOf what) {
-  return value.home().fingerprint() != 0 && fingerprint(storage, what) != value.home().fingerprint();
+  return value.home().fingerprint() != 0 &&
+         fingerprint(storage, what) != value.home().fingerprint();
 }
 
 }  // namespace ebb

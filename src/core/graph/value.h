@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 #include "conditions/fingerprint.h"
@@ -15,6 +14,7 @@
 #include "ebb/policy.h"
 #include "graph/home.h"
 #include "graph/versions.h"
+#include "hooks/decider.h"
 #include "hooks/slots.h"
 #include "memory/arena.h"
 
@@ -28,67 +28,24 @@ struct RareParts : InArena {
   c10::intrusive_ptr<Stash> stash;  // see Note [Stored values]
   c10::Storage redefined;           // handles show this storage; see Note [Silent writes]
   Extras extras;                    // of plug-ins
-  // Fingerprint of the value as a result of a custom operator on the CPU; 0: unknown.
-  uint64_t fingerprint = 0;
+  uint64_t resultFingerprint = 0;   // of a result of a custom operator on the CPU; 0: unknown
 
   RareParts();
   ~RareParts();
-};
-
-// The rare parts of a value, in a block of memory that exists once one of them has been set.
-class EBB_API Rare {
- public:
-  const RareParts* operator->() const {
-    return parts_ ? parts_.get() : &kNone;
-  }
-  template <class Part>
-  void set(Part RareParts::* part, std::type_identity_t<Part> to) {
-    if (!parts_ && to) {
-      allocate();
-    }
-    if (parts_) {
-      (*parts_).*part = std::move(to);
-    }
-  }
-  template <class Part>
-  void add(c10::intrusive_ptr<Part> extra) {
-    if (!parts_) {
-      allocate();
-    }
-    parts_->extras.set(std::move(extra));
-  }
-  // True if a plug-in needs the value until its region ends.
-  bool waitsForEnd() const {
-    return parts_ && parts_->extras.waitForEnd();
-  }
-  // True if a replay or a stash gives back only a part of the bytes.
-  bool isPartial() const {
-    return parts_ && parts_->extras.isPartial();
-  }
-  void clear() {
-    parts_.reset();
-  }
-
- private:
-  void allocate();
-
-  static const RareParts kNone;
-  std::unique_ptr<RareParts> parts_;
 };
 
 // The state of a value follows from what the value owns.
 enum class ValueState : uint8_t {
   Unneeded,      // nothing: an unused leaf, a freed value, or a buffer lost in a failed replay
   Recomputable,  // a recipe; Home::storage() may still hold the contents
-  Held,  // bytes: a leaf that something needs, a saved value without a recipe, or a materialised
-         // value
+  Held,  // bytes: a leaf that something needs, a saved value without a recipe, or a restored value
   Kept,  // bytes and a recipe: other code may write to the bytes; or see Note [Made each time]
   Away,  // a stash: see Note [Stored values]
 };
 
-// The handles on a value and the recipes that read it. Counted by hand, because a reference count
-// also includes temporary references. Recipes and handles are made under the graph's lock, and die
-// on any thread.
+// The handles on a value and the recipes that read it. A reference count would also include
+// temporary references. Recipes and handles are made under the graph's lock, and die on any thread.
+// HandleOn and ReaderOf count them.
 class Uses {
  public:
   // How many times autograd has packed the value.
@@ -99,8 +56,11 @@ class Uses {
   uint32_t handles() const {
     return handles_.load(std::memory_order_acquire);
   }
-  // Counts a pack by autograd. Returns true for the first.
-  bool notePacked() {
+  // Autograd has packed the value. `showsWrites`: see showsWrites(). `relyOnBytes`: see
+  // relyOnBytes(). Returns true for the first pack.
+  bool notePacked(bool showsWrites, bool relyOnBytes) {
+    showsWrites_ |= showsWrites;
+    letRelyOnBytes(relyOnBytes);
     return packed_++ == 0;
   }
   void gainHandle() {
@@ -125,8 +85,15 @@ class Uses {
   bool relyOnBytes() const {
     return relyOnBytes_;
   }
-  void letRelyOnBytes(bool rely = true) {
+  void letRelyOnBytes(bool rely) {
     relyOnBytes_ |= rely;
+  }
+
+  // True if the value was packed through a tensor whose version does not show all writes: an inner
+  // tensor of a wrapper subclass, or an alias with a counter of its own. Eager's backward sees such
+  // writes, so handles show the new contents.
+  bool showsWrites() const {
+    return showsWrites_;
   }
 
   // True if a plug-in holds the storage too.
@@ -141,90 +108,190 @@ class Uses {
   std::atomic<uint32_t> handles_{0};
   std::atomic<uint32_t> unread_{0};  // recipe inputs destroyed
   uint32_t read_ = 0;                // recipe inputs created
-  uint32_t packed_ : 30 = 0;
+  uint32_t packed_ : 29 = 0;
   bool relyOnBytes_ : 1 = false;
+  bool showsWrites_ : 1 = false;
   bool isPinned_ : 1 = false;
 };
 
 // The fate of a value's bytes if something needs them, and the reason.
 class ValueDecision {
  public:
+  ValueDecision() = default;
+  // `byPolicy`: the policy made the decision. `rule`: see Verdict::rule.
+  explicit ValueDecision(Decision chosen, bool byPolicy = true, uint16_t rule = Verdict::kNoRule)
+      : chosen_(chosen),
+        byPolicy_(byPolicy && !recomputes(chosen)),
+        due_(isStored(chosen)),
+        rule_(rule) {
+  }
+
+  Decision chosen() const {
+    return chosen_;
+  }
+  // The policy's deciding rule; see Verdict::rule.
+  uint16_t rule() const {
+    return rule_;
+  }
   // True if a store has yet to take the bytes.
   bool isDue() const {
     return due_;
   }
-  void setDue(bool due) {
-    due_ = due;
-  }
-
   // True unless the value is recomputed: ebb then holds or stores the bytes once autograd packs the
   // value or a recipe reads it. Not related to ValueState::Kept.
   bool isKept() const {
-    return !recomputes(decision_);
-  }
-  // See Note [Made each time]
-  bool isMadeEachTime() const {
-    return decision_ == Decision::RecomputeEachTime;
-  }
-  Decision chosen() const {
-    return decision_;
+    return !recomputes(chosen_);
   }
   // True if the bytes are kept because of the policy.
   bool isSaved() const {
     return isKept() && byPolicy_;
   }
-
-  // Sets the decision. `policy`: the policy made it.
-  void decide(Decision verdict, bool policy = true) {
-    decision_ = verdict;
-    byPolicy_ = policy && !recomputes(verdict);
-    due_ = isStored(verdict);
+  // See Note [Made each time]
+  bool isMadeEachTime() const {
+    return chosen_ == Decision::RecomputeEachTime;
   }
 
-  // The bytes must not be freed, whatever the policy says. A store may still take them.
-  void mustBeKept() {
-    if (!isKept()) {
-      decide(Decision::Save, false);
-    }
+  // The same decision, but a store has yet to take the bytes (`due`), or will not.
+  ValueDecision withDue(bool due) const {
+    ValueDecision now = *this;
+    now.due_ = due;
+    return now;
   }
-
-  // No store takes the bytes: the value is recomputed if it has a recipe, else the bytes stay.
-  void undo(bool hasRecipe) {
-    decision_ = hasRecipe ? Decision::Recompute : Decision::Save;
-    byPolicy_ = byPolicy_ && !hasRecipe;
-    due_ = false;
+  // This decision if it keeps the bytes; else the bytes stay, whatever the policy says.
+  ValueDecision orKept() const {
+    return isKept() ? *this : ValueDecision(Decision::Save, false, rule_);
+  }
+  // No store takes the bytes: the value is recomputed, or its bytes stay.
+  ValueDecision withoutStore(bool isRecomputed) const {
+    const Decision now = isRecomputed ? Decision::Recompute : Decision::Save;
+    return ValueDecision(now, byPolicy_, rule_);
   }
 
  private:
-  Decision decision_ = Decision::Recompute;
+  Decision chosen_ = Decision::Recompute;
   bool byPolicy_ : 1 = false;
   bool due_ : 1 = false;
+  uint16_t rule_ = Verdict::kNoRule;
 };
 
-// Facts about a value. The recorder sets most of the facts when it first sees the value.
+// Facts about a value. The recorder sets most of the facts when it makes the value.
 struct StateFacts {
-  uint16_t rule = UINT16_MAX;    // the policy's deciding rule; see Verdict::rule
   uint8_t opaque = 0;            // opaque writes in progress
   bool madeHere : 1 = false;     // the region made the storage; see Note [Results that others hold]
   bool writtenHere : 1 = false;  // a leaf from outside, in a state that this region wrote
-  // A leaf that was written unseen before its bytes were copied.
-  bool changedBeforeCopy : 1 = false;
+  bool isEarlierResult : 1 = false;    // a leaf that an earlier region of the thread computed
   bool collectiveRunning : 1 = false;  // see Note [Communication]
   bool unfilled : 1 = false;           // uninitialised memory, as long as the fingerprint matches
-  bool isEarlierResult : 1 = false;    // a leaf that an earlier region of the thread computed
-  // Packed through a tensor whose version does not show all writes: an inner tensor of a wrapper
-  // subclass, or an alias with a counter of its own. Eager's backward sees such writes, so handles
-  // show the new contents.
-  bool showsWrites : 1 = false;
+  bool changedBeforeCopy : 1 = false;  // a leaf that was written unseen before it was copied
   // An observer compares each replay of the value with its storage, and may read the value when the
   // storage is freed. So ebb replays the value even while the storage lives.
   bool compared : 1 = false;
+
+  // The facts of the state that a write leaves.
+  StateFacts afterWrite() const {
+    StateFacts after;
+    after.opaque = opaque;
+    after.madeHere = madeHere;
+    after.writtenHere = !madeHere;
+    after.isEarlierResult = isEarlierResult;
+    return after;
+  }
 };
 
 // GraphStreams' notes about the bytes.
 struct StreamsOfBytes {
   uint8_t madeOn = 0;     // number of the stream on which ebb made the bytes; 0: none
   uint8_t orderedOn = 0;  // bits of the streams that have waited for `madeOn`
+};
+
+// What can be read of a value. Value has the methods that change it.
+class EBB_API ValueParts : public c10::intrusive_ptr_target, public InArena {
+ public:
+  ~ValueParts() override;
+  void release_resources() override;
+
+  const Home& home() const {
+    return home_;
+  }
+  const ValueDecision& decision() const {
+    return decision_;
+  }
+  const Versions& versions() const {
+    return versions_;
+  }
+  const StateFacts& facts() const {
+    return facts_;
+  }
+  const Uses& uses() const {
+    return uses_;
+  }
+  ValueState state() const {
+    return stash()                    ? ValueState::Away
+           : home_.bytes() && recipe_ ? ValueState::Kept
+           : home_.bytes()            ? ValueState::Held
+           : recipe_                  ? ValueState::Recomputable
+                                      : ValueState::Unneeded;
+  }
+
+  // How to recompute the value; null for a leaf.
+  const c10::intrusive_ptr<Recipe>& recipe() const {
+    return recipe_;
+  }
+  // The stash, or null. See Note [Stored values].
+  const c10::intrusive_ptr<Stash>& stash() const {
+    return rare().stash;
+  }
+  // The storage that handles show in place of the value's bytes; nearly always null. See Note
+  // [Silent writes].
+  const c10::Storage& redefined() const {
+    return rare().redefined;
+  }
+  // See Note [Custom operators]; 0: unknown.
+  uint64_t resultFingerprint() const {
+    return rare().resultFingerprint;
+  }
+
+  // The data that a plug-in has attached to the value; null if there is none.
+  template <class Part>
+  Part* extra() const {
+    return rare().extras.get<Part>();
+  }
+  // True if a plug-in needs the value until its region ends.
+  bool waitsForEnd() const {
+    return rare_ && rare_->extras.waitForEnd();
+  }
+  // True if a replay or a stash gives back only a part of the bytes.
+  bool isPartial() const {
+    return rare_ && rare_->extras.isPartial();
+  }
+
+  // A storage that has this value's bytes now: one that ebb holds, or one that other code keeps
+  // alive and has not written. Null if there is neither, so at most a recipe or a stash is left.
+  // Null for a compared value with a recipe, even if its storage lives.
+  c10::Storage available() const;
+
+  // True if only the value and its handles hold the kept bytes. Then no other code can write to the
+  // bytes, and the value needs no recipe. False if other code resized the storage before.
+  bool ownsItsBytes() const;
+
+ protected:
+  ValueParts();
+  const RareParts& rare() const {
+    return rare_ ? *rare_ : kNone;
+  }
+
+  // In this order, small members fill the padding of larger ones.
+  [[no_unique_address]] Home home_;
+  ValueDecision decision_;
+  StreamsOfBytes streams_;
+  std::unique_ptr<RareParts> rare_;  // null until one of them has been set
+  [[no_unique_address]] Versions versions_;
+  StateFacts facts_;
+  Uses uses_;
+  c10::intrusive_ptr<Recipe> recipe_;
+
+ private:
+  static const RareParts kNone;
 };
 
 // Note [Ownership]
@@ -236,107 +303,157 @@ struct StreamsOfBytes {
 // ebb tracks nothing globally: reference counting frees all memory. A weak reference also prevents
 // reuse of the StorageImpl's address, so the map's key identifies a storage.
 //
-// A materialised value stays Held until nothing refers to it, so each op is replayed at most once.
+// A restored value stays Held until nothing refers to it, so each op is replayed at most once.
 // Note [Made each time] has the exceptions.
 //
 // The parts of a value are members and not pointers, so ebb allocates one block of memory for each
 // value. Rare parts are in another block.
-struct Value final : c10::intrusive_ptr_target, InArena {
-  Value();
-  ~Value() override;
+//
+// Note [Transitions of a value]
+// Only these methods change a value's state. The graph's lock guards all but the counts in Uses.
+//
+//   method        from                    to                      when
+//   Value         -                       Unneeded                a storage has a new state
+//   recomputeFrom Unneeded                Recomputable            the value's op has a recipe
+//   keep          Unneeded, Recomputable  Held, Kept              the bytes must stay
+//   putAway       Unneeded, Held, Kept    Away                    a store has taken the bytes
+//   restore       any                     Held                    a replay or a stash gives them
+//   back useCopy       Held, Kept              same                    the storage is about to be
+//   written
+//                 Recomputable            Kept                    see Note [Made each time]
+//   release       Held, Kept              Unneeded, Recomputable  nothing needs the bytes
+//   giveUp        Held                    Unneeded                the last handle has been unpacked
+//   dropRecipe    Kept, Recomputable      Held, Unneeded          no write can reach the bytes
+//   overwritten   any                     same                    the storage gets a later state,
+//   showInstead   any                     same                    and handles show that state
+//
+// A value: one state of one storage.
+struct EBB_API Value final : ValueParts {
+  // The state that the storage of `tensor` has now. `before`: the writers of the state before.
+  explicit Value(
+      const at::Tensor& tensor,
+      StateFacts facts = {},
+      ValueDecision decision = {},
+      const Versions* before = nullptr);
 
-  StreamsOfBytes streams;
-  Rare rare;
-
-  const Home& home() const {
-    return home_;
-  }
-  Home& home() {
-    return home_;
-  }
-  const ValueDecision& decision() const {
-    return decision_;
-  }
-  ValueDecision& decision() {
-    return decision_;
-  }
-  const Versions& versions() const {
-    return versions_;
-  }
-  Versions& versions() {
-    return versions_;
-  }
-  const StateFacts& facts() const {
-    return facts_;
-  }
-  StateFacts& facts() {
-    return facts_;
-  }
-  const Uses& uses() const {
-    return uses_;
-  }
-  Uses& uses() {
-    return uses_;
+  // The policy or a plug-in decides what happens to the bytes.
+  void decide(ValueDecision decision) {
+    decision_ = decision;
   }
 
-  ValueState state() const {
-    return rare->stash                ? ValueState::Away
-           : home_.bytes() && recipe_ ? ValueState::Kept
-           : home_.bytes()            ? ValueState::Held
-           : recipe_                  ? ValueState::Recomputable
-                                      : ValueState::Unneeded;
-  }
+  // From now on `recipe` recomputes the value. `fingerprint`: of the result; 0: unknown.
+  void recomputeFrom(c10::intrusive_ptr<Recipe> recipe, uint64_t fingerprint);
+  void setResultFingerprint(uint64_t fingerprint);
+  // Drops the recipe unless a store has yet to take the bytes: the store may be full. `onlyOurs`:
+  // no other code can write to the bytes from now on.
+  void dropRecipe(bool onlyOurs = false);
 
-  // How to recompute the value; null for a leaf.
-  const c10::intrusive_ptr<Recipe>& recipe() const {
-    return recipe_;
-  }
-  void setRecipe(c10::intrusive_ptr<Recipe> recipe);
-
-  // The stash, or null. See Note [Stored values].
-  const c10::intrusive_ptr<Stash>& stash() const {
-    return rare->stash;
-  }
-  // The data that a plug-in has attached to the value; null if there is none.
-  template <class Part>
-  Part* extra() const {
-    return rare->extras.get<Part>();
-  }
-
+  // Holds the bytes, in `storage`, to which other code can write. Keeps a recipe only if the policy
+  // saves the value. `due`: a store has yet to take the bytes. `handlesRely`: see
+  // Uses::relyOnBytes().
+  void keep(const c10::Storage& storage, bool due, bool handlesRely = false);
+  // Holds the bytes in a copy that only ebb has. Keeps the recipe. `changed`: an unseen write came
+  // before the copy.
+  void useCopy(c10::Storage copy, bool changed = false);
+  // Takes the bytes, recomputed, copied or back from a stash. `onlyOurs`: no other code can write
+  // to them.
+  void restore(c10::Storage made, bool onlyOurs);
   // From now on `away` stands for the bytes.
   void putAway(c10::intrusive_ptr<Stash> away);
-  // Drops the stash without bringing its bytes back.
-  void dropStash();
+  // Releases the bytes.
+  c10::Storage release();
+  // Releases the bytes, and keeps a weak reference to their storage as Home::storage().
+  void giveUp();
 
-  // Sets the bytes, recomputed or back from a stash. `onlyOurs`: no other code can write to them.
-  void restore(c10::Storage made, bool onlyOurs);
+  // The storage gets a later state. A stash becomes independent of the storage.
+  void overwritten();
+  // The storage has a later state, or may have. Handles show `now`, as eager's saved tensors do.
+  void showInstead(const c10::Storage& now);
 
-  // Records the storage and version of `tensor` as this state's.
-  void stamp(const at::Tensor& tensor);
+  // True if `tensor` shows the storage in this state. Notes the tensor's counter. See Note [Version
+  // stamps].
+  bool isShownBy(const at::Tensor& tensor);
+  // Sets the fingerprint that shows unseen writes: see Note [Fingerprints of leaves].
+  void watch(uint64_t fingerprint);
 
+  // Drops the weak reference to the storage.
+  void loseStorage();
   // If the storage is gone, returns true, and releases what torch keeps allocated for the weak
   // reference and for the version counter. Does nothing for a compared value.
   bool releaseGone();
 
-  // The storage has another state from now on. Handles show `now`, as eager's saved tensors do.
-  void showInstead(const c10::Storage& now);
+  // Attaches data of a plug-in. `isCompared`: see StateFacts::compared.
+  template <class Part>
+  void attach(c10::intrusive_ptr<Part> extra, bool isCompared = false) {
+    allocateRare().extras.set(std::move(extra));
+    facts_.compared |= isCompared;
+  }
 
-  // A storage that has this value's bytes now: one that ebb holds, or one that other code keeps
-  // alive and has not written. Null if there is neither, so at most a recipe or a stash is left.
-  // Null for a compared value with a recipe, even if its storage lives.
-  c10::Storage available() const;
-
-  void release_resources() override;
+  using ValueParts::uses;
+  using ValueParts::versions;
+  Uses& uses() {
+    return uses_;
+  }
+  Versions& versions() {
+    return versions_;
+  }
 
  private:
-  // In this order, small members fill the padding of larger ones.
-  [[no_unique_address]] Home home_;
-  ValueDecision decision_;
-  [[no_unique_address]] Versions versions_;
-  StateFacts facts_;
-  Uses uses_;
-  c10::intrusive_ptr<Recipe> recipe_;
+  friend class GraphStreams;  // writes its notes, `streams_`
+  RareParts& allocateRare();
 };
+
+// A reference to a value that the value counts. Copies count too.
+template <void (Uses::*kGain)(), void (Uses::*kLose)()>
+class CountedRef {
+ public:
+  CountedRef() = default;
+  explicit CountedRef(c10::intrusive_ptr<Value> value) : value_(std::move(value)) {
+    if (value_) {
+      (value_->uses().*kGain)();
+    }
+  }
+  CountedRef(const CountedRef& other) : CountedRef(other.value_) {
+  }
+  CountedRef(CountedRef&& other) noexcept : value_(std::move(other.value_)) {
+  }
+  CountedRef& operator=(CountedRef other) noexcept {
+    std::swap(value_, other.value_);
+    return *this;
+  }
+  ~CountedRef() {
+    take();
+  }
+
+  // Gives the reference up.
+  c10::intrusive_ptr<Value> take() {
+    if (value_) {
+      (value_->uses().*kLose)();
+    }
+    return std::move(value_);
+  }
+
+  const c10::intrusive_ptr<Value>& pointer() const {
+    return value_;
+  }
+  Value* get() const {
+    return value_.get();
+  }
+  Value& operator*() const {
+    return *value_;
+  }
+  Value* operator->() const {
+    return value_.get();
+  }
+  explicit operator bool() const {
+    return value_.defined();
+  }
+
+ private:
+  c10::intrusive_ptr<Value> value_;
+};
+using HandleOn = CountedRef<&Uses::gainHandle, &Uses::loseHandle>;  // a handle's
+using ReaderOf = CountedRef<&Uses::gainReader, &Uses::loseReader>;  // an input of a recipe
 
 // True if only handles refer to `value`: no recipe, and no open region.
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value);

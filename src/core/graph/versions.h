@@ -74,6 +74,11 @@ class Versions {
   // this increment does not count as a write to the value.
   void allowOne(const c10::VariableVersion& seen);
 
+  // Learns `seen`; allows one increment if it is known.
+  void accept(const c10::VariableVersion& seen) {
+    know(seen) ? allowOne(seen) : learn(seen);
+  }
+
   // Accepts one increment of the last writer's version. More increments mean that other code wrote.
   void countWrite() {
     ++written_.version;

@@ -149,7 +149,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
   }
   if (op_.state.movesFirst.load(std::memory_order_relaxed) ||
       (trustCustomOps_ && tensor.is_cpu())) {
-    isNew ? value.versions().learn(counter) : value.versions().allowOne(counter);
+    value.versions().accept(counter);
   }
   return true;
 }

@@ -24,7 +24,6 @@ bool isActivation(const at::Tensor& tensor) {
 // and reading the old state raises, as for a leaf. If the store has no room, ebb recomputes the
 // value, or keeps a value without a recipe.
 void Keeper::put(Value& value, const c10::Storage& storage) {
-  value.decision().setDue(false);
   Store& store = *storeOf(value.decision().chosen());
   StashPtr stash;
   if (storage.nbytes() == value.home().nbytes()) {  // else other code has resized the storage
@@ -42,9 +41,9 @@ void Keeper::put(Value& value, const c10::Storage& storage) {
   // Perhaps only this rank lacks memory.
   const bool recomputes = value.recipe() && !context_.graph->rules.sameOnAllRanks;
   if (recomputes) {
-    value.home().take();
+    value.release();
   }
-  value.decision().undo(recomputes);
+  value.decide(value.decision().withoutStore(recomputes));
 }
 
 void Keeper::packs(Value& value, const at::Tensor& tensor) {
@@ -56,7 +55,7 @@ void Keeper::packs(Value& value, const at::Tensor& tensor) {
     put(value, tensor.storage());
   } else {
     store.staysInstead(context_, value);
-    value.decision().setDue(false);
+    value.decide(value.decision().withDue(false));
   }
 }
 
@@ -100,32 +99,28 @@ bool Keeper::storesInput(const at::Tensor& tensor) const {
   return context_.decider->inputs() != Decision::Save && isActivation(tensor);
 }
 
-void Keeper::keep(Value& value, const at::Tensor& tensor) {
-  if (value.decision().isDue()) {
-    value.decision().setDue(storeOf(value.decision().chosen())->accepts(value, tensor));
-  }
-  value.home().setBytes(tensor.storage(), false);
-  if (value.decision().isDue()) {
+void Keeper::keep(Value& value, const at::Tensor& tensor, bool handlesRely) {
+  const bool due =
+      value.decision().isDue() && storeOf(value.decision().chosen())->accepts(value, tensor);
+  value.keep(tensor.storage(), due, handlesRely);
+  if (due) {
     noteStream(tensor.device());
   }
   keptBytes_ += value.home().nbytes();
-  if (!value.decision().isSaved()) {
-    value.setRecipe({});
-    if (!value.facts().collectiveRunning) {
-      takeFingerprint(value);
-    }
+  if (!value.decision().isSaved() && !value.facts().collectiveRunning) {
+    takeFingerprint(value);
   }
 }
 
 void Keeper::takeFingerprint(Value& value) {
-  value.home().setFingerprint(fingerprint(value.home().bytes(), context_.graph->rules.fingerprints()));
+  value.watch(fingerprint(value.home().bytes(), context_.graph->rules.fingerprints()));
 }
 
 void Keeper::watchEscaped(Value& value) {
   const c10::Storage storage = value.home().living();
   const bool isCompared = context_.graph->rules.compareAll;
   if (storage && !value.home().isPrivate() && !isCompared && value.versions().areUnmoved()) {
-    value.home().setFingerprint(fingerprint(storage));
+    value.watch(fingerprint(storage));
   }
 }
 

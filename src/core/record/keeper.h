@@ -25,8 +25,9 @@ class Keeper {
   explicit Keeper(const Context& context) : context_(context) {
   }
 
-  // From now on the value, shown by `tensor`, holds its bytes.
-  void keep(Value& value, const at::Tensor& tensor);
+  // From now on the value, shown by `tensor`, holds its bytes. `handlesRely`: see
+  // Uses::relyOnBytes().
+  void keep(Value& value, const at::Tensor& tensor, bool handlesRely = false);
 
   // Records a fingerprint of the bytes of a leaf: see Note [Fingerprints of leaves].
   void takeFingerprint(Value& value);

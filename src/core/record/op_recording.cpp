@@ -134,7 +134,7 @@ uint64_t fingerprintOfResult(const OpTraits& op, const c10::IValue* results) {
 // True if a replay may read other bytes than the forward.
 bool readsPartial(const Recipe& recipe) {
   return std::any_of(recipe.inputs().begin(), recipe.inputs().end(), [](const Input& input) {
-    return input.value && !input.wholeOverwrite && input.value->rare.isPartial();
+    return input.value && !input.wholeOverwrite && input.value->isPartial();
   });
 }
 
@@ -273,7 +273,7 @@ void OpRecording::runKernel() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
     if (op_.limits.communicates && !before.facts().madeHere) {
-      moveVersionOfComputed(write.tensor, 0);  // see Note [Communication]
+      moveVersionOfComputed(write.tensor);  // see Note [Communication]
     }
     const Verdict verdict = verdictOn(write.tensor);
     const bool decides = replay_.recipe || !op_.limits.communicates;
@@ -310,20 +310,24 @@ void OpRecording::giveRecipe(
     const char* veto) {
   if (replay_.recipe && veto == nullptr && isTrusted(context_, op_, verdict) &&
       canBeRepeated(write)) {
-    after->rare.set(
-        &RareParts::fingerprint, replay_.hasFingerprint ? fingerprint(write.tensor.storage()) : 0);
     addOutput(
-        after, write.tensor, {.written = true, .slot = write.argument, .element = write.element});
+        after,
+        write.tensor,
+        {.written = true, .slot = write.argument, .element = write.element},
+        replay_.hasFingerprint ? fingerprint(write.tensor.storage()) : 0);
   }
   noteKeptCustom(after, verdict);
   if (!after->recipe()) {
-    after->decision().mustBeKept();
+    after->decide(after->decision().orKept());
   }
 }
 
 void OpRecording::addOutput(
-    const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output) {
-  value->setRecipe(replay_.recipe);
+    const c10::intrusive_ptr<Value>& value,
+    const at::Tensor& tensor,
+    Output output,
+    uint64_t fingerprint) {
+  value->recomputeFrom(replay_.recipe, fingerprint);
   output.value = c10::weak_intrusive_ptr<Value>(value);
   replay_.recipe->outputs.push_back(std::move(output));
   context_.graph->observers.tell(
@@ -356,24 +360,21 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
     learnAlias(values_, lock_, tensor);
     return;  // the tensor aliases an argument or an earlier result: same value
   }
-  auto value = c10::make_intrusive<Value>();
-  value->stamp(tensor);
+  StateFacts facts;
   // The thread of a collective holds the results for a time that differs between ranks, so the
   // reference count must not decide about `madeHere`.
   const bool isRepeated = replay_.recipe && op_.limits.communicates;
-  value->facts().madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
+  facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
+  facts.collectiveRunning = op_.limits.communicates;
+  facts.unfilled = op_.limits.uninitialised && context_.trustCustomOps && tensor.is_cpu();
+  auto value = c10::make_intrusive<Value>(tensor, facts);
   const Verdict verdict = verdictOn(tensor);
-  value->facts().collectiveRunning = op_.limits.communicates;
   const char* veto = context_.graph->observers.whyNotReplayed({*value, tensor, nullptr, true});
   decideOnResult(
       value, tensor, verdict, veto, {.slot = static_cast<uint16_t>(slot), .element = element});
   noteKeptCustom(value, verdict);
-  if (op_.limits.uninitialised && context_.trustCustomOps && tensor.is_cpu()) {
-    value->facts().unfilled = true;
-    value->home().setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));
-  }
-  if (!value->recipe() || op_.limits.constantFill) {
-    value->decision().mustBeKept();
+  if (facts.unfilled) {
+    value->watch(fingerprint(tensor.storage(), FingerprintOf::Everything));
   }
   if (context_.graph->observers.seeOps()) [[unlikely]] {
     tellMade(*value, tensor, verdict, veto);
@@ -391,19 +392,18 @@ void OpRecording::decideOnResult(
       isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe();
   const bool mayStore =
       value->facts().madeHere && !op_.limits.uninitialised && !op_.limits.communicates;
-  if (takesAll && mayStore) {
-    value->decision().decide(verdict.decision, false);
-  }
+  ValueDecision decision = takesAll && mayStore ? ValueDecision(verdict.decision, false)
+                                                : ValueDecision(Decision::Save, false);
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
-  if (replay_.recipe && value->facts().madeHere && !fromDevice && isTrusted(context_, op_, verdict) &&
-      veto == nullptr) {
-    value->facts().rule = verdict.rule;
+  if (replay_.recipe && value->facts().madeHere && !fromDevice &&
+      isTrusted(context_, op_, verdict) && veto == nullptr) {
     const bool stays = takesAll && !mayStore;
-    value->decision().decide(stays ? Decision::Save : verdict.decision);
-    value->rare.set(
-        &RareParts::fingerprint, replay_.hasFingerprint ? fingerprintOfShown(tensor) : 0);
-    addOutput(value, tensor, std::move(output));
+    decision = ValueDecision(stays ? Decision::Save : verdict.decision, true, verdict.rule);
+    decision = op_.limits.constantFill ? decision.orKept() : decision;
+    addOutput(
+        value, tensor, std::move(output), replay_.hasFingerprint ? fingerprintOfShown(tensor) : 0);
   }
+  value->decide(decision);
 }
 
 [[gnu::cold]] void OpRecording::tellMade(
@@ -411,7 +411,7 @@ void OpRecording::decideOnResult(
   const bool wanted = recomputes(verdict.decision) && !value.decision().isSaved();
   const bool can = value.recipe() && !op_.limits.constantFill;
   const char* why = wanted && !can ? whyNotRecomputed(value, tensor, veto) : nullptr;
-  const uint16_t rule = value.recipe() ? value.facts().rule : verdict.rule;
+  const uint16_t rule = value.recipe() ? value.decision().rule() : verdict.rule;
   context_.graph->observers.tell(
       &OpEvents::made, Made{context_, value, tensor, op_.name, why, rule});
 }

@@ -67,8 +67,13 @@ class OpRecording {
       const Verdict& verdict,
       const char* veto,
       Output output);
-  // Makes `value`, which `tensor` shows, an output of the recipe.
-  void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
+  // Makes `value`, which `tensor` shows, an output of the recipe. `fingerprint`: see
+  // Value::recomputeFrom.
+  void addOutput(
+      const c10::intrusive_ptr<Value>& value,
+      const at::Tensor& tensor,
+      Output output,
+      uint64_t fingerprint);
   void noteKeptCustom(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
 
   const Context& context_;

@@ -20,7 +20,7 @@ namespace {
 // value. A read shows that the result is complete, and a write does not: when the program waits for
 // gloo's reduce-scatter, gloo writes the result with copy_.
 bool hasNoFingerprint(const Value& value, const Input& input, const OpTraits& op) {
-  return value.facts().collectiveRunning && value.recipe() && value.rare->fingerprint == 0 &&
+  return value.facts().collectiveRunning && value.recipe() && value.resultFingerprint() == 0 &&
          input.use == ArgUse::Read && !op.limits.communicates;
 }
 
@@ -129,10 +129,9 @@ class RecipeWriter {
     }
     // The program reads the result of a collective, so the communication is complete.
     if (hasNoFingerprint(*value, input, op_)) [[unlikely]] {
-      value->rare.set(&RareParts::fingerprint, fingerprint(tensor.storage()));
+      value->setResultFingerprint(fingerprint(tensor.storage()));
     }
-    input.value = value;
-    value->uses().gainReader();
+    input.value = ReaderOf(value);
   }
 
   const Context& context_;

@@ -17,8 +17,8 @@ namespace {
 
 // Called for a kept value. True if ebb keeps the value only for recipes: autograd did not pack it.
 bool isOnlyRead(const Value& value) {
-  return value.uses().packed() == 0 && value.facts().rule != UINT16_MAX && !value.decision().isDue() &&
-         !value.stash();
+  return value.uses().packed() == 0 && value.decision().rule() != Verdict::kNoRule &&
+         !value.decision().isDue() && !value.stash();
 }
 
 // Note [State that each forward updates]
@@ -28,16 +28,15 @@ bool isOnlyRead(const Value& value) {
 // (gathered parameters, a momentum encoder): a second write before backward is then an error.
 bool mustOutliveNextWrite(const Value& value) {
   constexpr size_t kSmall = size_t{1} << 20;
-  return value.facts().writtenHere && value.state() == ValueState::Held && !value.home().isPrivate() &&
-         value.home().nbytes() <= kSmall && value.uses().readers() > 0;
+  return value.facts().writtenHere && value.state() == ValueState::Held &&
+         !value.home().isPrivate() && value.home().nbytes() <= kSmall && value.uses().readers() > 0;
 }
 
 // Drops the recipe of a value whose bytes no other code can write: see Note [Unpacked bytes may be
 // written]. Runs before prepareForAfterRegion(), which then keeps no inputs of dropped recipes.
 void dropUnneededRecipe(Value& value) {
-  if (ownsItsBytes(value)) {
-    value.home().own();
-    dropRecipe(value);
+  if (value.ownsItsBytes()) {
+    value.dropRecipe(true);
   } else if (
       value.decision().isSaved() && !value.home().bytes() && !value.stash() &&
       value.uses().readers() == 0) {
@@ -45,28 +44,26 @@ void dropUnneededRecipe(Value& value) {
     // storage. The value then needs no recipe, and the recipe's inputs can be freed.
     const auto home = value.home().storage().lock();
     if (home && home.use_count() <= 1 + value.uses().handles()) {
-      dropRecipe(value);
+      value.dropRecipe();
     }
   }
 }
 
 // Called after the program has named a value that has a recipe. Replaces the value's decision by
 // that of the rule for this name: see Note [Names].
-void decideAgain(const Context& context, Value& value, Decision decision) {
-  Store* store = storeOf(decision);
+void decideAgain(const Context& context, Value& value, const Verdict& verdict) {
+  Store* store = storeOf(verdict.decision);
   const bool tooLate = store != nullptr && !store->mayBeChosen(value);
-  value.decision().decide(tooLate ? Decision::Save : decision);
-  if (value.recipe()->op.limits.constantFill) {
-    value.decision().mustBeKept();
-  }
+  const ValueDecision decision(tooLate ? Decision::Save : verdict.decision, true, verdict.rule);
+  value.decide(value.recipe()->op.limits.constantFill ? decision.orKept() : decision);
   if (tooLate) {
     store->staysInstead(context, value);
   }
   context.graph->observers.tell(&OpEvents::decidedAgain, context, value);
 }
 
-void countPacked(RegionCounters& counters, Value& value, Retention retention) {
-  if (value.uses().notePacked() && value.facts().madeHere && retention != Retention::Away) {
+void countPacked(RegionCounters& counters, const Value& value, Retention retention) {
+  if (value.facts().madeHere && retention != Retention::Away) {
     const bool kept = isResident(retention);
     (kept ? counters.bytesPacked : counters.bytesDropped) += value.home().nbytes();
     counters.bytesSaved += kept ? value.home().nbytes() : 0;
@@ -81,9 +78,8 @@ void addHandle(
     graph.streams.use(value, storage);  // autograd does not hold the storage
   }
   if (retention == Retention::Recomputed) {
-    graph.numbers.packs.add(packed.value, packed.node);
+    graph.numbers.packs.add(packed.value.pointer(), packed.node);
   }
-  value.uses().gainHandle();
 }
 
 // Prepares a value for writes after the region's end, which ebb does not see.
@@ -95,7 +91,7 @@ void guardAgainstWrites(const Context& context, Keeper& keeper, Value& value) {
     }
   }
   if (value.recipe() && !value.versions().areCounted()) {
-    value.home().forgetStorage();  // an inference tensor: a write to it would not be noticed any more
+    value.loseStorage();  // an inference tensor: a write to it would not be noticed any more
   }
   if (value.facts().collectiveRunning && value.home().bytes() && !value.home().isPrivate() &&
       value.home().bytes().nbytes() == value.home().nbytes()) {
@@ -214,7 +210,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   if (isRecordable(tensor)) {
     needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-    ++values_.replaceByLeaf(tensor).facts().opaque;
+    values_.replaceByLeaf(tensor, UnseenWrite::OpaqueBegins);
   }
 }
 
@@ -235,31 +231,24 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
   const c10::intrusive_ptr<Value> value = *known;
   const auto verdict =
-      context_.decider->decideOnNamed(value->recipe()->op, tensor, value->facts().rule, name);
+      context_.decider->decideOnNamed(value->recipe()->op, tensor, value->decision().rule(), name);
   if (!verdict) {
     return;
   }
-  value->facts().rule = verdict->rule;
   const bool wasKept = value->decision().isKept();
-  decideAgain(context_, *value, verdict->decision);
+  decideAgain(context_, *value, *verdict);
   const bool needed = value->uses().packed() > 0 || value->uses().readers() > 0;
   if (!wasKept && value->decision().isKept() && needed && !value->home().bytes()) {
-    keeper_.keep(*value, tensor);
-    value->uses().letRelyOnBytes(value->uses().packed() > 0);
+    keeper_.keep(*value, tensor, value->uses().packed() > 0);
   } else if (!value->decision().isKept() && !value->uses().relyOnBytes()) {
-    value->home().take();
+    value->release();
   }
 }
 
 [[gnu::cold]] void Recorder::opaqueWriteEnds(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-    Value& leaf = values_.replaceByLeaf(tensor);
-    leaf.facts().opaque -= leaf.facts().opaque > 0;
-    if (!leaf.facts().madeHere) {
-      moveVersionIfNeeded(tensor, 1);
-      leaf.stamp(tensor);
-    }
+    values_.replaceByLeaf(tensor, UnseenWrite::OpaqueEnds);
   }
 }
 
@@ -268,12 +257,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   if (isRecordable(tensor)) {
     needed_.beforeWrite(tensor, context_);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
-    Value& leaf = values_.replaceByLeaf(tensor);
-    leaf.facts().collectiveRunning = true;
-    if (!leaf.facts().madeHere) {
-      moveVersionOfComputed(tensor, 1);
-      leaf.stamp(tensor);
-    }
+    values_.replaceByLeaf(tensor, UnseenWrite::Collective);
   }
 }
 
@@ -296,7 +280,7 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
   if (value->recipe()) {
     packed.producer = value->recipe()->op.name.c_str();
   }
-  value->facts().showsWrites |=
+  const bool showsWrites =
       part || !value->versions().isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   keeper_.packs(*value, tensor);
   const Retention retention = retentionOf(
@@ -304,12 +288,13 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
        .keeps = value->decision().isKept(),
        .byPolicy = value->decision().isSaved(),
        .hasRecipe = value->recipe().defined()});
-  countPacked(*context_.counters, *value, retention);
-  value->uses().letRelyOnBytes(retention == Retention::Away);
+  if (value->uses().notePacked(showsWrites, retention == Retention::Away)) {
+    countPacked(*context_.counters, *value, retention);
+  }
   packed.note = context_.graph->observers.packed(*value, tensor, retention);
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
-    packed.value = value;
+    packed.value = HandleOn(value);
     packed.recompute = retention != Retention::Saved;
     addHandle(*context_.graph, packed, tensor.storage(), retention);
   }

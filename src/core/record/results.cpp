@@ -39,19 +39,13 @@ void supersedeEarlier(
   const bool copies =
       needsCopy(graph, value) && value.home().hasMemoryOf(*storage.unsafeGetStorageImpl());
   graph.observers.tell(&OpEvents::stateEnds, value, true);
-  value.home().markOverwritten();  // before the copy, which may fail: a replay then raises
-  if (value.uses().handles() > 0) {
-    value.rare.set(&RareParts::redefined, storage);
-  }
-  if (value.stash()) {
-    value.stash()->beforeWrite();
-    value.home().own();
-  } else if (copies) {
+  value.showInstead(storage);
+  value.overwritten();  // before the copy, which may fail: a replay then raises
+  if (copies) {
     makePrivate(graph, value, *context.counters);
   } else if (value.recipe() && !value.home().isPrivate()) {
-    value.home().take();
+    value.release();
   }
-  value.home().forgetStorage();
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ void Unrepeatable::tell(const std::string& region) {
   std::map<const OpTraits*, size_t> bytes;
   for (const Result& result : all_) {
     const auto value = result.value.lock();
-    bytes[result.op] += result.saved != 0              ? result.saved
+    bytes[result.op] += result.saved != 0                ? result.saved
                         : value && value->home().bytes() ? value->home().nbytes()
-                                                       : 0;
+                                                         : 0;
   }
   all_.clear();
   const PythonSupport* python = pythonSupport();

@@ -28,7 +28,7 @@ UnsaidWrites::UnsaidWrites(const OpTraits& op, const Arguments& arguments) : op_
 bool UnsaidWrites::giveUp(ValueMap& values) {
   for (const Read& read : read_) {
     if (fingerprint(read.tensor.storage()) != read.fingerprint) {
-      values.replaceByLeaf(read.tensor);
+      values.replaceByLeaf(read.tensor, UnseenWrite::Undeclared);
       written_ = &read;
     }
   }

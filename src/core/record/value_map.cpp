@@ -21,34 +21,18 @@ constexpr size_t kSweepBytes = size_t{16} << 20;
 const std::string kFromOutside = "from outside";
 const std::string kOpaque = "ebb.opaque";
 
-}  // namespace
-
-bool ownsItsBytes(const Value& value) {
-  return value.home().bytes() && value.home().bytes().nbytes() == value.home().nbytes() &&
-         value.home().bytes().use_count() <=
-             1 + (value.uses().relyOnBytes() ? 0 : value.uses().handles());
-}
-
-void dropRecipe(Value& value) {
-  if (!value.decision().isDue()) {
-    value.setRecipe({});
-  }
-}
-
-namespace {
-
 // True if the storage is gone, and the end of the region has nothing to do for the value.
 bool isDone(const c10::intrusive_ptr<Value>& value) {
   return value->home().storage().expired() && !value->home().bytes() && !value->stash() &&
-         !value->rare.waitsForEnd() && value->uses().handles() == 0;
+         !value->waitsForEnd() && value->uses().handles() == 0;
 }
 
 // True if the value is done, or if only the map refers to the value and no other code holds the
 // value's storage. Drops the recipe of a value that owns its bytes.
 bool isUnused(const c10::intrusive_ptr<Value>& value) {
-  const bool isOwned = ownsItsBytes(*value);
+  const bool isOwned = value->ownsItsBytes();
   if (isOwned) {
-    dropRecipe(*value);
+    value->dropRecipe();
   }
   return isDone(value) || (value.unique() && (isOwned || value->home().storage().expired()));
 }
@@ -57,7 +41,7 @@ bool isUnused(const c10::intrusive_ptr<Value>& value) {
 
 c10::Storage escapedStorage(const Value& value) {
   if (!value.recipe() || value.decision().isKept() || value.facts().opaque > 0 ||
-      value.home().storage().expired() || !value.versions().areUnmoved() || value.rare.isPartial()) {
+      value.home().storage().expired() || !value.versions().areUnmoved() || value.isPartial()) {
     return {};
   }
   c10::Storage living = value.home().living();
@@ -65,31 +49,32 @@ c10::Storage escapedStorage(const Value& value) {
   return living && living.use_count() > ours ? living : c10::Storage();
 }
 
-void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours) {
+void moveVersionIfNeeded(const at::Tensor& tensor) {
   if (!isRecordable(tensor) || tensor.is_inference()) {
     return;
   }
   // Each value has a weak reference to its storage; all strong references count as one more.
-  if (weakReferencesOfOthers(tensor.storage(), &weakReferences) > 1 + ours) {
+  if (weakReferencesOfOthers(tensor.storage(), &weakReferences) > 1) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 }
 
-void moveVersionOfComputed(const at::Tensor& tensor, size_t ours) {
+void moveVersionOfComputed(const at::Tensor& tensor) {
   if (tensor.requires_grad() && !tensor.is_leaf()) {
-    moveVersionIfNeeded(tensor, ours);
+    moveVersionIfNeeded(tensor);
   }
 }
 
-// If an unseen write came before the copy, the copy is useless, and `tampered` becomes true.
+// If an unseen write came before the copy, the copy is useless, and a replay raises.
 [[gnu::cold]] void makePrivate(Graph& graph, Value& value, RegionCounters& counters) {
   if (value.home().bytes().nbytes() < value.home().nbytes()) {
     return;  // freed by other code; a replay that needs the bytes will raise
   }
   graph.streams.use(value, value.home().bytes());
-  value.home().setBytes(copyOf(value.home().bytes(), value.home().nbytes()), true);
+  c10::Storage copy = copyOf(value.home().bytes(), value.home().nbytes());
+  const bool changed = hasChanged(value, copy, graph.rules.fingerprints());
+  value.useCopy(std::move(copy), changed);
   graph.streams.made(value, value.home().bytes());
-  value.facts().changedBeforeCopy = hasChanged(value, value.home().bytes(), graph.rules.fingerprints());
   counters.bytesCopied += value.home().nbytes();
   graph.observers.tell(&OpEvents::copied, value);
 }
@@ -103,33 +88,6 @@ void ValueMap::clear() {
   values_.clear();
   unsettled_.clear();
   made_.clear();
-}
-
-// True if `tensor` shows the storage in the state of `value`. Notes the tensor's counter. See Note
-// [Version stamps].
-static bool isShownBy(Value& value, const at::Tensor& tensor) {
-  // See Note [Communication]
-  if (value.facts().collectiveRunning && value.uses().packed() == 0 && !value.home().bytes()) {
-    value.versions().forgetOthers();
-    value.stamp(tensor);
-    return true;
-  }
-  const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
-  const bool sameMemory = value.home().hasMemoryOf(*storageOf(tensor));
-  if (sameMemory && (!counter.enabled() || !value.versions().areCounted())) {
-    return true;
-  }
-  if (!sameMemory || !value.versions().areUnmoved()) {
-    return false;
-  }
-  if (value.versions().know(counter)) {
-    return true;
-  }
-  const bool isNew = !value.facts().madeHere || counter.current_version() == 0;
-  if (isNew) {
-    value.versions().learn(counter);
-  }
-  return isNew;
 }
 
 // Note [Version stamps]
@@ -152,12 +110,11 @@ c10::intrusive_ptr<Value>& ValueMap::current(const at::Tensor& tensor) {
 
 c10::intrusive_ptr<Value>& ValueMap::current(
     c10::intrusive_ptr<Value>& slot, const at::Tensor& tensor) {
-  if (slot && isShownBy(*slot, tensor)) {
+  if (slot && slot->isShownBy(tensor)) {
     return slot;
   }
   if (slot) {
-    slot->showInstead(tensor.storage());
-    context_.graph->observers.tell(&OpEvents::stateEnds, *slot, false);
+    ended(*slot, tensor.storage());
   }
   slot = leafOf(tensor, slot);
   context_.graph->observers.tell(
@@ -165,23 +122,26 @@ c10::intrusive_ptr<Value>& ValueMap::current(
   return slot;
 }
 
+void ValueMap::ended(Value& value, const c10::Storage& now) {
+  context_.graph->observers.tell(&OpEvents::stateEnds, value, false);
+  value.showInstead(now);
+}
+
 c10::intrusive_ptr<Value> ValueMap::leafOf(
     const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before) {
-  auto leaf = c10::make_intrusive<Value>();
-  leaf->facts().isEarlierResult = before && before->facts().isEarlierResult;
-  leaf->facts().opaque = before ? before->facts().opaque : 0;
+  StateFacts facts;
+  facts.isEarlierResult = before && before->facts().isEarlierResult;
+  facts.opaque = before ? before->facts().opaque : 0;
   if (const WeakGraph* maker = before ? nullptr : context_.results->madeBy(tensor)) {
-    leaf->facts().isEarlierResult = true;
+    facts.isEarlierResult = true;
     if (!maker->expired()) {
       context_.graph->observers.tell(&RegionEvents::readsResultOf, *maker);
     }
   }
+  const bool isStored = keeper_.storesInput(tensor);
+  const ValueDecision decision(isStored ? context_.decider->inputs() : Decision::Save, false);
+  auto leaf = c10::make_intrusive<Value>(tensor, facts, decision);
   made_.add(storageOf(tensor), leaf.get());
-  leaf->stamp(tensor);
-  if (keeper_.storesInput(tensor)) {
-    leaf->decision().decide(context_.decider->inputs(), false);
-  }
-  leaf->decision().mustBeKept();
   return leaf;
 }
 
@@ -191,12 +151,7 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
 // value with a recipe is recomputed instead.
 void ValueMap::prepareForWrite(const c10::intrusive_ptr<Value>& value, size_t indifferent) {
   context_.graph->observers.tell(&OpEvents::stateEnds, *value, true);
-  value->home().markOverwritten();
-  value->home().forgetStorage();
-  if (value->stash()) {
-    value->stash()->beforeWrite();
-    value->home().own();
-  }
+  value->overwritten();
   if (!value->home().bytes() || value->home().isPrivate()) {
     return;
   }
@@ -207,14 +162,14 @@ void ValueMap::prepareForWrite(const c10::intrusive_ptr<Value>& value, size_t in
   if (needed()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   } else {
-    value->home().take();
+    value->release();
   }
 }
 
 // Note [Silent writes]
 // A write may leave the version counter as it is. In eager, the saved tensor shares its storage
 // with the written tensor and no version check fails, so backward reads the written bytes. So after
-// such a write, handles of the old value show the written storage (`RareParts::redefined`).
+// such a write, handles of the old value show the written storage (Value::showInstead).
 ValueMap& ValueMap::applyDeferred() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
@@ -229,9 +184,9 @@ ValueMap& ValueMap::applyDeferred() {
     if (counted) {
       after.versions().countWrite();
     }
-    if (entry.before && (!counted || entry.before->facts().showsWrites ||
+    if (entry.before && (!counted || entry.before->uses().showsWrites() ||
                          !after.versions().isWriters(entry.before->versions().written().counter))) {
-      entry.before->rare.set(&RareParts::redefined, entry.storage);
+      entry.before->showInstead(entry.storage);
     }
   }
   unsettled_.clear();
@@ -240,26 +195,29 @@ ValueMap& ValueMap::applyDeferred() {
 
 [[gnu::cold]] void ValueMap::storageGrew(
     const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
-  context_.graph->observers.tell(&OpEvents::stateEnds, *value, false);
-  value->showInstead(storage);
+  ended(*value, storage);
   if (value->home().bytes() && !value->home().isPrivate() && !value->recipe()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   }
   values_.erase(storage.unsafeGetStorageImpl());
 }
 
-[[gnu::cold]] Value& ValueMap::replaceByLeaf(const at::Tensor& tensor) {
+[[gnu::cold]] void ValueMap::replaceByLeaf(const at::Tensor& tensor, UnseenWrite write) {
   applyDeferred();
   const c10::intrusive_ptr<Value> before = current(tensor);
   prepareForWrite(before, 0);
   before->showInstead(tensor.storage());
-  auto leaf = c10::make_intrusive<Value>();
-  leaf->stamp(tensor);
-  leaf->versions().inherit(before->versions());
-  leaf->decision().mustBeKept();
-  leaf->facts().madeHere = before->facts().madeHere;
-  leaf->facts().writtenHere = !before->facts().madeHere;
-  leaf->facts().opaque = before->facts().opaque;
+  StateFacts facts = before->facts().afterWrite();
+  facts.opaque += write == UnseenWrite::OpaqueBegins;
+  facts.opaque -= write == UnseenWrite::OpaqueEnds && facts.opaque > 0;
+  facts.collectiveRunning = write == UnseenWrite::Collective;
+  if (!facts.madeHere && write == UnseenWrite::OpaqueEnds) {
+    moveVersionIfNeeded(tensor);
+  } else if (!facts.madeHere && write == UnseenWrite::Collective) {
+    moveVersionOfComputed(tensor);
+  }
+  auto leaf = c10::make_intrusive<Value>(
+      tensor, facts, ValueDecision(Decision::Save, false), &before->versions());
   context_.graph->observers.tell(
       &OpEvents::made,
       Made{
@@ -268,9 +226,7 @@ ValueMap& ValueMap::applyDeferred() {
           tensor,
           kOpaque,
           "written by code that torch does not see (ebb.opaque)"});
-  Value& now = *leaf;
   put(storageOf(tensor), std::move(leaf));
-  return now;
 }
 
 // See Note [When dead values are looked for]

@@ -29,6 +29,14 @@ struct Unsettled {
   const OpTraits* movedFirst = nullptr;
 };
 
+// Who writes to a storage so that torch does not see it.
+enum class UnseenWrite : uint8_t {
+  OpaqueBegins,  // see Note [Opaque writes]
+  OpaqueEnds,
+  Collective,  // see Note [Communication]
+  Undeclared,  // see Note [Unsaid writes]
+};
+
 // See Note [Ownership]
 class ValueMap {
  public:
@@ -70,8 +78,8 @@ class ValueMap {
   // of recipe inputs that refer to `value` and do not need its old contents.
   void prepareForWrite(const c10::intrusive_ptr<Value>& value, size_t indifferent);
 
-  // An unseen write changes `tensor`. Returns the new state, a leaf.
-  Value& replaceByLeaf(const at::Tensor& tensor);
+  // Code that torch does not see writes to `tensor`, whose new state is a leaf.
+  void replaceByLeaf(const at::Tensor& tensor, UnseenWrite write);
 
   // The storage of `value` has got other memory.
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
@@ -99,6 +107,8 @@ class ValueMap {
   void clear();
 
  private:
+  // An unseen write has changed the storage of `value`, which is now `now`.
+  void ended(Value& value, const c10::Storage& now);
   // A new leaf in the storage of `tensor`. `before`: its known state, no longer valid, or null.
   c10::intrusive_ptr<Value> leafOf(
       const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before);
@@ -112,26 +122,18 @@ class ValueMap {
   std::vector<Unsettled> unsettled_;  // see Note [Version stamps]
 };
 
-// True if only the value and its handles hold the kept bytes. Then no other code can write to the
-// bytes, and the value needs no recipe. False if other code resized the storage before.
-bool ownsItsBytes(const Value& value);
-
-// Drops the recipe of a value whose bytes no other code can write. Keeps the recipe of a due value,
-// because host memory may run out.
-void dropRecipe(Value& value);
-
 // Gives a leaf of `graph` a copy of its bytes, because other code may write to the original.
 void makePrivate(Graph& graph, Value& value, RegionCounters& counters);
 
 // The storage of a recomputable value with other holders; else null.
 c10::Storage escapedStorage(const Value& value);
 
-// Moves the version of a tensor written unseen, if more than `ours` values know the storage: other
-// graphs may need the old contents.
-void moveVersionIfNeeded(const at::Tensor& tensor, size_t ours);
+// Moves the version of a tensor written unseen, if a value knows the storage: a graph may need the
+// old contents.
+void moveVersionIfNeeded(const at::Tensor& tensor);
 
 // Calls moveVersionIfNeeded() for a tensor written by a collective, if the tensor has a grad_fn:
 // torch does not move the version.
-void moveVersionOfComputed(const at::Tensor& tensor, size_t ours);
+void moveVersionOfComputed(const at::Tensor& tensor);
 
 }  // namespace ebb

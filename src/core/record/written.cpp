@@ -12,15 +12,14 @@ namespace {
 // An in-place op on a saved value overwrites the old bytes, so ebb can save only the value that the
 // op wrote. That new value inherits the decision. Otherwise `relu_` after a saved convolution would
 // undo the decision.
-void decideOnWritten(Value& after, const Value& before, const Verdict& verdict) {
+ValueDecision decideOnWritten(const Value& before, const Verdict& verdict) {
   if (recomputes(verdict.decision) && before.decision().isSaved()) {
-    after.facts().rule = before.facts().rule;
-    after.decision().decide(before.decision().chosen());
-  } else if (verdict.decision != Decision::Recompute) {
-    const bool wasStored = before.decision().isDue() || before.stash();
-    const bool stays = verdict.decision == Decision::Save && wasStored;
-    after.decision().decide(stays ? before.decision().chosen() : verdict.decision);
+    return ValueDecision(before.decision().chosen(), true, before.decision().rule());
   }
+  const bool wasStored = before.decision().isDue() || before.stash();
+  const bool stays = verdict.decision == Decision::Save && wasStored;
+  const Decision chosen = stays ? before.decision().chosen() : verdict.decision;
+  return ValueDecision(chosen, true, verdict.rule);
 }
 
 }  // namespace
@@ -33,7 +32,7 @@ void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* r
     if (recipe) {
       indifferent =
           std::count_if(recipe->inputs().begin(), recipe->inputs().end(), [&](const Input& input) {
-            return input.value == write.before && input.wholeOverwrite;
+            return input.value.pointer() == write.before && input.wholeOverwrite;
           });
     }
     values.prepareForWrite(write.before, indifferent);
@@ -43,19 +42,12 @@ void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* r
 c10::intrusive_ptr<Value> stateAfter(
     const Write& write, const OpTraits& op, const Verdict& verdict, bool decides) {
   const Value& before = *write.before;
-  auto after = c10::make_intrusive<Value>();
-  after->stamp(write.tensor);
-  after->versions().inherit(before.versions());
-  after->facts().madeHere = before.facts().madeHere;
-  after->facts().writtenHere = !before.facts().madeHere;
-  after->facts().isEarlierResult = before.facts().isEarlierResult;
-  after->facts().opaque = before.facts().opaque;
-  after->facts().rule = verdict.rule;
-  after->facts().collectiveRunning = op.limits.communicates;
-  if (!write.sideEffect && before.facts().madeHere && decides) {
-    decideOnWritten(*after, before, verdict);
-  }
-  return after;
+  StateFacts facts = before.facts().afterWrite();
+  facts.collectiveRunning = op.limits.communicates;
+  const bool mayDecide = !write.sideEffect && before.facts().madeHere && decides;
+  const ValueDecision decision = mayDecide ? decideOnWritten(before, verdict)
+                                           : ValueDecision(Decision::Recompute, true, verdict.rule);
+  return c10::make_intrusive<Value>(write.tensor, facts, decision, &before.versions());
 }
 
 // True if a replay can repeat the write. A replay cannot repeat a whole write that no longer covers

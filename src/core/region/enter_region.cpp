@@ -218,7 +218,7 @@ class ThreadRegions {
     if (openRecorder()) {
       recorder_.opaqueWriteEnds(tensor);
     } else {
-      moveVersionIfNeeded(tensor, 0);
+      moveVersionIfNeeded(tensor);
     }
   }
 
@@ -236,7 +236,7 @@ class ThreadRegions {
   void prepareToEnter() {
     dropAbandoned();
     installInterception();
-    watchCollectives([](const at::Tensor& tensor) { moveVersionOfComputed(tensor, 0); });
+    watchCollectives(&moveVersionOfComputed);
     installEngine(&threadsHooks);
     if (frames_.empty()) {
       openGraph();
@@ -385,7 +385,7 @@ void collectiveWrites(const at::Tensor& tensor) {
   if (Recorder* recorder = openRecorder()) {
     recorder->collectiveWrites(tensor);
   } else {
-    moveVersionOfComputed(tensor, 0);
+    moveVersionOfComputed(tensor);
   }
 }
 

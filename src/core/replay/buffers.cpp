@@ -21,7 +21,7 @@ c10::Storage Buffers::of(const Input& input) {
   size_t ours = 0;
   bool contentsMatter = false;
   for (const Input& other : recipe_.inputs()) {
-    if (other.value == input.value) {
+    if (other.value.pointer() == input.value.pointer()) {
       ++ours;
       contentsMatter |= !other.wholeOverwrite;
     }
@@ -31,7 +31,7 @@ c10::Storage Buffers::of(const Input& input) {
   if (!contentsMatter) {
     storage = allocate(value.home().nbytes(), input.flags.device);
   } else if (mayBeTaken(value) && nothingNeeds(input, ours)) {
-    storage = value.home().take();
+    storage = value.release();
   } else {
     storage = value.available();
     graph_.streams.use(value, storage);
@@ -51,7 +51,7 @@ bool Buffers::mayBeTaken(const Value& value) const {
 // to the value. See Note [Made each time], 3.
 bool Buffers::nothingNeeds(const Input& input, size_t ours) const {
   return transient_.isLastToRead(recipe_, *input.value) ||
-         (input.value.use_count() == ours && runsForTheLastTime());
+         (input.value.pointer().use_count() == ours && runsForTheLastTime());
 }
 
 // True if every output that is still referenced takes its bytes from this replay and stays

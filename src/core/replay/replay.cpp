@@ -160,7 +160,7 @@ class Slice {
   // read the recomputed value. Handles show the new contents, as eager's saved tensors do.
   static void becomeRecomputable(Value& value, const c10::Storage& written) {
     value.showInstead(written);
-    value.home().take();
+    value.release();
   }
 
   // Throws if an input without a recipe has changed. If all results are compared, ebb leaves it to
@@ -190,7 +190,8 @@ class Slice {
   // See Note [Version checks]
   [[noreturn]] void throwLostLeaf(const Value& value, const Recipe& consumer) const {
     const std::string who = where(graph_, consumer);
-    const bool freed = value.home().bytes() && value.home().bytes().nbytes() != value.home().nbytes();
+    const bool freed =
+        value.home().bytes() && value.home().bytes().nbytes() != value.home().nbytes();
     TORCH_CHECK(
         !freed,
         "ebb: cannot recompute ",
@@ -233,8 +234,8 @@ class Slice {
 
 }  // namespace
 
-void runRecipe(Graph& graph, c10::intrusive_ptr<Recipe> recipe) {
-  Slice slice(graph);
+void runRecipe(const ReplayLock& locked, c10::intrusive_ptr<Recipe> recipe) {
+  Slice slice(locked.graph());
   slice.collect(std::exchange(recipe, {}));
   slice.run();
 }
@@ -246,7 +247,8 @@ void runRecipe(Graph& graph, c10::intrusive_ptr<Recipe> recipe) {
 // drops its recipe. Inputs without other users are freed with the recipe. So a slice holds as
 // little memory as possible, and no recipe runs twice, unless the policy says so: see Note [Made
 // each time].
-c10::Storage materialise(Graph& graph, Value& value) {
+c10::Storage materialise(const ReplayLock& locked, Value& value) {
+  Graph& graph = locked.graph();
   if (value.state() == ValueState::Away) {
     return bringBack(graph, value);
   }
@@ -260,7 +262,7 @@ c10::Storage materialise(Graph& graph, Value& value) {
       "': an earlier backward of this graph failed while it recomputed the tensor. Run the forward "
       "again.");
   if (graph.rules.sameOnAllRanks) [[unlikely]] {
-    graph.observers.tell(&BackwardEvents::beginsReplay, graph);
+    graph.observers.tell(&BackwardEvents::beginsReplay, locked);
     if (c10::Storage storage = value.available()) {
       return storage;
     }
@@ -272,7 +274,8 @@ c10::Storage materialise(Graph& graph, Value& value) {
   return value.home().bytes();
 }
 
-bool materialiseWatched(Graph& graph, Value& value, ReplayWatch& watch) {
+bool materialiseWatched(const ReplayLock& locked, Value& value, ReplayWatch& watch) {
+  Graph& graph = locked.graph();
   if (!value.recipe() || value.available()) {
     return true;
   }

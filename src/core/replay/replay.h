@@ -5,17 +5,16 @@
 
 #include "graph/graph.h"
 #include "graph/value.h"
+#include "replay/replay_lock.h"
 
 namespace ebb {
 
-// Returns the storage of `value`, after replaying as few recipes as possible. The caller holds the
-// graph's lock and not the GIL. If a needed leaf was written or freed after the region, throws an
-// error with op, region and fix.
-c10::Storage materialise(Graph& graph, Value& value);
+// Returns the storage of `value`, after replaying as few recipes as possible. If a needed leaf was
+// written or freed after the region, throws an error with op, region and fix.
+c10::Storage materialise(const ReplayLock& locked, Value& value);
 
 // Runs `recipe`, after the recipes of the inputs that it lacks, even if nothing needs its results.
-// The caller holds the graph's lock and not the GIL.
-void runRecipe(Graph& graph, c10::intrusive_ptr<Recipe> recipe);
+void runRecipe(const ReplayLock& locked, c10::intrusive_ptr<Recipe> recipe);
 
 // Decides how far a replay may go that backward has not asked for. All methods are called under the
 // graph's lock.
@@ -39,6 +38,6 @@ class ReplayWatch {
 // Materialises `value` before backward needs it, as far as `watch` allows. If `watch` stops the
 // replay, the results of the recipes that have run stay, and a later call runs the others. Returns
 // true if `watch` allowed everything. Throws as materialise() does.
-bool materialiseWatched(Graph& graph, Value& value, ReplayWatch& watch);
+bool materialiseWatched(const ReplayLock& locked, Value& value, ReplayWatch& watch);
 
 }  // namespace ebb

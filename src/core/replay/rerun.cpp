@@ -129,7 +129,7 @@ class Rerun {
     }
     const bool written =
         std::any_of(recipe_.inputs().begin(), recipe_.inputs().end(), [&](const Input& other) {
-          return isWrite(other.use) && other.value == input.value;
+          return isWrite(other.use) && other.value.pointer() == input.value.pointer();
         });
     if (written) {
       return show(buffers_.of(input), input, shape);
@@ -236,7 +236,7 @@ class Rerun {
       }
       c10::Storage storage = storageOf(output);
       checkSize(graph_, recipe_, *value, storage);
-      checkRepeats(output, value->rare->fingerprint, storage);
+      checkRepeats(output, value->resultFingerprint(), storage);
       if (hasBytes) {
         continue;
       }

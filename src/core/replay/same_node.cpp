@@ -32,14 +32,15 @@ bool reads(Graph& graph, const Value& value, const Value& input) {
 
 }  // namespace
 
-void materialiseSameNode(Graph& graph, const Value& input, uint32_t node) {
+void materialiseSameNode(const ReplayLock& locked, const Value& input, uint32_t node) {
+  Graph& graph = locked.graph();
   for (const auto& value : graph.numbers.packs.of(node)) {
     const bool waits = value->recipe() && value->uses().handles() > 0 && !value->available() &&
                        !value->decision().isMadeEachTime();
     if (waits && reads(graph, *value, input)) {
       graph.observers.tell(&BackwardEvents::replaysWith, input, *value);
       try {
-        materialise(graph, *value);
+        materialise(locked, *value);
       } catch (const std::exception&) {
         return;
       }

@@ -3,15 +3,14 @@
 
 #include <cstdint>
 
-#include "graph/graph.h"
 #include "graph/value.h"
+#include "replay/replay_lock.h"
 
 namespace ebb {
 
 // Materialises the values that read `input` and that were packed for the same backward node, number
 // `node`. A replay that fails is not an error here: the node raises the error when it unpacks the
-// value itself. Values of RECOMPUTE_EACH_TIME are left alone. The caller holds the graph's lock and
-// not the GIL. See Note [Saved by one node].
-void materialiseSameNode(Graph& graph, const Value& input, uint32_t node);
+// value itself. Values of RECOMPUTE_EACH_TIME are left alone. See Note [Saved by one node].
+void materialiseSameNode(const ReplayLock& locked, const Value& input, uint32_t node);
 
 }  // namespace ebb

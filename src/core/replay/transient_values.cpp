@@ -53,7 +53,7 @@ TransientValues::~TransientValues() {
 void TransientValues::giveUp(Value& value, Read& read) {
   read.made = false;
   if (value.recipe()) {  // else a kernel in Python has unpacked the value, which stays Held
-    value.home().setBytes(c10::Storage(), false);
+    value.release();
   }
 }
 
@@ -68,7 +68,7 @@ bool TransientValues::made(Value& value, c10::Storage bytes) {
     return false;
   }
   read->second.made = true;
-  value.home().setBytes(std::move(bytes), true);
+  value.useCopy(std::move(bytes));
   return true;
 }
 

@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 
 #include "graph/recipe.h"
@@ -49,7 +48,7 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
 // caller.
 bool isOnlyOurs(const Packed& packed, const c10::Storage& storage) {
   const Value& value = *packed.value;
-  if (packed.recompute || isReadByRecipes(packed.value, storage)) {
+  if (packed.recompute || isReadByRecipes(packed.value.pointer(), storage)) {
     return false;
   }
   const bool has = value.home().bytes().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
@@ -108,27 +107,6 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
     geometry_.take(tensor);
   } else {
     kept_ = tensor.tensor_data();
-  }
-}
-
-SavedTensor::SavedTensor(const SavedTensor& other)
-    : graph_(other.graph_),
-      packed_(other.packed_),
-      requiresGrad_(other.requiresGrad_),
-      region_(other.region_),
-      storage_(other.storage_),
-      kept_(other.kept_),
-      parts_(other.parts_),
-      geometry_(other.geometry_),
-      unpacked_(other.unpacked_) {
-  if (packed_.value) {
-    packed_.value->uses().gainHandle();
-  }
-}
-
-SavedTensor::~SavedTensor() {
-  if (packed_.value) {
-    packed_.value->uses().loseHandle();
   }
 }
 
@@ -193,15 +171,14 @@ at::Tensor SavedTensor::unpack() {
   if (kept_.defined()) {
     return unpackKept();
   }
-  WithoutGil withoutGil;
-  std::lock_guard<PythonMutex> lock(graph_->mutex);
+  const ReplayLock locked(*graph_);
   if (requiresGrad_) {
-    at::Tensor tensor = rebuild();
+    at::Tensor tensor = rebuild(locked);
     giveUp();
     return tensor;
   }
   if (!unpacked_.defined()) {
-    unpacked_ = rebuild();
+    unpacked_ = rebuild(locked);
   } else if (packed_.recompute) {
     graph_->streams.use(*packed_.value, unpacked_.storage());
   }
@@ -209,8 +186,7 @@ at::Tensor SavedTensor::unpack() {
 }
 
 void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
-  WithoutGil withoutGil;
-  std::lock_guard<PythonMutex> lock(graph_->mutex);
+  const ReplayLock locked(*graph_);
   if (packed_.value) {
     graph_->streams.share(unpacked.storage());
   }
@@ -225,25 +201,24 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 // raises.
 void SavedTensor::giveUp() {
   const bool only = packed_.recompute && packed_.value->home().isPrivate() &&
-                    packed_.value->home().bytes() && !packed_.value->rare->redefined &&
-                    packed_.value->uses().handles() == 1 && onlyHandlesOwn(packed_.value) &&
-                    !packed_.value->facts().compared;
+                    packed_.value->home().bytes() && !packed_.value->redefined() &&
+                    packed_.value->uses().handles() == 1 &&
+                    onlyHandlesOwn(packed_.value.pointer()) && !packed_.value->facts().compared;
   if (!only || !isLastUnpack()) {
     return;
   }
-  packed_.value->home().demoteToWeak();
+  packed_.value->giveUp();
   givenUp_ = true;
 }
 
-// Makes the saved tensor from its geometry and bytes, or a wrapper from its inner tensors. The
-// caller holds the graph's lock, and does not hold the GIL.
-at::Tensor SavedTensor::rebuild() {
+// Makes the saved tensor from its geometry and bytes, or a wrapper from its inner tensors.
+at::Tensor SavedTensor::rebuild(const ReplayLock& locked) {
   std::optional<c10::InferenceMode> normal;
   if (c10::InferenceMode::is_enabled()) {
     normal.emplace(false);  // only normal tensors accept a version counter
   }
   if (parts_ == nullptr) {
-    c10::Storage storage = packed_.value ? materialised() : storage_;
+    c10::Storage storage = packed_.value ? materialised(locked) : storage_;
     return geometry_.viewOf(shownBytes(packed_, *graph_, std::move(storage)));
   }
   std::vector<at::Tensor> inner;
@@ -259,42 +234,42 @@ at::Tensor SavedTensor::rebuild() {
 // storage before the write do not. So all handles on a value give the same storage: the program's
 // own storage, if that still exists. If recipes still read the value, ebb runs those whose results
 // the same node needs (Note [Saved by one node]). The others get a copy from then on.
-c10::Storage SavedTensor::materialised() const {
-  if (packed_.value->rare->redefined) {
-    graph_->streams.use(*packed_.value, packed_.value->rare->redefined);
-    return packed_.value->rare->redefined;  // see also Note [Silent writes]
+c10::Storage SavedTensor::materialised(const ReplayLock& locked) const {
+  if (packed_.value->redefined()) {
+    graph_->streams.use(*packed_.value, packed_.value->redefined());
+    return packed_.value->redefined();  // see also Note [Silent writes]
   }
   c10::Storage storage = packed_.recompute ? packed_.value->home().living() : storage_;
   if (storage && packed_.value->stash()) {
-    materialise(*graph_, *packed_.value);  // the storage lives: nothing is copied back
+    materialise(locked, *packed_.value);  // the storage lives: nothing is copied back
   }
   if (packed_.recompute && packed_.value->facts().compared) {
     const c10::Storage right = graph_->observers.checked(
-        *graph_, *packed_.value, geometry_, materialise(*graph_, *packed_.value));
+        *graph_, *packed_.value, geometry_, materialise(locked, *packed_.value));
     storage = storage ? storage : right;
   } else if (!storage) {
-    storage = broughtBack();
+    storage = broughtBack(locked);
   }
   if (packed_.recompute) {
     graph_->streams.use(*packed_.value, storage);
   }
-  if (isReadByRecipes(packed_.value, storage)) {
-    materialiseSameNode(*graph_, *packed_.value, packed_.node);
+  if (isReadByRecipes(packed_.value.pointer(), storage)) {
+    materialiseSameNode(locked, *packed_.value, packed_.node);
   }
-  if (isReadByRecipes(packed_.value, storage)) {
+  if (isReadByRecipes(packed_.value.pointer(), storage)) {
     packed_.value->restore(copyOf(storage), true);
     // The copy runs after the work that made `storage`.
     graph_->streams.made(*packed_.value, packed_.value->home().bytes());
     if (packed_.recompute) {
-      packed_.value->rare.set(&RareParts::redefined, storage);
+      packed_.value->showInstead(storage);
     }
   }
   return storage;
 }
 
-c10::Storage SavedTensor::broughtBack() const {
+c10::Storage SavedTensor::broughtBack(const ReplayLock& locked) const {
   TORCH_CHECK(
-      !packed_.value->facts().showsWrites || packed_.value->versions().areUnmoved(),
+      !packed_.value->uses().showsWrites() || packed_.value->versions().areUnmoved(),
       "ebb: ",
       origin(),
       " was freed after a write through a tensor that does not share its version counter (an inner "
@@ -315,7 +290,7 @@ c10::Storage SavedTensor::broughtBack() const {
       " was freed or resized after the region, but backward still needs it. Free it after the last "
       "backward, or ",
       howToSave(packed_.producer));
-  c10::Storage storage = materialise(*graph_, *packed_.value);
+  c10::Storage storage = materialise(locked, *packed_.value);
   TORCH_CHECK(
       storage,
       "ebb: cannot restore ",

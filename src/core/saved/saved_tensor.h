@@ -12,15 +12,11 @@
 
 namespace ebb {
 
+class ReplayLock;
+
 // A tensor packed by autograd, until the handle dies.
 class SavedTensor {
  public:
-  SavedTensor() = default;
-  SavedTensor(const SavedTensor& other);
-  SavedTensor(SavedTensor&& other) noexcept = default;
-  SavedTensor& operator=(SavedTensor&& other) noexcept = default;
-  ~SavedTensor();
-
   // Stores what unpack() needs. `part`: `tensor` is an inner tensor of a wrapper. Called once.
   void pack(Recorder& recorder, const at::Tensor& tensor, bool part = false);
 
@@ -53,11 +49,11 @@ class SavedTensor {
  private:
   struct Parts;  // of a wrapper subclass
 
-  at::Tensor rebuild();
+  at::Tensor rebuild(const ReplayLock& locked);
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
-  c10::Storage materialised() const;
+  c10::Storage materialised(const ReplayLock& locked) const;
   // Recomputes or reloads the value's bytes, which no storage holds. Throws if ebb cannot.
-  c10::Storage broughtBack() const;
+  c10::Storage broughtBack(const ReplayLock& locked) const;
   at::Tensor unpackKept() const;
   void giveUp();
 

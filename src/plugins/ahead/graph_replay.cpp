@@ -2,7 +2,6 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include <mutex>
 
 #include "conditions/kernel_state.h"
 #include "conditions/random_state.h"
@@ -29,12 +28,12 @@ bool GraphReplay::makeNext() {
   if (lookahead_.asked.load() || ends_.load()) {
     return leave(AheadEnd::Asked);
   }
-  std::lock_guard<PythonMutex> lock(graph_.mutex);
+  const ReplayLock locked(graph_);
   if (next_ >= lookahead_.wanted.size()) {
     return isPartLeft_ && leave(AheadEnd::Stopped);
   }
   const auto value = lookahead_.wanted[next_++].value.lock();
-  if (!value || value->uses().handles() == 0 || value->rare->redefined) {
+  if (!value || value->uses().handles() == 0 || value->redefined()) {
     return true;
   }
   if (value->decision().isMadeEachTime()) {  // see Note [Made each time]
@@ -43,7 +42,7 @@ bool GraphReplay::makeNext() {
   }
   scope_.emplace();  // before the first recipe, since materialiseWatched() also fetches inputs
   const auto afterwards = c10::make_scope_exit([&] { end(); });
-  const bool isThere = scope_->holds() && materialiseWatched(graph_, *value, *this);
+  const bool isThere = scope_->holds() && materialiseWatched(locked, *value, *this);
   return isThere || leave(why_ == AheadEnd::Done ? AheadEnd::Stopped : why_);
 }
 
@@ -56,7 +55,8 @@ bool GraphReplay::mayRead(const Value& input, const c10::Storage& storage, const
   if (input.home().isPrivate()) {
     return true;
   }
-  const bool sameMemory = input.home().address() == nullptr || storage.data() == input.home().address();
+  const bool sameMemory =
+      input.home().address() == nullptr || storage.data() == input.home().address();
   if (input.recipe() || !sameMemory) {
     return false;
   }

@@ -64,7 +64,8 @@ void Lookahead::wants(Value& value, const c10::Storage& storage) {
   if (wanted.empty()) {
     device = storage.device();
   }
-  const bool isHeld = hasRoom || (!value.decision().isMadeEachTime() && take(value.home().nbytes()));
+  const bool isHeld =
+      hasRoom || (!value.decision().isMadeEachTime() && take(value.home().nbytes()));
   value.uses().pin(isHeld);
   if (isHeld) {
     holds.store(true);
@@ -126,7 +127,7 @@ std::atomic<uint64_t> allClosings{0};
 // True if only the caller holds `storage`, and it still has the value's bytes. False for a kept
 // value: the value holds the storage too.
 bool isAlone(const Value& value, const c10::Storage& storage) {
-  return value.recipe() && !value.rare->redefined && !value.home().isOverwritten() &&
+  return value.recipe() && !value.redefined() && !value.home().isOverwritten() &&
          value.versions().areCounted() && value.versions().areUnmoved() &&
          storage.nbytes() == value.home().nbytes() && storage.data() == value.home().address() &&
          storage.use_count() == 1;

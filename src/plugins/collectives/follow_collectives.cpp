@@ -1,7 +1,6 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -13,7 +12,6 @@
 #include "plugins/collectives/repeated_collectives.h"
 #include "record/retention.h"
 #include "replay/replay.h"
-#include "support/python_support.h"
 
 namespace ebb {
 namespace {
@@ -35,8 +33,9 @@ void compareWithOtherRanks(const Graph& graph, const RepeatedCollectives& collec
   }
 }
 
-// Repeats the collectives that are due. The caller holds the graph's lock and not the GIL.
-void repeat(Graph& graph, RepeatedCollectives& collectives) {
+// Repeats the collectives that are due.
+void repeat(const ReplayLock& locked, RepeatedCollectives& collectives) {
+  Graph& graph = locked.graph();
   const std::string& region = graph.names.front();
   TORCH_CHECK(
       !collectives.areUnfinished(),
@@ -62,7 +61,7 @@ void repeat(Graph& graph, RepeatedCollectives& collectives) {
       "keeps the results of collectives.");
   compareWithOtherRanks(graph, collectives);
   for (auto& repeated : collectives.take()) {
-    runRecipe(graph, std::move(repeated.recipe));
+    runRecipe(locked, std::move(repeated.recipe));
     repeated.results.clear();  // frees the results that nothing needs
   }
   collectives.finished();
@@ -87,14 +86,12 @@ class CollectivesObserver final : public RegionEvents, public BackwardEvents {
   // Called at the first unpack of the graph, whether or not the unpacked bytes need a replay.
   void unpacks(Graph& graph) override {
     if (collectives_.areDue()) {
-      WithoutGil withoutGil;
-      std::lock_guard<PythonMutex> lock(graph.mutex);
-      repeat(graph, collectives_);
+      repeat(ReplayLock(graph), collectives_);
     }
   }
-  void beginsReplay(Graph& graph) override {
+  void beginsReplay(const ReplayLock& locked) override {
     if (collectives_.areDue()) {
-      repeat(graph, collectives_);
+      repeat(locked, collectives_);
     }
   }
   void willNeed(const Graph& graph, const Recipe& recipe) override {

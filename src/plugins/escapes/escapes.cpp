@@ -17,7 +17,6 @@
 #include "record/recorder.h"
 #include "region/enter_region.h"
 #include "replay/replay.h"
-#include "support/python_support.h"
 
 namespace ebb {
 namespace {
@@ -37,15 +36,14 @@ class Escapes final : public BackwardEvents {
 
   void unpacks(Graph& graph) override {
     if (any_.load(std::memory_order_relaxed)) {
-      WithoutGil withoutGil;
-      std::lock_guard<PythonMutex> lock(graph.mutex);
-      refill(graph);
+      refill(ReplayLock(graph));
     }
   }
 
  private:
-  // Refills all emptied escapes. The caller holds the graph's lock, and does not hold the GIL.
-  void refill(Graph& graph) {
+  // Refills all emptied escapes.
+  void refill(const ReplayLock& locked) {
+    Graph& graph = locked.graph();
     auto emptied = std::exchange(emptied_, {});
     while (!emptied.empty()) {
       Escape escape = std::move(emptied.back());
@@ -53,7 +51,7 @@ class Escapes final : public BackwardEvents {
       Value& value = *escape.value;
       c10::Storage bytes;
       try {
-        bytes = materialise(graph, value);
+        bytes = materialise(locked, value);
       } catch (const c10::Error& error) {
         // Backward may not need the value; code that reads it gets the error. The next unpack tries
         // again, because a missing input may be available then, such as a parameter that is
@@ -71,7 +69,7 @@ class Escapes final : public BackwardEvents {
       fillStorage(escape.storage, bytes);
       // The value refers to this storage from now on. Other code can write to the storage, so ebb
       // checks its version.
-      value.home().share(escape.storage);
+      value.restore(escape.storage, false);
     }
     any_.store(!emptied_.empty(), std::memory_order_relaxed);
   }

@@ -14,7 +14,7 @@
 #include "hooks/observer.h"
 #include "memory/bytes.h"
 #include "record/recorder.h"
-#include "support/python_support.h"
+#include "replay/replay_lock.h"
 
 namespace ebb {
 namespace {
@@ -99,7 +99,6 @@ void sendInput(Recorder& recorder, const at::Tensor& tensor, StashPtr stash) {
   ValueMap& values = recorder.values();
   if (values.applyDeferred().find(tensor) == nullptr) {
     Value& leaf = *values.current(tensor);
-    leaf.decision().setDue(false);
     leaf.putAway(std::move(stash));
   }
 }
@@ -113,8 +112,7 @@ class UnpacksInputs final : public BackwardEvents {
   }
 
   void unpacks(Graph& graph) override {
-    WithoutGil withoutGil;
-    std::lock_guard<PythonMutex> lock(graph.mutex);
+    const ReplayLock locked(graph);
     inputs_->unpack();
   }
 

@@ -85,7 +85,7 @@ const char* RowMarks::whyNotReplayed(const NewState& state) {
   const bool wasLossy = !state.whole && before != nullptr && before->lossy;
   if (rows) {
     rows->lossy |= wasLossy;
-    state.value.rare.add(std::move(rows));
+    state.value.attach(std::move(rows));
     return nullptr;
   }
   return flow_->isLossy() || wasLossy
@@ -135,16 +135,16 @@ void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr
       "ebb: mark_rows: this tensor was already marked with another row count, and operators have "
       "read it since. Mark it once, before it is used.");
   if (isPaged(value) && !value.extra<Rows>() && wasRead) {
-    value.decision().undo(/*hasRecipe=*/false);  // earlier readers may have mixed its rows
+    value.decide(value.decision().withoutStore(false));  // earlier readers may have mixed its rows
     context_.counters->bytesNotPaged += value.home().nbytes();
   }
   const bool lossy = isPaged(value) || (value.extra<Rows>() && value.extra<Rows>()->lossy);
   const bool pads = value.extra<Rows>() && value.extra<Rows>()->pads;
-  value.rare.add(
+  value.attach(
       c10::make_intrusive<Rows>(
           RowFacts{count, tensor.size(0), tensor.scalar_type(), lossy, pads}));
   if (isPaged(value) && value.uses().packed() == 0 && !value.stash()) {
-    value.decision().setDue(true);
+    value.decide(value.decision().withDue(true));
   }
   context_.graph->observers.tell(&OpEvents::extraChanged, value);
 }
@@ -251,12 +251,10 @@ void RowMarks::keepWhole(Value& value, const at::Tensor& tensor) {
   }
   context_.counters->bytesPaged -= value.stash() ? value.home().nbytes() : 0;
   context_.counters->bytesNotPaged += isPaged(value) ? value.home().nbytes() : 0;
-  value.dropStash();
-  value.setRecipe({});
-  value.decision().decide(Decision::Save, false);
   value.extra<Rows>()->lossy = false;
-  value.uses().letRelyOnBytes();
-  values_.keeper().keep(value, tensor);
+  value.restore(tensor.storage(), false);
+  value.decide(ValueDecision(Decision::Save, false, value.decision().rule()));
+  values_.keeper().keep(value, tensor, true);
   context_.graph->observers.tell(
       &OpEvents::stays, value, "an operator that may mix its rows has saved it");
 }

@@ -197,7 +197,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     record.memory.address = value.home().address();
     record.use.isActivation = !value.facts().madeHere && isActivation(made.tensor);
     record.stack = trace_->isProfile() ? nullptr : pythonStack();
-    value.rare.add(trace_->add(std::move(record)));
+    value.attach(trace_->add(std::move(record)));
     extraChanged(value);
     if (!value.facts().madeHere && trace_->isProfile()) {
       const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
@@ -209,7 +209,8 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   }
 
   void decidedAgain(const Context& context, Value& value) override {
-    const std::string* rule = trace_->names().ruleThatDecided(ruleOf(context, value.facts().rule));
+    const std::string* rule =
+        trace_->names().ruleThatDecided(ruleOf(context, value.decision().rule()));
     update(value, [&](ValueRecord& record) { record.rule = rule; });
   }
 
@@ -220,7 +221,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     record.fate = Fate::Copied;
     record.reason = "copied before an in-place write, because a replay needs the old contents";
     record.use.packed = false;
-    value.rare.add(trace_->add(std::move(record)));
+    value.attach(trace_->add(std::move(record)));
   }
 
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {

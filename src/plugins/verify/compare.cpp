@@ -115,7 +115,7 @@ c10::Storage forwardsBytes(Value& value) {
   }
   auto living = value.home().storage().lock();
   return living && living->nbytes() == value.home().nbytes() ? c10::Storage(std::move(living))
-                                                           : c10::Storage();
+                                                             : c10::Storage();
 }
 
 }  // namespace

@@ -53,8 +53,7 @@ class Verifier final : public OpEvents, public BackwardEvents {
     record->output.element = output.element;
     record->dtype = tensor.scalar_type();
     record->lost = !output.written && isWorkspace(recipe.op.op.schema().name(), output.slot);
-    value->facts().compared = true;
-    value->rare.add(record);
+    value->attach(record, true);
     if (!poisonWhenFreed(tensor.storage(), record->dtype, value) && !record->lost) {
       record->bytes = tensor.storage();  // keeps the storage alive: its end would not be noticed
     }
