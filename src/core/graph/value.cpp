@@ -59,6 +59,7 @@ RareParts& Value::allocateRare() {
 }
 
 void Value::recomputeFrom(c10::intrusive_ptr<Recipe> recipe, uint64_t fingerprint) {
+  TORCH_INTERNAL_ASSERT(state() == ValueState::Unneeded);
   recipe_ = std::move(recipe);
   if (fingerprint != 0) {
     setResultFingerprint(fingerprint);
@@ -79,6 +80,7 @@ void Value::dropRecipe(bool onlyOurs) {
 }
 
 void Value::keep(const c10::Storage& storage, bool due, bool handlesRely) {
+  TORCH_INTERNAL_ASSERT(!stash());
   decision_ = decision_.withDue(due);
   home_.setBytes(storage, false);
   uses_.letRelyOnBytes(handlesRely);
@@ -88,6 +90,7 @@ void Value::keep(const c10::Storage& storage, bool due, bool handlesRely) {
 }
 
 void Value::useCopy(c10::Storage copy, bool changed) {
+  TORCH_INTERNAL_ASSERT(state() != ValueState::Unneeded && !stash());
   home_.setBytes(std::move(copy), true);
   facts_.changedBeforeCopy |= changed;
 }
@@ -101,6 +104,7 @@ void Value::restore(c10::Storage made, bool onlyOurs) {
 }
 
 void Value::putAway(c10::intrusive_ptr<Stash> away) {
+  TORCH_INTERNAL_ASSERT(!stash());
   decision_ = decision_.withDue(false);
   allocateRare().stash = std::move(away);
   home_.take();
@@ -108,12 +112,14 @@ void Value::putAway(c10::intrusive_ptr<Stash> away) {
 }
 
 c10::Storage Value::release() {
+  TORCH_INTERNAL_ASSERT(!stash());
   c10::Storage bytes = home_.take();
   home_.setBytes(c10::Storage(), false);
   return bytes;
 }
 
 void Value::giveUp() {
+  TORCH_INTERNAL_ASSERT(state() == ValueState::Held);
   home_.demoteToWeak();
 }
 

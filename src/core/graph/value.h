@@ -312,20 +312,19 @@ class EBB_API ValueParts : public c10::intrusive_ptr_target, public InArena {
 // Note [Transitions of a value]
 // Only these methods change a value's state. The graph's lock guards all but the counts in Uses.
 //
-//   method        from                    to                      when
-//   Value         -                       Unneeded                a storage has a new state
-//   recomputeFrom Unneeded                Recomputable            the value's op has a recipe
-//   keep          Unneeded, Recomputable  Held, Kept              the bytes must stay
-//   putAway       Unneeded, Held, Kept    Away                    a store has taken the bytes
-//   restore       any                     Held                    a replay or a stash gives them
-//   back useCopy       Held, Kept              same                    the storage is about to be
-//   written
-//                 Recomputable            Kept                    see Note [Made each time]
-//   release       Held, Kept              Unneeded, Recomputable  nothing needs the bytes
-//   giveUp        Held                    Unneeded                the last handle has been unpacked
-//   dropRecipe    Kept, Recomputable      Held, Unneeded          no write can reach the bytes
-//   overwritten   any                     same                    the storage gets a later state,
-//   showInstead   any                     same                    and handles show that state
+//   method        from             to                      when
+//   Value         -                Unneeded                a storage has a new state
+//   recomputeFrom Unneeded         Recomputable            the value's op has a recipe
+//   keep          all but Away     Held, Kept              the bytes must stay
+//   putAway       all but Away     Away                    a store has taken the bytes
+//   restore       all              Held                    a replay, a stash or a copy gives bytes
+//   useCopy       Held, Kept       same                    the storage is about to be written
+//                 Recomputable     Kept                    see Note [Made each time]
+//   release       all but Away     Unneeded, Recomputable  nothing needs the bytes
+//   giveUp        Held             Unneeded                the last handle has been unpacked
+//   dropRecipe    all              Held, Unneeded, Away    no write can reach the bytes
+//   overwritten   all              same                    the storage gets a later state,
+//   showInstead   all              same                    and handles show that state
 //
 // A value: one state of one storage.
 struct EBB_API Value final : ValueParts {
