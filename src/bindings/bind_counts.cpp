@@ -6,9 +6,9 @@
 #include "allocator/shortage.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
+#include "bindings/signals.h"
 #include "ebb/report.h"
 #include "hooks/process_state.h"
-#include "support/signals.h"
 
 namespace ebb::bindings {
 

@@ -4,8 +4,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
-#include "memory/share_storage.h"
 #include "region/enter_region.h"
+#include "stores/share_storage.h"
 
 namespace ebb::bindings {
 

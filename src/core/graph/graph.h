@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "conditions/kernel_state.h"
+#include "graph/observers.h"
 #include "graph/pack_order.h"
 #include "graph/region_names.h"
 #include "graph/streams.h"
 #include "graph/value.h"
-#include "hooks/observer.h"
 #include "support/python_mutex.h"
 
 namespace ebb {

@@ -90,6 +90,12 @@ void ValueMap::clear() {
   made_.clear();
 }
 
+// An unseen write has changed the storage of `value`, which is `now`.
+static void endUnseen(const Graph& graph, Value& value, const c10::Storage& now) {
+  graph.observers.tell(&OpEvents::stateEnds, value, false);
+  value.showInstead(now);
+}
+
 // Note [Version stamps]
 // A value remembers the version counter of its last writer, and the version. An op may read the
 // storage through a tensor whose version has moved without a visible write. Then code that ebb does
@@ -114,17 +120,12 @@ c10::intrusive_ptr<Value>& ValueMap::current(
     return slot;
   }
   if (slot) {
-    ended(*slot, tensor.storage());
+    endUnseen(*context_.graph, *slot, tensor.storage());
   }
   slot = leafOf(tensor, slot);
   context_.graph->observers.tell(
       &OpEvents::made, Made{context_, *slot, tensor, kFromOutside, nullptr});
   return slot;
-}
-
-void ValueMap::ended(Value& value, const c10::Storage& now) {
-  context_.graph->observers.tell(&OpEvents::stateEnds, value, false);
-  value.showInstead(now);
 }
 
 c10::intrusive_ptr<Value> ValueMap::leafOf(
@@ -195,7 +196,7 @@ ValueMap& ValueMap::applyDeferred() {
 
 [[gnu::cold]] void ValueMap::storageGrew(
     const c10::intrusive_ptr<Value>& value, const c10::Storage& storage) {
-  ended(*value, storage);
+  endUnseen(*context_.graph, *value, storage);
   if (value->home().bytes() && !value->home().isPrivate() && !value->recipe()) {
     makePrivate(*context_.graph, *value, *context_.counters);
   }

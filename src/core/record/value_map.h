@@ -107,8 +107,6 @@ class ValueMap {
   void clear();
 
  private:
-  // An unseen write has changed the storage of `value`, which is now `now`.
-  void ended(Value& value, const c10::Storage& now);
   // A new leaf in the storage of `tensor`. `before`: its known state, no longer valid, or null.
   c10::intrusive_ptr<Value> leafOf(
       const at::Tensor& tensor, const c10::intrusive_ptr<Value>& before);

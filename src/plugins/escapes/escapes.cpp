@@ -13,10 +13,10 @@
 
 #include "graph/recipe.h"
 #include "hooks/observer.h"
-#include "memory/share_storage.h"
 #include "record/recorder.h"
 #include "region/enter_region.h"
 #include "replay/replay.h"
+#include "stores/share_storage.h"
 
 namespace ebb {
 namespace {

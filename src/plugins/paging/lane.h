@@ -10,10 +10,10 @@
 #include <optional>
 #include <vector>
 
+#include "plugins/paging/held_until.h"
 #include "stores/dropping_mutex.h"
 #include "stream/capture.h"
 #include "stream/event.h"
-#include "stream/held_until.h"
 
 namespace ebb {
 

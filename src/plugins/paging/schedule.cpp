@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "support/per_thread.h"
+#include "plugins/paging/per_thread.h"
 
 namespace ebb {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "memory/share_storage.h"
 #include "record/recorder.h"
+#include "stores/share_storage.h"
 #include "torch_seams/storage_memory.h"
 
 namespace ebb {

@@ -3,13 +3,11 @@
 
 #include <functional>
 
-#include "ebb/export.h"
-
 namespace ebb {
 
 // From now on SIGUSR1 calls `report`, and SIGTERM calls `report` before it ends the process. Has no
 // effect on a signal that the program handles or ignores. An empty function restores the default
 // effect of both signals. See Note [Signals].
-EBB_API void reportOnSignals(std::function<void()> report);
+void reportOnSignals(std::function<void()> report);
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-#include "support/signals.h"
+#include "bindings/signals.h"
 
 #include <c10/util/Exception.h>
 

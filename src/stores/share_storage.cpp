@@ -1,4 +1,4 @@
-#include "memory/share_storage.h"
+#include "stores/share_storage.h"
 
 #include <ATen/EmptyTensor.h>
 #include <c10/core/Storage.h>
