@@ -36,6 +36,7 @@ struct Value;
 struct RegionNote {
   virtual ~RegionNote() = default;
 };
+using RegionNotes = std::vector<std::unique_ptr<RegionNote>>;
 
 // A value that an op has made, or that a region has met.
 struct Made {
@@ -280,8 +281,7 @@ class Observers {
   }
 
   // The same for methods with results.
-  std::vector<std::unique_ptr<RegionNote>> enter(
-      const std::string& name, const std::shared_ptr<const Policy>& policy) const;
+  RegionNotes enter(const std::string& name, const std::shared_ptr<const Policy>& policy) const;
   bool wantInput(const at::Tensor& tensor) const;
   const char* whyNotReplayed(const NewState& state) const {
     return vetoes_.empty() ? nullptr : askVetoes(state);

@@ -11,17 +11,12 @@
 #include "record/fresh_results.h"
 #include "record/keeper.h"
 #include "record/recipe_writer.h"
-#include "record/unrepeatable.h"
-#include "record/unsaid_writes.h"
 #include "record/written.h"
 #include "stream/event.h"
 #include "torch_seams/key.h"
 
 namespace ebb {
 namespace {
-
-constexpr const char* kCustomOperator =
-    "custom operator, which may have hidden state; a rule with RECOMPUTE that names it applies";
 
 // Calls `act` with each argument whose storage has a known value, and with that value's map entry.
 template <class Act>
@@ -56,20 +51,6 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
   });
 }
 
-// Note [Custom operators]
-// A custom operator, that is, one from outside torch, may keep state that no schema shows: a step
-// counter, a generator, a cache. A second run would then silently give another result. So ebb keeps
-// the results, with two exceptions. A rule of the policy that matches the operator declares it
-// repeatable. A checkpointed call declares all inner operators repeatable
-// (Context::trustCustomOps), since torch's checkpoint would run them again. In both cases, ebb
-// compares the results of the replay with the forward's: on the CPU by fingerprints, on other
-// devices in verify mode only. In a checkpointed call on the CPU, ebb also recomputes a result of
-// `empty` that such an operator fills. A fingerprint, taken when `empty` returns, shows that
-// nothing wrote to the memory in between, so a replay may use new memory.
-bool isTrusted(const Context& context, const OpTraits& op, const Verdict& verdict) {
-  return !op.limits.custom || context.trustCustomOps || verdict.byRule;
-}
-
 // Note [Uninitialised memory is not a recipe]
 // A kernel that bypasses the dispatcher may fill the result of `empty`, so the result stays a leaf
 // until a visible op overwrites the memory. The result of zeros, ones or full is recomputed only if
@@ -96,13 +77,16 @@ const char* findObstacle(
       return why;
     }
   }
-  if (!isTrusted(context, op, verdict)) {
-    return kCustomOperator;
+  if (op.limits.custom && !op.limits.communicates) {
+    if (op.guard == nullptr) {
+      return "this build of ebb has no plug-in that repeats custom operators";
+    }
+    if (const char* why = op.guard->whyNotReplayed(context, call, arguments, verdict)) {
+      return why;
+    }
   }
-  if (!arguments.writesCanBeReplayed()) {
-    return "it wrote to a tensor from outside of the region";
-  }
-  return verdict.forced ? nullptr : effectOf(op);
+  return arguments.writesCanBeReplayed() ? nullptr
+                                         : "it wrote to a tensor from outside of the region";
 }
 
 void lockAgain(std::unique_lock<PythonMutex>& lock) {
@@ -159,19 +143,23 @@ OpRecording::OpRecording(const Context& context, ValueMap& values, Call& call)
 
 void OpRecording::run() {
   writeRecipe();
+  if (op_.guard != nullptr) [[unlikely]] {
+    guarded_ =
+        op_.guard->begins({context_, call_, arguments_, replay_.recipe.get(), replay_.obstacle});
+  }
   const Observers& observers = context_.graph->observers;
   observers.tell(
       &OpEvents::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
   if (!arguments_.writes().empty()) {
     prepareWrites(values_, arguments_, replay_.recipe.get());
   }
-  if (op_.limits.custom && !op_.limits.communicates) [[unlikely]] {
-    runCustom();
+  if (guarded_) [[unlikely]] {
+    runGuarded();
   } else {
     runKernel();
   }
-  // Results are not visible to other threads yet, so only writes need the lock again.
-  if (!arguments_.writes().empty() || observers.seeOps()) {
+  // Results are not visible to other threads yet, so only writes and plug-ins need the lock again.
+  if (!arguments_.writes().empty() || observers.seeOps() || guarded_) {
     lockAgain(lock_);
     recordWrites();
   }
@@ -204,7 +192,6 @@ void OpRecording::writeRecipe() {
     learnReads(values_, arguments_);
     return;
   }
-  replay_.hasFingerprint = op_.limits.custom && !op_.limits.communicates;
   if (op_.limits.communicates) {
     collectiveRecorded(*context_.graph, *replay_.recipe);
   }
@@ -241,15 +228,14 @@ void OpRecording::runKernel() {
   }
 }
 
-[[gnu::noinline]] void OpRecording::runCustom() {
-  UnsaidWrites unsaid(op_, arguments_);
+[[gnu::noinline]] void OpRecording::runGuarded() {
   runKernel();
   lockAgain(lock_);
-  if (unsaid.giveUp(values_)) {
-    replay_.giveUp("it writes to an argument that its schema does not declare as written");
+  if (const char* why = guarded_->whyNotReplayed(values_)) {
+    replay_.giveUp(why);
   }
   lock_.unlock();
-  unsaid.warn();
+  guarded_->warn();
 }
 
 // RandomScope is large. Inside runKernel(), it would move the stack frames of all kernels to memory
@@ -308,14 +294,15 @@ void OpRecording::giveRecipe(
     const Write& write,
     const Verdict& verdict,
     const char* veto) {
-  if (replay_.recipe && veto == nullptr && isTrusted(context_, op_, verdict) &&
-      canBeRepeated(write)) {
+  if (replay_.recipe && veto == nullptr && isTrusted(verdict) && canBeRepeated(write)) {
     after->rare.set(
         &RareParts::fingerprint, replay_.hasFingerprint ? fingerprint(write.tensor.storage()) : 0);
     addOutput(
         after, write.tensor, {.written = true, .slot = write.argument, .element = write.element});
   }
-  noteKeptCustom(after, verdict);
+  if (guarded_) [[unlikely]] {
+    guarded_->made({after, write.tensor, true, verdict});
+  }
   if (!after->recipe()) {
     after->decision().mustBeKept();
   }
@@ -328,14 +315,6 @@ void OpRecording::addOutput(
   replay_.recipe->outputs.push_back(std::move(output));
   context_.graph->observers.tell(
       &OpEvents::canBeReplayed, *replay_.recipe, replay_.recipe->outputs.back(), tensor);
-}
-
-[[gnu::noinline]] void OpRecording::noteKeptCustom(
-    const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
-  if (replay_.obstacle == kCustomOperator && recomputes(verdict.decision) &&
-      value->facts().madeHere) {
-    context_.unrepeatable->add(value, op_);
-  }
 }
 
 void OpRecording::recordOutputs() {
@@ -367,7 +346,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const char* veto = context_.graph->observers.whyNotReplayed({*value, tensor, nullptr, true});
   decideOnResult(
       value, tensor, verdict, veto, {.slot = static_cast<uint16_t>(slot), .element = element});
-  noteKeptCustom(value, verdict);
+  if (guarded_) [[unlikely]] {
+    guarded_->made({value, tensor, false, verdict});
+  }
   if (op_.limits.uninitialised && context_.trustCustomOps && tensor.is_cpu()) {
     value->facts().unfilled = true;
     value->home().setFingerprint(fingerprint(tensor.storage(), FingerprintOf::Everything));
@@ -395,7 +376,7 @@ void OpRecording::decideOnResult(
     value->decision().decide(verdict.decision, false);
   }
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
-  if (replay_.recipe && value->facts().madeHere && !fromDevice && isTrusted(context_, op_, verdict) &&
+  if (replay_.recipe && value->facts().madeHere && !fromDevice && isTrusted(verdict) &&
       veto == nullptr) {
     value->facts().rule = verdict.rule;
     const bool stays = takesAll && !mayStore;

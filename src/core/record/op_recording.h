@@ -1,11 +1,13 @@
 // One intercepted call: runs the op and records its results. Lives on the stack of Recorder::call.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <optional>
 
 #include "conditions/random_state.h"
 #include "graph/recipe.h"
+#include "hooks/call_guard.h"
 #include "record/arguments.h"
 #include "record/context.h"
 #include "record/value_map.h"
@@ -42,10 +44,14 @@ class OpRecording {
   // Sets `verdict_`, and sets `replay_` to a recipe, or to the reason why there is none.
   void writeRecipe();
   void runKernel();
-  void runCustom();
+  void runGuarded();
   void runRandomKernel();
   void forgetWritten();
   Verdict verdictOn(const at::Tensor& result) const;
+  // False if the operator is from outside torch, and nobody has declared it repeatable.
+  bool isTrusted(const Verdict& verdict) const {
+    return !op_.limits.custom || context_.trusts(verdict);
+  }
   // Tells the observers of a new value. `veto`: see ResultVeto.
   void tellMade(Value& value, const at::Tensor& tensor, const Verdict& verdict, const char* veto);
   const char* whyNotRecomputed(
@@ -69,7 +75,6 @@ class OpRecording {
       Output output);
   // Makes `value`, which `tensor` shows, an output of the recipe.
   void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
-  void noteKeptCustom(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
 
   const Context& context_;
   ValueMap& values_;
@@ -80,6 +85,7 @@ class OpRecording {
   const c10::IValue* results_ = nullptr;  // set after the op has run
   Arguments arguments_;
   Replay replay_;
+  std::unique_ptr<GuardedRun> guarded_;  // null: no guard follows the run
 };
 
 }  // namespace ebb

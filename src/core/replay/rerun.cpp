@@ -14,6 +14,7 @@
 #include "conditions/fingerprint.h"
 #include "conditions/kernel_state.h"
 #include "conditions/random_state.h"
+#include "hooks/call_guard.h"
 #include "memory/bytes.h"
 #include "replay/buffers.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 // Added to the message if a repeated collective gave other bits than in the forward.
 constexpr const char* kOtherOrder =
-    ". Ranks ran the backward of their regions in different orders, or another collective of the "
+    " Ranks ran the backward of their regions in different orders, or another collective of the "
     "process group came in between, such as DDP's with unused parameters: give DDP a process group "
     "of its own, or use a policy that keeps the results of collectives.";
 
@@ -236,7 +237,7 @@ class Rerun {
       }
       c10::Storage storage = storageOf(output);
       checkSize(graph_, recipe_, *value, storage);
-      checkRepeats(output, value->rare->fingerprint, storage);
+      checkBits(output, *value, storage);
       if (hasBytes) {
         continue;
       }
@@ -250,28 +251,21 @@ class Rerun {
     }
   }
 
-  // See Note [Custom operators]. An observer that compares all bits gives a better message.
-  void checkRepeats(const Output& output, uint64_t expected, const c10::Storage& storage) const {
-    if (expected == 0 || graph_.rules.compareAll) {
+  // An observer that compares all bits gives a better message.
+  void checkBits(const Output& output, const Value& value, const c10::Storage& storage) const {
+    if (graph_.rules.compareAll) {
       return;
     }
-    const bool isWhole = output.written || recipe_.op.limits.communicates;
-    const uint64_t now = isWhole ? fingerprint(storage) : fingerprintOfShown(resultOf(output));
-    TORCH_CHECK(
-        now == expected,
-        "ebb: cannot recompute ",
-        where(graph_, recipe_),
-        ": with the same arguments the operator gave other bits than in the forward, in ",
-        output.written ? "argument " : "result ",
-        output.slot,
-        recipe_.op.limits.communicates ? kOtherOrder : ".",
-        " The operator keeps state that its arguments do not show (a counter, a cache, a "
-        "generator of its own), or it is not deterministic. Give ",
-        recipe_.op.name,
-        " the decision SAVE: a rule of the policy, MUST_SAVE in a context_fn, or "
-        "EBB='recompute_all,",
-        recipe_.op.op.schema().name(),
-        ":save'.");
+    if (recipe_.op.guard != nullptr) {
+      const at::Tensor* tensor = output.written ? nullptr : &resultOf(output);
+      recipe_.op.guard->check({graph_, recipe_, output, value, storage, tensor});
+    }
+    if (recipe_.op.limits.communicates) {
+      const uint64_t expected = value.rare->fingerprint;
+      TORCH_CHECK(
+          expected == 0 || fingerprint(storage) == expected,
+          otherBits(graph_, recipe_, output, kOtherOrder));
+    }
   }
 
   c10::Storage storageOf(const Output& output) const {
