@@ -6,7 +6,7 @@ namespace ebb {
 namespace {
 
 // Filled while libraries are loaded, so the list needs no lock.
-constinit std::array<CallGuard*, 1> guards{};
+constinit std::array<CallGuard*, 2> guards{};
 
 }  // namespace
 

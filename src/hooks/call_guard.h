@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace ebb {
 
@@ -46,8 +47,11 @@ class GuardedRun {
  public:
   virtual ~GuardedRun() = default;
 
-  // Returns why the call cannot be replayed after all; null if it can. The kernel has returned, and
-  // its results are not recorded yet. May turn the values of arguments into leaves.
+  // The kernel has returned `results`, which are not recorded yet. May throw. Without the lock.
+  virtual void hasRun(const c10::IValue* results) {
+  }
+  // Returns why the call cannot be replayed after all; null if it can. May turn the values of
+  // arguments into leaves.
   virtual const char* whyNotReplayed(ValueMap& values) {
     return nullptr;
   }
@@ -84,6 +88,14 @@ class CallGuard {
   // run of this call. Under the graph's lock.
   virtual std::unique_ptr<GuardedRun> begins(const GuardedCall& call) = 0;
 
+  // The kernel of a replay has returned the results in `stack`. May throw.
+  virtual void hasReplayed(const Recipe& recipe, const std::vector<c10::IValue>& stack) {
+  }
+  // True if a replay gives its result to each value that has a recipe, even if the bytes of the
+  // value are still in memory, and if all results are checked.
+  virtual bool repeatsAll() const {
+    return false;
+  }
   // Throws if a replay has given other bytes than the forward. Comes before the value gets the
   // bytes. Not called if an observer compares all bits (GraphRules::compareAll).
   virtual void check(const ReplayedResult& result) = 0;
@@ -93,7 +105,7 @@ class CallGuard {
 };
 
 // The kinds of operators that need a guard.
-enum class Guarded : uint8_t { CustomOperators };
+enum class Guarded : uint8_t { CustomOperators, Collectives };
 
 // Registers the guard of a kind. Returns true, so that a plug-in can call it when the library is
 // loaded.

@@ -34,9 +34,6 @@ struct Notes final : Extra {
   std::vector<ExtraPtr> all;
 };
 
-// Set while libraries are loaded.
-void (*recordedCollective)(Graph&, const Recipe&) = nullptr;
-
 }  // namespace
 
 void Observers::clear() {
@@ -104,19 +101,6 @@ void addObservers(Graph& graph) {
       add(graph);
     }
   }
-}
-
-bool followCollectives(void (*recorded)(Graph& graph, const Recipe& recipe)) {
-  recordedCollective = recorded;
-  return true;
-}
-
-bool areCollectivesFollowed() {
-  return recordedCollective != nullptr;
-}
-
-void collectiveRecorded(Graph& graph, const Recipe& recipe) {
-  recordedCollective(graph, recipe);
 }
 
 bool callBeforeUnseenWrites(void (*before)(const at::Tensor& tensor)) {

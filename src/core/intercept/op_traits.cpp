@@ -132,8 +132,9 @@ void fill(OpTraits& traits) {
   traits.limits.custom = !isTorchsOwn(schema.name());
   readArguments(traits, schema);
   applyTables(traits);
-  if (traits.limits.custom && !traits.limits.communicates) {
-    traits.guard = guardOf(Guarded::CustomOperators);
+  if (traits.limits.custom) {
+    traits.guard =
+        guardOf(traits.limits.communicates ? Guarded::Collectives : Guarded::CustomOperators);
   }
   traits.arguments.writes = std::ranges::any_of(traits.arguments.uses, [](ArgUse use) {
     return use != ArgUse::Read && use != ArgUse::Unread;

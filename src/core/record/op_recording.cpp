@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "conditions/collective.h"
 #include "conditions/fingerprint.h"
 #include "conditions/kernel_state.h"
 #include "conditions/repeatable.h"
@@ -69,17 +68,16 @@ const char* findObstacle(
     return op.limits.communicates ? "collectives are recomputed only by a rule with force=True"
                                   : "ebb recomputes this operator only by a rule with force=True";
   }
-  if (op.limits.communicates && !areCollectivesFollowed()) {
-    return "this build of ebb has no plug-in that repeats collectives";
-  }
   if (arguments.areOffCpu() && !verdict.forced) {
     if (const char* why = whyNotRepeatable(op, call.arguments)) {
       return why;
     }
   }
-  if (op.limits.custom && !op.limits.communicates) {
+  if (op.limits.custom) {
     if (op.guard == nullptr) {
-      return "this build of ebb has no plug-in that repeats custom operators";
+      return op.limits.communicates
+                 ? "this build of ebb has no plug-in that repeats collectives"
+                 : "this build of ebb has no plug-in that repeats custom operators";
     }
     if (const char* why = op.guard->whyNotReplayed(context, call, arguments, verdict)) {
       return why;
@@ -120,14 +118,6 @@ bool readsPartial(const Recipe& recipe) {
   return std::any_of(recipe.inputs().begin(), recipe.inputs().end(), [](const Input& input) {
     return input.value && !input.wholeOverwrite && input.value->rare.isPartial();
   });
-}
-
-// True if ebb waits for a collective, to compare or fingerprint complete results. Unless all
-// results are compared, ebb waits only on the CPU, and only for synchronous collectives, for which
-// the program waits too. A wait for an asynchronous collective could keep the other ranks waiting.
-bool mayWait(const Context& context, const Call& call, const Arguments& arguments) {
-  return context.graph->rules.compareAll ||
-         (!arguments.areOffCpu() && isSynchronous(call.op, call.arguments));
 }
 
 }  // namespace
@@ -190,18 +180,12 @@ void OpRecording::writeRecipe() {
   }
   if (!replay_.recipe) {
     learnReads(values_, arguments_);
-    return;
-  }
-  if (op_.limits.communicates) {
-    collectiveRecorded(*context_.graph, *replay_.recipe);
   }
 }
 
 void OpRecording::runKernel() {
   lock_.unlock();
   const bool draws = mayDraw(op_, call_.arguments);
-  const bool waits =
-      op_.limits.communicates && replay_.recipe && mayWait(context_, call_, arguments_);
   try {
     if (draws) {
       runRandomKernel();
@@ -209,10 +193,8 @@ void OpRecording::runKernel() {
       results_ = call_.run();
     }
     context_.graph->observers.tell(&OpEvents::hasRun);
-    if (waits) [[unlikely]] {
-      const auto group = processGroupOf(op_, replay_.recipe->others());
-      waitForCollective(results_, op_.results.size(), group);
-      replay_.hasFingerprint = true;
+    if (guarded_) [[unlikely]] {
+      guarded_->hasRun(results_);
     }
   } catch (...) {
     forgetWritten();
@@ -295,8 +277,6 @@ void OpRecording::giveRecipe(
     const Verdict& verdict,
     const char* veto) {
   if (replay_.recipe && veto == nullptr && isTrusted(verdict) && canBeRepeated(write)) {
-    after->rare.set(
-        &RareParts::fingerprint, replay_.hasFingerprint ? fingerprint(write.tensor.storage()) : 0);
     addOutput(
         after, write.tensor, {.written = true, .slot = write.argument, .element = write.element});
   }
@@ -381,8 +361,6 @@ void OpRecording::decideOnResult(
     value->facts().rule = verdict.rule;
     const bool stays = takesAll && !mayStore;
     value->decision().decide(stays ? Decision::Save : verdict.decision);
-    value->rare.set(
-        &RareParts::fingerprint, replay_.hasFingerprint ? fingerprintOfShown(tensor) : 0);
     addOutput(value, tensor, std::move(output));
   }
 }

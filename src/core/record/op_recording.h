@@ -33,7 +33,6 @@ class OpRecording {
   struct Replay {
     c10::intrusive_ptr<Recipe> recipe;  // null if there is an obstacle
     const char* obstacle = nullptr;
-    bool hasFingerprint = false;  // outputs get fingerprints: see Note [Custom operators]
 
     void giveUp(const char* why) {
       recipe.reset();

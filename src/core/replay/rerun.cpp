@@ -10,7 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "conditions/collective.h"
 #include "conditions/fingerprint.h"
 #include "conditions/kernel_state.h"
 #include "conditions/random_state.h"
@@ -20,12 +19,6 @@
 
 namespace ebb {
 namespace {
-
-// Added to the message if a repeated collective gave other bits than in the forward.
-constexpr const char* kOtherOrder =
-    " Ranks ran the backward of their regions in different orders, or another collective of the "
-    "process group came in between, such as DDP's with unused parameters: give DDP a process group "
-    "of its own, or use a policy that keeps the results of collectives.";
 
 bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
@@ -156,8 +149,8 @@ class Rerun {
     c10::AutoGradMode gradMode(recipe_.kernel.gradMode);
     RandomReplay random(recipe_.op, recipe_.kernel.random.get(), stack_);
     recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
-    if (recipe_.op.limits.communicates) [[unlikely]] {
-      waitForCollective(stack_.data(), stack_.size(), processGroupOf(recipe_.op, recipe_.others()));
+    if (recipe_.op.guard != nullptr) [[unlikely]] {
+      recipe_.op.guard->hasReplayed(recipe_, stack_);
     }
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),
@@ -220,19 +213,20 @@ class Rerun {
         " the decision SAVE.");
   }
 
-  // True if `value` needs no bytes from this replay. A repeated collective runs only once in
-  // backward, so the value takes the result of that run, even if the forward's result is still in
-  // memory because the program or a thread of the backend holds the storage.
+  // True if `value` needs no bytes from this replay.
   bool hasItsBytes(const Value& value) const {
-    const bool isRepeated = recipe_.op.limits.communicates && value.recipe();
-    return value.available() && !isRepeated;
+    return value.available() && !(repeatsAll() && value.recipe());
+  }
+
+  bool repeatsAll() const {
+    return recipe_.op.guard != nullptr && recipe_.op.guard->repeatsAll();
   }
 
   void handOut() {
     for (const Output& output : recipe_.outputs) {
       const auto value = output.value.lock();
       const bool hasBytes = value && hasItsBytes(*value);
-      if (!value || (hasBytes && !recipe_.op.limits.communicates)) {
+      if (!value || (hasBytes && !repeatsAll())) {
         continue;
       }
       c10::Storage storage = storageOf(output);
@@ -253,18 +247,9 @@ class Rerun {
 
   // An observer that compares all bits gives a better message.
   void checkBits(const Output& output, const Value& value, const c10::Storage& storage) const {
-    if (graph_.rules.compareAll) {
-      return;
-    }
-    if (recipe_.op.guard != nullptr) {
+    if (recipe_.op.guard != nullptr && !graph_.rules.compareAll) [[unlikely]] {
       const at::Tensor* tensor = output.written ? nullptr : &resultOf(output);
       recipe_.op.guard->check({graph_, recipe_, output, value, storage, tensor});
-    }
-    if (recipe_.op.limits.communicates) {
-      const uint64_t expected = value.rare->fingerprint;
-      TORCH_CHECK(
-          expected == 0 || fingerprint(storage) == expected,
-          otherBits(graph_, recipe_, output, kOtherOrder));
     }
   }
 
