@@ -60,25 +60,6 @@ std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<a
   return c10::SafePyObject(py::object(pair[1]).release().ptr(), getPyInterpreter());
 }
 
-// Logs that ebb keeps results of the custom operator `op`, although the policy says RECOMPUTE.
-// Called when a region ends. An error in logging must not break the region.
-void tellUnrepeatable(const std::string& op, const std::string& region, size_t bytes) {
-  if (!Py_IsInitialized()) {
-    return;
-  }
-  py::gil_scoped_acquire gil;
-  try {
-    helper("ebb._support.pinned", "tell")(op, region, bytes);
-  } catch (py::error_already_set& error) {
-    error.discard_as_unraisable(__func__);
-  }
-}
-
-bool hasEffect(const std::string& op) {
-  py::gil_scoped_acquire gil;
-  return py::cast<bool>(helper("ebb._support.effects", "has_effect")(op));
-}
-
 at::Tensor unflatten(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
   py::list tensors;
@@ -99,15 +80,7 @@ py::object unpack(const py::capsule& argument) {
 
 void installPythonSupport(py::module_& module) {
   module.def("_unpack", &unpack);
-  setPythonSupport(
-      {&holdsGil,
-       &releaseGil,
-       &acquireGil,
-       &unpackHook,
-       &flatten,
-       &tellUnrepeatable,
-       &hasEffect,
-       &unflatten});
+  setPythonSupport({&holdsGil, &releaseGil, &acquireGil, &unpackHook, &flatten, &unflatten});
 }
 
 }  // namespace ebb::bindings

@@ -17,9 +17,6 @@ std::vector<void (*)(const at::Tensor&)>& beforeWrites() {
   return *all;
 }
 
-// Set while libraries are loaded.
-void (*recordedCollective)(Graph&, const Recipe&) = nullptr;
-
 }  // namespace
 
 bool observeGraphs(AddObservers add, Turn turn) {
@@ -33,19 +30,6 @@ void addObservers(Graph& graph) {
       add(graph);
     }
   }
-}
-
-bool followCollectives(void (*recorded)(Graph& graph, const Recipe& recipe)) {
-  recordedCollective = recorded;
-  return true;
-}
-
-bool areCollectivesFollowed() {
-  return recordedCollective != nullptr;
-}
-
-void collectiveRecorded(Graph& graph, const Recipe& recipe) {
-  recordedCollective(graph, recipe);
 }
 
 bool callBeforeUnseenWrites(void (*before)(const at::Tensor& tensor)) {

@@ -34,6 +34,7 @@ struct Value;
 struct RegionNote {
   virtual ~RegionNote() = default;
 };
+using RegionNotes = std::vector<std::unique_ptr<RegionNote>>;
 
 // A value that an op has made, or that a region has met.
 struct Made {
@@ -216,12 +217,6 @@ EBB_API bool observeGraphs(AddObservers add, Turn turn = Turn::Any);
 
 // Calls the registered functions.
 void addObservers(Graph& graph);
-
-// From now on `recorded` is called, under the graph's lock, for each recipe of a collective that a
-// region records. Before that, regions record no such recipe, and keep the results of collectives.
-bool followCollectives(void (*recorded)(Graph& graph, const Recipe& recipe));
-bool areCollectivesFollowed();
-void collectiveRecorded(Graph& graph, const Recipe& recipe);
 
 // From now on `before` is called before code that torch does not see may write to a tensor.
 bool callBeforeUnseenWrites(void (*before)(const at::Tensor& tensor));

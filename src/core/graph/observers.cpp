@@ -30,9 +30,9 @@ void Observers::clear() {
   all_.clear();
 }
 
-std::vector<std::unique_ptr<RegionNote>> Observers::enter(
+RegionNotes Observers::enter(
     const std::string& name, const std::shared_ptr<const Policy>& policy) const {
-  std::vector<std::unique_ptr<RegionNote>> notes;
+  RegionNotes notes;
   regions_.forEach([&](RegionEvents& each) { notes.push_back(each.enters(name, policy)); });
   return notes;
 }

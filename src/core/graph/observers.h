@@ -88,8 +88,7 @@ class Observers {
   }
 
   // The same for methods with results.
-  std::vector<std::unique_ptr<RegionNote>> enter(
-      const std::string& name, const std::shared_ptr<const Policy>& policy) const;
+  RegionNotes enter(const std::string& name, const std::shared_ptr<const Policy>& policy) const;
   bool wantInput(const at::Tensor& tensor) const;
   const char* whyNotReplayed(const NewState& state) const {
     return vetoes_.empty() ? nullptr : askVetoes(state);

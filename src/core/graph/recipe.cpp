@@ -1,5 +1,7 @@
 #include "graph/recipe.h"
 
+#include <c10/util/StringUtil.h>
+
 #include "conditions/kernel_state.h"
 #include "conditions/random_state.h"
 #include "counts/live_counts.h"
@@ -83,6 +85,25 @@ Recipe::~Recipe() {
 
 std::string where(const Graph& graph, const Recipe& recipe) {
   return recipe.op.name + " in region '" + graph.names[recipe.region] + "'";
+}
+
+std::string otherBits(
+    const Graph& graph, const Recipe& recipe, const Output& output, const char* cause) {
+  return c10::str(
+      "ebb: cannot recompute ",
+      where(graph, recipe),
+      ": with the same arguments the operator gave other bits than in the forward, in ",
+      output.written ? "argument " : "result ",
+      output.slot,
+      ".",
+      cause,
+      " The operator keeps state that its arguments do not show (a counter, a cache, a generator "
+      "of its own), or it is not deterministic. Give ",
+      recipe.op.name,
+      " the decision SAVE: a rule of the policy, MUST_SAVE in a context_fn, or "
+      "EBB='recompute_all,",
+      recipe.op.op.schema().name(),
+      ":save'.");
 }
 
 }  // namespace ebb

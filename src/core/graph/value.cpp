@@ -58,16 +58,9 @@ RareParts& Value::allocateRare() {
   return *rare_;
 }
 
-void Value::recomputeFrom(c10::intrusive_ptr<Recipe> recipe, uint64_t fingerprint) {
+void Value::recomputeFrom(c10::intrusive_ptr<Recipe> recipe) {
   TORCH_INTERNAL_ASSERT(state() == ValueState::Unneeded);
   recipe_ = std::move(recipe);
-  if (fingerprint != 0) {
-    setResultFingerprint(fingerprint);
-  }
-}
-
-void Value::setResultFingerprint(uint64_t fingerprint) {
-  allocateRare().resultFingerprint = fingerprint;
 }
 
 void Value::dropRecipe(bool onlyOurs) {

@@ -28,7 +28,6 @@ struct RareParts : InArena {
   c10::intrusive_ptr<Stash> stash;  // see Note [Stored values]
   c10::Storage redefined;           // handles show this storage; see Note [Silent writes]
   Extras extras;                    // of plug-ins
-  uint64_t resultFingerprint = 0;   // of a result of a custom operator on the CPU; 0: unknown
 
   RareParts();
   ~RareParts();
@@ -246,10 +245,6 @@ class EBB_API ValueParts : public c10::intrusive_ptr_target, public InArena {
   const c10::Storage& redefined() const {
     return rare().redefined;
   }
-  // See Note [Custom operators]; 0: unknown.
-  uint64_t resultFingerprint() const {
-    return rare().resultFingerprint;
-  }
 
   // The data that a plug-in has attached to the value; null if there is none.
   template <class Part>
@@ -340,9 +335,8 @@ struct EBB_API Value final : ValueParts {
     decision_ = decision;
   }
 
-  // From now on `recipe` recomputes the value. `fingerprint`: of the result; 0: unknown.
-  void recomputeFrom(c10::intrusive_ptr<Recipe> recipe, uint64_t fingerprint);
-  void setResultFingerprint(uint64_t fingerprint);
+  // From now on `recipe` recomputes the value.
+  void recomputeFrom(c10::intrusive_ptr<Recipe> recipe);
   // Drops the recipe unless a store has yet to take the bytes: the store may be full. `onlyOurs`:
   // no other code can write to the bytes from now on.
   void dropRecipe(bool onlyOurs = false);

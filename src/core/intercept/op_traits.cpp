@@ -7,6 +7,7 @@
 #include <deque>
 #include <mutex>
 
+#include "hooks/call_guard.h"
 #include "intercept/op_tables.h"
 #include "support/thread_owned.h"
 
@@ -131,6 +132,10 @@ void fill(OpTraits& traits) {
   traits.limits.custom = !isTorchsOwn(schema.name());
   readArguments(traits, schema);
   applyTables(traits);
+  if (traits.limits.custom) {
+    traits.guard =
+        guardOf(traits.limits.communicates ? Guarded::Collectives : Guarded::CustomOperators);
+  }
   traits.arguments.writes = std::ranges::any_of(traits.arguments.uses, [](ArgUse use) {
     return use != ArgUse::Read && use != ArgUse::Unread;
   });

@@ -15,6 +15,8 @@
 
 namespace ebb {
 
+class CallGuard;
+
 // How an op uses an argument.
 enum class ArgUse : uint8_t {
   Read,       // an ordinary input
@@ -87,11 +89,9 @@ struct KernelTraits {
 
 // The facts about an operator that change while the process runs.
 struct OpState {
-  std::atomic<bool> demoted{false};           // verify mode found that the results must be saved
-  std::atomic<bool> registered{true};         // false once the defining library is gone
-  std::atomic<bool> writesUnsaid{false};      // ebb has warned of a write; see Note [Unsaid writes]
-  std::atomic<bool> movesFirst{false};        // see Note [Versions that move first]
-  std::atomic<bool> toldUnrepeatable{false};  // ebb has logged the op; see Unrepeatable
+  std::atomic<bool> demoted{false};     // verify mode found that the results must be saved
+  std::atomic<bool> registered{true};   // false once the defining library is gone
+  std::atomic<bool> movesFirst{false};  // see Note [Versions that move first]
 };
 
 // All facts about one operator; read-only after the first call, except for `state`. The members
@@ -104,6 +104,7 @@ struct OpTraits {
   uint32_t index = 0;      // dense; compiled policies are tables over it
   OpKind kind = OpKind::Recorded;
   ReplayLimits limits;
+  CallGuard* guard = nullptr;  // null: the op needs none, or the plug-in is not built
   KernelTraits kernel;
   RandomTraits random;
   mutable OpState state;

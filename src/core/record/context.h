@@ -11,19 +11,23 @@
 
 namespace ebb {
 
-class Unrepeatable;
 class Results;
 
 // The open outermost region, and the settings of the innermost one.
 struct Context {
-  c10::intrusive_ptr<Graph> graph{};     // shared with the handles; null between regions
-  Decider* decider = nullptr;            // of the innermost region
-  RegionCounters* counters = nullptr;    // of the innermost region
-  uint16_t region = 0;                   // index of the innermost region in Graph::names
-  uint32_t nested = 0;                   // see Recipe::nested
-  bool trustCustomOps = false;           // see Note [Custom operators]
-  const Results* results = nullptr;      // results of earlier regions of the thread
-  Unrepeatable* unrepeatable = nullptr;  // of the outermost region
+  c10::intrusive_ptr<Graph> graph{};   // shared with the handles; null between regions
+  Decider* decider = nullptr;          // of the innermost region
+  RegionCounters* counters = nullptr;  // of the innermost region
+  uint16_t region = 0;                 // index of the innermost region in Graph::names
+  uint32_t nested = 0;                 // see Recipe::nested
+  bool trustCustomOps = false;         // see Note [Custom operators]
+  const Results* results = nullptr;    // results of earlier regions of the thread
+  RegionNotes* notes = nullptr;        // of the outermost region; plug-ins may add to them
+
+  // True if the user has declared custom operators repeatable: see Note [Custom operators].
+  bool trusts(const Verdict& verdict) const {
+    return trustCustomOps || verdict.byRule;
+  }
 
   const std::string& regionName() const {
     return graph->names[region];

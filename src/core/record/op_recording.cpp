@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "conditions/collective.h"
 #include "conditions/fingerprint.h"
 #include "conditions/kernel_state.h"
 #include "conditions/repeatable.h"
@@ -11,17 +10,12 @@
 #include "record/fresh_results.h"
 #include "record/keeper.h"
 #include "record/recipe_writer.h"
-#include "record/unrepeatable.h"
-#include "record/unsaid_writes.h"
 #include "record/written.h"
 #include "stream/event.h"
 #include "torch_seams/key.h"
 
 namespace ebb {
 namespace {
-
-constexpr const char* kCustomOperator =
-    "custom operator, which may have hidden state; a rule with RECOMPUTE that names it applies";
 
 // Calls `act` with each argument whose storage has a known value, and with that value's map entry.
 template <class Act>
@@ -56,20 +50,6 @@ void forEachKnown(ValueMap& values, const Arguments& arguments, const Act& act) 
   });
 }
 
-// Note [Custom operators]
-// A custom operator, that is, one from outside torch, may keep state that no schema shows: a step
-// counter, a generator, a cache. A second run would then silently give another result. So ebb keeps
-// the results, with two exceptions. A rule of the policy that matches the operator declares it
-// repeatable. A checkpointed call declares all inner operators repeatable
-// (Context::trustCustomOps), since torch's checkpoint would run them again. In both cases, ebb
-// compares the results of the replay with the forward's: on the CPU by fingerprints, on other
-// devices in verify mode only. In a checkpointed call on the CPU, ebb also recomputes a result of
-// `empty` that such an operator fills. A fingerprint, taken when `empty` returns, shows that
-// nothing wrote to the memory in between, so a replay may use new memory.
-bool isTrusted(const Context& context, const OpTraits& op, const Verdict& verdict) {
-  return !op.limits.custom || context.trustCustomOps || verdict.byRule;
-}
-
 // Note [Uninitialised memory is not a recipe]
 // A kernel that bypasses the dispatcher may fill the result of `empty`, so the result stays a leaf
 // until a visible op overwrites the memory. The result of zeros, ones or full is recomputed only if
@@ -88,21 +68,23 @@ const char* findObstacle(
     return op.limits.communicates ? "collectives are recomputed only by a rule with force=True"
                                   : "ebb recomputes this operator only by a rule with force=True";
   }
-  if (op.limits.communicates && !areCollectivesFollowed()) {
-    return "this build of ebb has no plug-in that repeats collectives";
-  }
   if (arguments.areOffCpu() && !verdict.forced) {
     if (const char* why = whyNotRepeatable(op, call.arguments)) {
       return why;
     }
   }
-  if (!isTrusted(context, op, verdict)) {
-    return kCustomOperator;
+  if (op.limits.custom) {
+    if (op.guard == nullptr) {
+      return op.limits.communicates
+                 ? "this build of ebb has no plug-in that repeats collectives"
+                 : "this build of ebb has no plug-in that repeats custom operators";
+    }
+    if (const char* why = op.guard->whyNotReplayed(context, call, arguments, verdict)) {
+      return why;
+    }
   }
-  if (!arguments.writesCanBeReplayed()) {
-    return "it wrote to a tensor from outside of the region";
-  }
-  return verdict.forced ? nullptr : effectOf(op);
+  return arguments.writesCanBeReplayed() ? nullptr
+                                         : "it wrote to a tensor from outside of the region";
 }
 
 void lockAgain(std::unique_lock<PythonMutex>& lock) {
@@ -138,14 +120,6 @@ bool readsPartial(const Recipe& recipe) {
   });
 }
 
-// True if ebb waits for a collective, to compare or fingerprint complete results. Unless all
-// results are compared, ebb waits only on the CPU, and only for synchronous collectives, for which
-// the program waits too. A wait for an asynchronous collective could keep the other ranks waiting.
-bool mayWait(const Context& context, const Call& call, const Arguments& arguments) {
-  return context.graph->rules.compareAll ||
-         (!arguments.areOffCpu() && isSynchronous(call.op, call.arguments));
-}
-
 }  // namespace
 
 OpRecording::OpRecording(const Context& context, ValueMap& values, Call& call)
@@ -159,19 +133,23 @@ OpRecording::OpRecording(const Context& context, ValueMap& values, Call& call)
 
 void OpRecording::run() {
   writeRecipe();
+  if (op_.guard != nullptr) [[unlikely]] {
+    guarded_ =
+        op_.guard->begins({context_, call_, arguments_, replay_.recipe.get(), replay_.obstacle});
+  }
   const Observers& observers = context_.graph->observers;
   observers.tell(
       &OpEvents::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
   if (!arguments_.writes().empty()) {
     prepareWrites(values_, arguments_, replay_.recipe.get());
   }
-  if (op_.limits.custom && !op_.limits.communicates) [[unlikely]] {
-    runCustom();
+  if (guarded_) [[unlikely]] {
+    runGuarded();
   } else {
     runKernel();
   }
-  // Results are not visible to other threads yet, so only writes need the lock again.
-  if (!arguments_.writes().empty() || observers.seeOps()) {
+  // Results are not visible to other threads yet, so only writes and plug-ins need the lock again.
+  if (!arguments_.writes().empty() || observers.seeOps() || guarded_) {
     lockAgain(lock_);
     recordWrites();
   }
@@ -202,19 +180,12 @@ void OpRecording::writeRecipe() {
   }
   if (!replay_.recipe) {
     learnReads(values_, arguments_);
-    return;
-  }
-  replay_.hasFingerprint = op_.limits.custom && !op_.limits.communicates;
-  if (op_.limits.communicates) {
-    collectiveRecorded(*context_.graph, *replay_.recipe);
   }
 }
 
 void OpRecording::runKernel() {
   lock_.unlock();
   const bool draws = mayDraw(op_, call_.arguments);
-  const bool waits =
-      op_.limits.communicates && replay_.recipe && mayWait(context_, call_, arguments_);
   try {
     if (draws) {
       runRandomKernel();
@@ -222,10 +193,8 @@ void OpRecording::runKernel() {
       results_ = call_.run();
     }
     context_.graph->observers.tell(&OpEvents::hasRun);
-    if (waits) [[unlikely]] {
-      const auto group = processGroupOf(op_, replay_.recipe->others());
-      waitForCollective(results_, op_.results.size(), group);
-      replay_.hasFingerprint = true;
+    if (guarded_) [[unlikely]] {
+      guarded_->hasRun(results_);
     }
   } catch (...) {
     forgetWritten();
@@ -241,15 +210,14 @@ void OpRecording::runKernel() {
   }
 }
 
-[[gnu::noinline]] void OpRecording::runCustom() {
-  UnsaidWrites unsaid(op_, arguments_);
+[[gnu::noinline]] void OpRecording::runGuarded() {
   runKernel();
   lockAgain(lock_);
-  if (unsaid.giveUp(values_)) {
-    replay_.giveUp("it writes to an argument that its schema does not declare as written");
+  if (const char* why = guarded_->whyNotReplayed(values_)) {
+    replay_.giveUp(why);
   }
   lock_.unlock();
-  unsaid.warn();
+  guarded_->warn();
 }
 
 // RandomScope is large. Inside runKernel(), it would move the stack frames of all kernels to memory
@@ -308,38 +276,25 @@ void OpRecording::giveRecipe(
     const Write& write,
     const Verdict& verdict,
     const char* veto) {
-  if (replay_.recipe && veto == nullptr && isTrusted(context_, op_, verdict) &&
-      canBeRepeated(write)) {
+  if (replay_.recipe && veto == nullptr && isTrusted(verdict) && canBeRepeated(write)) {
     addOutput(
-        after,
-        write.tensor,
-        {.written = true, .slot = write.argument, .element = write.element},
-        replay_.hasFingerprint ? fingerprint(write.tensor.storage()) : 0);
+        after, write.tensor, {.written = true, .slot = write.argument, .element = write.element});
   }
-  noteKeptCustom(after, verdict);
+  if (guarded_) [[unlikely]] {
+    guarded_->made({after, write.tensor, true, verdict});
+  }
   if (!after->recipe()) {
     after->decide(after->decision().orKept());
   }
 }
 
 void OpRecording::addOutput(
-    const c10::intrusive_ptr<Value>& value,
-    const at::Tensor& tensor,
-    Output output,
-    uint64_t fingerprint) {
-  value->recomputeFrom(replay_.recipe, fingerprint);
+    const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output) {
+  value->recomputeFrom(replay_.recipe);
   output.value = c10::weak_intrusive_ptr<Value>(value);
   replay_.recipe->outputs.push_back(std::move(output));
   context_.graph->observers.tell(
       &OpEvents::canBeReplayed, *replay_.recipe, replay_.recipe->outputs.back(), tensor);
-}
-
-[[gnu::noinline]] void OpRecording::noteKeptCustom(
-    const c10::intrusive_ptr<Value>& value, const Verdict& verdict) {
-  if (replay_.obstacle == kCustomOperator && recomputes(verdict.decision) &&
-      value->facts().madeHere) {
-    context_.unrepeatable->add(value, op_);
-  }
 }
 
 void OpRecording::recordOutputs() {
@@ -372,7 +327,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const char* veto = context_.graph->observers.whyNotReplayed({*value, tensor, nullptr, true});
   decideOnResult(
       value, tensor, verdict, veto, {.slot = static_cast<uint16_t>(slot), .element = element});
-  noteKeptCustom(value, verdict);
+  if (guarded_) [[unlikely]] {
+    guarded_->made({value, tensor, false, verdict});
+  }
   if (facts.unfilled) {
     value->watch(fingerprint(tensor.storage(), FingerprintOf::Everything));
   }
@@ -395,13 +352,12 @@ void OpRecording::decideOnResult(
   ValueDecision decision = takesAll && mayStore ? ValueDecision(verdict.decision, false)
                                                 : ValueDecision(Decision::Save, false);
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
-  if (replay_.recipe && value->facts().madeHere && !fromDevice &&
-      isTrusted(context_, op_, verdict) && veto == nullptr) {
+  if (replay_.recipe && value->facts().madeHere && !fromDevice && isTrusted(verdict) &&
+      veto == nullptr) {
     const bool stays = takesAll && !mayStore;
     decision = ValueDecision(stays ? Decision::Save : verdict.decision, true, verdict.rule);
     decision = op_.limits.constantFill ? decision.orKept() : decision;
-    addOutput(
-        value, tensor, std::move(output), replay_.hasFingerprint ? fingerprintOfShown(tensor) : 0);
+    addOutput(value, tensor, std::move(output));
   }
   value->decide(decision);
 }

@@ -1,11 +1,13 @@
 // One intercepted call: runs the op and records its results. Lives on the stack of Recorder::call.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <optional>
 
 #include "conditions/random_state.h"
 #include "graph/recipe.h"
+#include "hooks/call_guard.h"
 #include "record/arguments.h"
 #include "record/context.h"
 #include "record/value_map.h"
@@ -31,7 +33,6 @@ class OpRecording {
   struct Replay {
     c10::intrusive_ptr<Recipe> recipe;  // null if there is an obstacle
     const char* obstacle = nullptr;
-    bool hasFingerprint = false;  // outputs get fingerprints: see Note [Custom operators]
 
     void giveUp(const char* why) {
       recipe.reset();
@@ -42,10 +43,14 @@ class OpRecording {
   // Sets `verdict_`, and sets `replay_` to a recipe, or to the reason why there is none.
   void writeRecipe();
   void runKernel();
-  void runCustom();
+  void runGuarded();
   void runRandomKernel();
   void forgetWritten();
   Verdict verdictOn(const at::Tensor& result) const;
+  // False if the operator is from outside torch, and nobody has declared it repeatable.
+  bool isTrusted(const Verdict& verdict) const {
+    return !op_.limits.custom || context_.trusts(verdict);
+  }
   // Tells the observers of a new value. `veto`: see ResultVeto.
   void tellMade(Value& value, const at::Tensor& tensor, const Verdict& verdict, const char* veto);
   const char* whyNotRecomputed(
@@ -67,14 +72,8 @@ class OpRecording {
       const Verdict& verdict,
       const char* veto,
       Output output);
-  // Makes `value`, which `tensor` shows, an output of the recipe. `fingerprint`: see
-  // Value::recomputeFrom.
-  void addOutput(
-      const c10::intrusive_ptr<Value>& value,
-      const at::Tensor& tensor,
-      Output output,
-      uint64_t fingerprint);
-  void noteKeptCustom(const c10::intrusive_ptr<Value>& value, const Verdict& verdict);
+  // Makes `value`, which `tensor` shows, an output of the recipe.
+  void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
 
   const Context& context_;
   ValueMap& values_;
@@ -85,6 +84,7 @@ class OpRecording {
   const c10::IValue* results_ = nullptr;  // set after the op has run
   Arguments arguments_;
   Replay replay_;
+  std::unique_ptr<GuardedRun> guarded_;  // null: no guard follows the run
 };
 
 }  // namespace ebb

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "conditions/fingerprint.h"
 #include "conditions/kernel_state.h"
 #include "graph/geometry.h"
 #include "intercept/op_tables.h"
@@ -15,14 +14,6 @@
 
 namespace ebb {
 namespace {
-
-// True if a collective made the value, no fingerprint is known, and the operator only reads the
-// value. A read shows that the result is complete, and a write does not: when the program waits for
-// gloo's reduce-scatter, gloo writes the result with copy_.
-bool hasNoFingerprint(const Value& value, const Input& input, const OpTraits& op) {
-  return value.facts().collectiveRunning && value.recipe() && value.resultFingerprint() == 0 &&
-         input.use == ArgUse::Read && !op.limits.communicates;
-}
 
 // Writes one recipe.
 class RecipeWriter {
@@ -126,10 +117,6 @@ class RecipeWriter {
     if (input.use == ArgUse::Read && value->decision().isKept() && !value->home().bytes() &&
         !value->stash()) {
       values_.keeper().keep(*value, tensor);
-    }
-    // The program reads the result of a collective, so the communication is complete.
-    if (hasNoFingerprint(*value, input, op_)) [[unlikely]] {
-      value->setResultFingerprint(fingerprint(tensor.storage()));
     }
     input.value = ReaderOf(value);
   }

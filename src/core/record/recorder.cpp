@@ -118,12 +118,14 @@ void Recorder::enter(
     RegionCounters& counters,
     uint16_t region,
     uint32_t nested,
-    bool trustCustomOps) {
+    bool trustCustomOps,
+    RegionNotes& notes) {
   context_.decider = &decider;
   context_.counters = &counters;
   context_.region = region;
   context_.nested = nested;
   context_.trustCustomOps = trustCustomOps;
+  context_.notes = &notes;
 }
 
 void Recorder::call(Call& call) {
@@ -320,7 +322,6 @@ void Recorder::close(bool onlyPart) {
   const Observers& observers = context_.graph->observers;
   observers.tell(&RegionEvents::willClose);
   values_.applyDeferred();
-  unrepeatable_.closing();
   for (const auto& entry : values_.all()) {
     dropUnneededRecipe(*entry.second);
     if (onlyPart) {

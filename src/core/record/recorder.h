@@ -14,7 +14,6 @@
 #include "record/context.h"
 #include "record/keeper.h"
 #include "record/results.h"
-#include "record/unrepeatable.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -62,7 +61,8 @@ class Recorder final : public Interceptor {
       RegionCounters& counters,
       uint16_t region,
       uint32_t nested,
-      bool trustCustomOps);
+      bool trustCustomOps,
+      RegionNotes& notes);
 
   // Ends the outermost region, or only a part: see Note [Regions that are split]. Called when
   // autograd has counted all writes.
@@ -81,12 +81,11 @@ class Recorder final : public Interceptor {
   Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
   void prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry);
 
-  Context context_{.results = &results_, .unrepeatable = &unrepeatable_};
+  Context context_{.results = &results_};
   Keeper keeper_{context_};
   ValueMap values_{context_, keeper_};
   Results results_;
   EarlierNeeds needed_;
-  Unrepeatable unrepeatable_;
 };
 
 // This thread's recorder if the thread is inside a region; else null.

@@ -33,8 +33,8 @@ struct Frame {
   uint32_t nested;                   // see Recipe::nested
   std::unique_ptr<Decider> decider;  // decides on the ops of this frame
   size_t hooks;                      // number of Python saved-tensor hooks on the stack at entry
-  std::vector<std::unique_ptr<RegionNote>> notes;  // of observers
-  RegionCounters counters{};                       // added to the statistics when the frame ends
+  RegionNotes notes;                 // of observers
+  RegionCounters counters{};         // added to the statistics when the frame ends
 };
 
 size_t hookDepth() {
@@ -290,13 +290,17 @@ class ThreadRegions {
     }
     attach(frame);  // work from here on counts for the outermost region
     closeGraph(false);
-    recorder_.context().unrepeatable->tell(frame.name);  // without a lock
   }
 
   // The recorder works for `frame` from now on, and refers to its members.
   void attach(Frame& frame) {
-    const bool trustCustomOps = frame.repeats == Repeats::All;
-    recorder_.enter(*frame.decider, frame.counters, frame.region, frame.nested, trustCustomOps);
+    recorder_.enter(
+        *frame.decider,
+        frame.counters,
+        frame.region,
+        frame.nested,
+        frame.repeats == Repeats::All,
+        frames_.empty() ? frame.notes : frames_.front().notes);
   }
 
   void activate() {

@@ -10,21 +10,15 @@
 #include <optional>
 #include <utility>
 
-#include "conditions/collective.h"
 #include "conditions/fingerprint.h"
 #include "conditions/kernel_state.h"
 #include "conditions/random_state.h"
+#include "hooks/call_guard.h"
 #include "memory/bytes.h"
 #include "replay/buffers.h"
 
 namespace ebb {
 namespace {
-
-// Added to the message if a repeated collective gave other bits than in the forward.
-constexpr const char* kOtherOrder =
-    ". Ranks ran the backward of their regions in different orders, or another collective of the "
-    "process group came in between, such as DDP's with unused parameters: give DDP a process group "
-    "of its own, or use a policy that keeps the results of collectives.";
 
 bool isWrite(ArgUse use) {
   return use == ArgUse::Write || use == ArgUse::Overwrite;
@@ -155,8 +149,8 @@ class Rerun {
     c10::AutoGradMode gradMode(recipe_.kernel.gradMode);
     RandomReplay random(recipe_.op, recipe_.kernel.random.get(), stack_);
     recipe_.op.op.redispatchBoxed(recipe_.kernel.keys, &stack_);
-    if (recipe_.op.limits.communicates) [[unlikely]] {
-      waitForCollective(stack_.data(), stack_.size(), processGroupOf(recipe_.op, recipe_.others()));
+    if (recipe_.op.guard != nullptr) [[unlikely]] {
+      recipe_.op.guard->hasReplayed(recipe_, stack_);
     }
     TORCH_CHECK(
         random.drewTheSame() && resultIsTheSame(),
@@ -219,24 +213,25 @@ class Rerun {
         " the decision SAVE.");
   }
 
-  // True if `value` needs no bytes from this replay. A repeated collective runs only once in
-  // backward, so the value takes the result of that run, even if the forward's result is still in
-  // memory because the program or a thread of the backend holds the storage.
+  // True if `value` needs no bytes from this replay.
   bool hasItsBytes(const Value& value) const {
-    const bool isRepeated = recipe_.op.limits.communicates && value.recipe();
-    return value.available() && !isRepeated;
+    return value.available() && !(repeatsAll() && value.recipe());
+  }
+
+  bool repeatsAll() const {
+    return recipe_.op.guard != nullptr && recipe_.op.guard->repeatsAll();
   }
 
   void handOut() {
     for (const Output& output : recipe_.outputs) {
       const auto value = output.value.lock();
       const bool hasBytes = value && hasItsBytes(*value);
-      if (!value || (hasBytes && !recipe_.op.limits.communicates)) {
+      if (!value || (hasBytes && !repeatsAll())) {
         continue;
       }
       c10::Storage storage = storageOf(output);
       checkSize(graph_, recipe_, *value, storage);
-      checkRepeats(output, value->resultFingerprint(), storage);
+      checkBits(output, *value, storage);
       if (hasBytes) {
         continue;
       }
@@ -250,28 +245,12 @@ class Rerun {
     }
   }
 
-  // See Note [Custom operators]. An observer that compares all bits gives a better message.
-  void checkRepeats(const Output& output, uint64_t expected, const c10::Storage& storage) const {
-    if (expected == 0 || graph_.rules.compareAll) {
-      return;
+  // An observer that compares all bits gives a better message.
+  void checkBits(const Output& output, const Value& value, const c10::Storage& storage) const {
+    if (recipe_.op.guard != nullptr && !graph_.rules.compareAll) [[unlikely]] {
+      const at::Tensor* tensor = output.written ? nullptr : &resultOf(output);
+      recipe_.op.guard->check({graph_, recipe_, output, value, storage, tensor});
     }
-    const bool isWhole = output.written || recipe_.op.limits.communicates;
-    const uint64_t now = isWhole ? fingerprint(storage) : fingerprintOfShown(resultOf(output));
-    TORCH_CHECK(
-        now == expected,
-        "ebb: cannot recompute ",
-        where(graph_, recipe_),
-        ": with the same arguments the operator gave other bits than in the forward, in ",
-        output.written ? "argument " : "result ",
-        output.slot,
-        recipe_.op.limits.communicates ? kOtherOrder : ".",
-        " The operator keeps state that its arguments do not show (a counter, a cache, a "
-        "generator of its own), or it is not deterministic. Give ",
-        recipe_.op.name,
-        " the decision SAVE: a rule of the policy, MUST_SAVE in a context_fn, or "
-        "EBB='recompute_all,",
-        recipe_.op.op.schema().name(),
-        ":save'.");
   }
 
   c10::Storage storageOf(const Output& output) const {

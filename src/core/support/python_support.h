@@ -25,10 +25,6 @@ struct PythonSupport {
   // The inner tensors of a wrapper subclass, and the data that unflatten needs to rebuild the
   // wrapper; nothing if the class defines no flattening. See Note [Wrapper subclasses].
   std::optional<c10::SafePyObject> (*flatten)(const at::Tensor&, std::vector<at::Tensor>& inner);
-  // Logs how many bytes of an operator's results a region holds, and how to free them.
-  void (*tellUnrepeatable)(const std::string& op, const std::string& region, size_t bytes);
-  // True if a custom operator was registered with an effect.
-  bool (*hasEffect)(const std::string& op);
   at::Tensor (*unflatten)(const c10::SafePyObject& parts, const std::vector<at::Tensor>& inner);
 };
 

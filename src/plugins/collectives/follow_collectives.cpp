@@ -4,17 +4,28 @@
 #include <string>
 #include <utility>
 
-#include "conditions/collective.h"
+#include "conditions/fingerprint.h"
 #include "graph/graph.h"
 #include "graph/recipe.h"
+#include "hooks/call_guard.h"
 #include "hooks/observer.h"
+#include "plugins/collectives/collective.h"
 #include "plugins/collectives/ranks.h"
 #include "plugins/collectives/repeated_collectives.h"
+#include "record/arguments.h"
+#include "record/context.h"
 #include "record/retention.h"
+#include "record/value_map.h"
 #include "replay/replay.h"
 
 namespace ebb {
 namespace {
+
+// Added to the message if a repeated collective gave other bits than in the forward.
+constexpr const char* kOtherOrder =
+    " Ranks ran the backward of their regions in different orders, or another collective of the "
+    "process group came in between, such as DDP's with unused parameters: give DDP a process group "
+    "of its own, or use a policy that keeps the results of collectives.";
 
 // Throws unless all ranks of the process groups repeat the same collectives.
 void compareWithOtherRanks(const Graph& graph, const RepeatedCollectives& collectives) {
@@ -67,13 +78,40 @@ void repeat(const ReplayLock& locked, RepeatedCollectives& collectives) {
   collectives.finished();
 }
 
+// Off the CPU there is no fingerprint.
+void takeFingerprint(Value& value, const at::Tensor& tensor) {
+  if (const uint64_t taken = fingerprint(tensor.storage())) {
+    value.attach(c10::make_intrusive<ResultFingerprint>(taken));
+  }
+}
+
 // See Note [Repeated collectives]
-class CollectivesObserver final : public RegionEvents, public BackwardEvents {
+class CollectivesObserver final : public OpEvents, public RegionEvents, public BackwardEvents {
  public:
   explicit CollectivesObserver(Graph& graph)
       : graph_(graph), collectives_(*graph.extras.get<RepeatedCollectives>()) {
   }
 
+  // If the program reads a result, the communication is complete. A write does not show that: when
+  // the program waits for gloo's reduce-scatter, gloo writes the result with copy_.
+  void willRun(
+      const Context& context,
+      ValueMap& values,
+      const Call& call,
+      const Arguments& arguments,
+      bool replayable) override {
+    if (!replayable || call.op.limits.communicates) {
+      return;
+    }
+    for (const Argument& argument : arguments.tensors()) {
+      const bool isRead = argument.use == ArgUse::Read && argument.tensor->defined();
+      const auto* value = isRead ? values.find(*argument.tensor) : nullptr;
+      if (value != nullptr && (*value)->facts().collectiveRunning && (*value)->recipe() &&
+          (*value)->extra<ResultFingerprint>() == nullptr) {
+        takeFingerprint(**value, *argument.tensor);
+      }
+    }
+  }
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
     if (retention == Retention::Recomputed) {
       collectives_.needs(value);
@@ -111,16 +149,84 @@ class CollectivesObserver final : public RegionEvents, public BackwardEvents {
 };
 
 // The first collective of a graph adds the observer, so other graphs have none.
-void records(Graph& graph, const Recipe& recipe) {
+void records(Graph& graph, const std::string& group) {
   if (graph.extras.get<RepeatedCollectives>() == nullptr) {
     graph.rules.sameOnAllRanks = true;
     graph.extras.set(c10::make_intrusive<RepeatedCollectives>(graph.rules));
     graph.observers.add(std::make_unique<CollectivesObserver>(graph));
   }
-  graph.extras.get<RepeatedCollectives>()->records(processGroupOf(recipe.op, recipe.others()));
+  graph.extras.get<RepeatedCollectives>()->records(group);
 }
 
-[[maybe_unused]] const bool isRegistered = followCollectives(&records);
+// Waits for the communication, and takes fingerprints of the complete results.
+class WaitingRun final : public GuardedRun {
+ public:
+  WaitingRun(const OpTraits& op, std::string group) : op_(op), group_(std::move(group)) {
+  }
+
+  void hasRun(const c10::IValue* results) override {
+    waitForCollective(results, op_.results.size(), group_);
+  }
+  void made(const GuardedResult& result) override {
+    if (result.value->recipe()) {
+      takeFingerprint(*result.value, result.tensor);
+    }
+  }
+
+ private:
+  const OpTraits& op_;
+  const std::string group_;
+};
+
+class Collectives final : public CallGuard {
+ public:
+  const char* whyNotReplayed(
+      const Context& context,
+      const Call& call,
+      const Arguments& arguments,
+      const Verdict& verdict) override {
+    return context.trusts(verdict) ? nullptr : "no rule of the policy names the collective";
+  }
+
+  // ebb waits for the communication on the CPU only, and only for synchronous collectives, for
+  // which the program waits too. A wait for an asynchronous collective could keep the other ranks
+  // waiting. If all results are compared, ebb always waits.
+  std::unique_ptr<GuardedRun> begins(const GuardedCall& guarded) override {
+    if (guarded.recipe == nullptr) {
+      return nullptr;
+    }
+    const OpTraits& op = guarded.call.op;
+    Graph& graph = *guarded.context.graph;
+    std::string group = processGroupOf(op, guarded.recipe->others());
+    records(graph, group);
+    const bool waits = graph.rules.compareAll || (!guarded.arguments.areOffCpu() &&
+                                                  isSynchronous(op, guarded.call.arguments));
+    return waits ? std::make_unique<WaitingRun>(op, std::move(group)) : nullptr;
+  }
+
+  void hasReplayed(const Recipe& recipe, const std::vector<c10::IValue>& stack) override {
+    waitForCollective(stack.data(), stack.size(), processGroupOf(recipe.op, recipe.others()));
+  }
+
+  // A repeated collective runs only once in backward, so a value takes the result of that run, even
+  // if the forward's result is still in memory because the program or a thread of the backend holds
+  // the storage.
+  bool repeatsAll() const override {
+    return true;
+  }
+
+  void check(const ReplayedResult& result) override {
+    const auto* expected = result.value.extra<ResultFingerprint>();
+    TORCH_CHECK(
+        expected == nullptr || fingerprint(result.storage) == expected->fingerprint,
+        otherBits(result.graph, result.recipe, result.output, kOtherOrder));
+  }
+};
+
+[[maybe_unused]] const bool isRegistered = [] {
+  static auto* guard = new Collectives;
+  return registerGuard(Guarded::Collectives, *guard);
+}();
 
 }  // namespace
 

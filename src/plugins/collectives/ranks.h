@@ -36,4 +36,7 @@ struct CollectivesOfRanks {
 EBB_API void setCollectivesOfRanks(const CollectivesOfRanks& given);
 const CollectivesOfRanks* collectivesOfRanks();
 
+// Throws if another rank will not take part in a collective of the process group `group`.
+void checkOtherRanks(const std::string& group);
+
 }  // namespace ebb

@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "conditions/collective.h"
+#include "plugins/collectives/collective.h"
 #include "plugins/collectives/ranks.h"
 
 namespace ebb {

@@ -19,11 +19,7 @@ bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
 
 // Waits until the communication of a call with these `results` is complete. On a GPU the current
 // stream waits, elsewhere the thread. A second wait, such as the program's, does nothing. `group`
-// is the name of the process group.
+// is the name of the process group. Throws if another rank will not take part.
 void waitForCollective(const c10::IValue* results, size_t count, const std::string& group);
-
-// From now on `meanwhile` is called now and then while a thread waits for an operator of c10d on
-// the CPU. If `meanwhile` throws, the wait ends. Returns true.
-bool callWhileWaiting(void (*meanwhile)(const std::string& group));
 
 }  // namespace ebb

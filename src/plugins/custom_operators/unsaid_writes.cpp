@@ -1,10 +1,11 @@
-#include "record/unsaid_writes.h"
+#include "plugins/custom_operators/unsaid_writes.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
 #include "conditions/fingerprint.h"
+#include "plugins/custom_operators/once.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -36,7 +37,8 @@ bool UnsaidWrites::giveUp(ValueMap& values) {
 }
 
 void UnsaidWrites::warn() const {
-  if (written_ == nullptr || op_.state.writesUnsaid.exchange(true, std::memory_order_relaxed)) {
+  static auto* warned = new OnceForEachOp;
+  if (written_ == nullptr || !warned->isFirst(op_)) {
     return;
   }
   TORCH_WARN(

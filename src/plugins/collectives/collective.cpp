@@ -1,4 +1,4 @@
-#include "conditions/collective.h"
+#include "plugins/collectives/collective.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -7,13 +7,13 @@
 #include <algorithm>
 #include <chrono>
 
+#include "plugins/collectives/ranks.h"
 #include "torch_seams/key.h"
 
 namespace ebb {
 namespace {
 
-constexpr std::chrono::milliseconds kPause{200};        // between two calls of `meanwhile`
-void (*meanwhile)(const std::string& group) = nullptr;  // set while libraries are loaded
+constexpr std::chrono::milliseconds kPause{200};  // between two looks at the other ranks
 
 void waitForTensor(const at::Tensor& tensor) {
   static const auto wait = c10::Dispatcher::singleton()
@@ -49,9 +49,7 @@ void waitFor(c10d::Work& work, const std::string& group) {
         throw;  // not because of the timeout
       }
     }
-    if (meanwhile != nullptr) {
-      meanwhile(group);
-    }
+    checkOtherRanks(group);
   }
 }
 
@@ -75,11 +73,6 @@ std::string processGroupOf(const OpTraits& op, const c10::IValue* others) {
 bool isSynchronous(const OpTraits& op, const c10::IValue* arguments) {
   const auto index = op.op.schema().argumentIndexWithName("async_op");
   return index && !arguments[*index].toBool();
-}
-
-bool callWhileWaiting(void (*given)(const std::string& group)) {
-  meanwhile = given;
-  return true;
 }
 
 // Operators of c10d return a Work; functional collectives return tensors only.

@@ -1,0 +1,41 @@
+#include <torch/csrc/python_headers.h>
+
+#include <pybind11/pybind11.h>
+
+#include "bindings/bindings.h"
+#include "plugins/custom_operators/python_calls.h"
+
+namespace ebb::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+bool hasEffect(const std::string& op) {
+  py::gil_scoped_acquire gil;
+  return py::cast<bool>(py::module_::import("ebb._support.effects").attr("has_effect")(op));
+}
+
+// Called when a region has ended. An error in logging must not break the region.
+void tellKept(const std::string& op, const std::string& region, size_t bytes) {
+  if (!Py_IsInitialized()) {
+    return;
+  }
+  py::gil_scoped_acquire gil;
+  try {
+    py::module_::import("ebb._support.pinned").attr("tell")(op, region, bytes);
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable(__func__);
+  }
+}
+
+void bindCustomOperators(py::module_&) {
+  setCustomOperatorCalls({&hasEffect, &tellKept});
+}
+
+[[maybe_unused]] const bool areCustomOperatorsBound =
+    bindPlugin("custom_operators", &bindCustomOperators);
+
+}  // namespace
+
+}  // namespace ebb::bindings
