@@ -190,8 +190,8 @@ class Slice {
   // See Note [Version checks]
   [[noreturn]] void throwLostLeaf(const Value& value, const Recipe& consumer) const {
     const std::string who = where(graph_, consumer);
-    const bool freed =
-        value.home().bytes() && value.home().bytes().nbytes() != value.home().nbytes();
+    const c10::Storage& bytes = value.home().bytes();
+    const bool freed = bytes && bytes.nbytes() != value.home().nbytes();
     TORCH_CHECK(
         !freed,
         "ebb: cannot recompute ",
@@ -199,7 +199,7 @@ class Slice {
         ": the storage of one of its inputs was resized from ",
         value.home().nbytes(),
         " to ",
-        value.home().bytes() ? value.home().bytes().nbytes() : 0,
+        bytes ? bytes.nbytes() : 0,
         " bytes after the region (a parameter or a buffer that was freed). Restore it before "
         "backward, make each block whose parameters are freed a region of its own (ebb.apply), or "
         "give ",

@@ -2,7 +2,6 @@
 
 #include <c10/util/ScopeExit.h>
 
-
 #include "conditions/kernel_state.h"
 #include "conditions/random_state.h"
 #include "graph/recipe.h"
