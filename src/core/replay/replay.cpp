@@ -191,15 +191,14 @@ class Slice {
   [[noreturn]] void throwLostLeaf(const Value& value, const Recipe& consumer) const {
     const std::string who = where(graph_, consumer);
     const c10::Storage& bytes = value.home().bytes();
-    const bool freed = bytes && bytes.nbytes() != value.home().nbytes();
     TORCH_CHECK(
-        !freed,
+        !bytes || bytes.nbytes() == value.home().nbytes(),
         "ebb: cannot recompute ",
         who,
         ": the storage of one of its inputs was resized from ",
         value.home().nbytes(),
         " to ",
-        bytes ? bytes.nbytes() : 0,
+        bytes.nbytes(),
         " bytes after the region (a parameter or a buffer that was freed). Restore it before "
         "backward, make each block whose parameters are freed a region of its own (ebb.apply), or "
         "give ",
