@@ -112,7 +112,7 @@ c10::Storage Value::release() {
 }
 
 void Value::giveUp() {
-  TORCH_INTERNAL_ASSERT(state() == ValueState::Held);
+  TORCH_INTERNAL_ASSERT(home_.bytes());
   home_.demoteToWeak();
 }
 

@@ -316,7 +316,7 @@ class EBB_API ValueParts : public c10::intrusive_ptr_target, public InArena {
 //   useCopy       Held, Kept       same                    the storage is about to be written
 //                 Recomputable     Kept                    see Note [Made each time]
 //   release       all but Away     Unneeded, Recomputable  nothing needs the bytes
-//   giveUp        Held             Unneeded                the last handle has been unpacked
+//   giveUp        Held, Kept       Unneeded, Recomputable  the last handle has been unpacked
 //   dropRecipe    all              Held, Unneeded, Away    no write can reach the bytes
 //   overwritten   all              same                    the storage gets a later state,
 //   showInstead   all              same                    and handles show that state
