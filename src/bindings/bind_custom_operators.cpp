@@ -11,13 +11,8 @@ namespace py = pybind11;
 
 namespace {
 
-bool hasEffect(const std::string& op) {
-  py::gil_scoped_acquire gil;
-  return py::cast<bool>(py::module_::import("ebb._support.effects").attr("has_effect")(op));
-}
-
 // Called when a region has ended. An error in logging must not break the region.
-void tellKept(const std::string& op, const std::string& region, size_t bytes) {
+void tell(const std::string& op, const std::string& region, size_t bytes) {
   if (!Py_IsInitialized()) {
     return;
   }
@@ -30,7 +25,11 @@ void tellKept(const std::string& op, const std::string& region, size_t bytes) {
 }
 
 void bindCustomOperators(py::module_&) {
-  setCustomOperatorCalls({&hasEffect, &tellKept});
+  hasEffect = [](const std::string& op) {
+    py::gil_scoped_acquire gil;
+    return py::cast<bool>(py::module_::import("ebb._support.effects").attr("has_effect")(op));
+  };
+  tellKept = &tell;
 }
 
 [[maybe_unused]] const bool areCustomOperatorsBound =

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "ebb/export.h"
 #include "hooks/slots.h"
 
 namespace ebb {
@@ -29,8 +30,9 @@ struct GuardedCall {
   const Context& context;
   const Call& call;
   const Arguments& arguments;
-  const Recipe* recipe;  // null if there is an obstacle
-  const char* obstacle;  // why the call has no recipe
+  const Verdict& verdict;          // the policy's verdict on the call
+  const Recipe* recipe = nullptr;  // set for begins(), unless there is an obstacle
+  const char* obstacle = nullptr;  // why the call has no recipe
 };
 
 // A result of a call, or an argument that the call has written. The value has a recipe if it can be
@@ -88,13 +90,8 @@ struct ReplayedResult {
 // of such operators.
 class CallGuard {
  public:
-  // Returns why the call, which is about to run, is not replayed; null if it may be. Under the
-  // graph's lock.
-  virtual const char* whyNotReplayed(
-      const Context& context,
-      const Call& call,
-      const Arguments& arguments,
-      const Verdict& verdict) = 0;
+  // Returns why the call is not replayed; null if it may be. Under the graph's lock.
+  virtual const char* whyNotReplayed(const GuardedCall& call) = 0;
   // The call is about to run, and has a recipe or an obstacle. Returns null if the guard follows no
   // run of this call. Under the graph's lock.
   virtual std::unique_ptr<GuardedRun> begins(const GuardedCall& call) = 0;
@@ -120,7 +117,7 @@ enum class Guarded : uint8_t { CustomOperators, Collectives };
 
 // Registers the guard of a kind. Returns true, so that a plug-in can call it when the library is
 // loaded.
-bool registerGuard(Guarded kind, CallGuard& guard);
+EBB_API bool registerGuard(Guarded kind, CallGuard& guard);
 
 // Null if the plug-in is not built.
 CallGuard* guardOf(Guarded kind);

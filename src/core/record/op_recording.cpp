@@ -79,7 +79,7 @@ const char* findObstacle(
                  ? "this build of ebb has no plug-in that repeats collectives"
                  : "this build of ebb has no plug-in that repeats custom operators";
     }
-    if (const char* why = op.guard->whyNotReplayed(context, call, arguments, verdict)) {
+    if (const char* why = op.guard->whyNotReplayed({context, call, arguments, verdict})) {
       return why;
     }
   }
@@ -134,8 +134,8 @@ OpRecording::OpRecording(const Context& context, ValueMap& values, Call& call)
 void OpRecording::run() {
   writeRecipe();
   if (op_.guard != nullptr) [[unlikely]] {
-    guarded_ =
-        op_.guard->begins({context_, call_, arguments_, replay_.recipe.get(), replay_.obstacle});
+    guarded_ = op_.guard->begins(
+        {context_, call_, arguments_, verdict_, replay_.recipe.get(), replay_.obstacle});
   }
   const Observers& observers = context_.graph->observers;
   observers.tell(

@@ -180,12 +180,9 @@ class WaitingRun final : public GuardedRun {
 
 class Collectives final : public CallGuard {
  public:
-  const char* whyNotReplayed(
-      const Context& context,
-      const Call& call,
-      const Arguments& arguments,
-      const Verdict& verdict) override {
-    return context.trusts(verdict) ? nullptr : "no rule of the policy names the collective";
+  const char* whyNotReplayed(const GuardedCall& guarded) override {
+    const bool isNamed = guarded.context.trusts(guarded.verdict);
+    return isNamed ? nullptr : "no rule of the policy names the collective";
   }
 
   // ebb waits for the communication on the CPU only, and only for synchronous collectives, for

@@ -11,8 +11,6 @@
 namespace ebb {
 namespace {
 
-const CustomOperatorCalls* python = nullptr;
-
 constexpr const char* kNotDeclared =
     "custom operator, which may have hidden state; a rule with RECOMPUTE that names it applies";
 
@@ -21,7 +19,7 @@ constexpr const char* kNotDeclared =
 // which a second run would repeat. Null if it was not. A program may register the effect at any
 // time, so ebb asks at each call.
 const char* effectOf(const OpTraits& op) {
-  return python != nullptr && python->hasEffect(op.name)
+  return hasEffect != nullptr && hasEffect(op.name)
              ? "registered with an effect, which a second run would repeat; a rule with force=True "
                "applies"
              : nullptr;
@@ -84,16 +82,13 @@ class CustomRun final : public GuardedRun {
 // nothing wrote to the memory in between, so a replay may use new memory.
 class CustomOperators final : public CallGuard {
  public:
-  const char* whyNotReplayed(
-      const Context& context,
-      const Call& call,
-      const Arguments& arguments,
-      const Verdict& verdict) override {
-    if (!context.trusts(verdict)) {
+  const char* whyNotReplayed(const GuardedCall& call) override {
+    if (!call.context.trusts(call.verdict)) {
       return kNotDeclared;
     }
     // The core has its own reason if the call's writes cannot be replayed.
-    return verdict.forced || !arguments.writesCanBeReplayed() ? nullptr : effectOf(call.op);
+    const bool asks = !call.verdict.forced && call.arguments.writesCanBeReplayed();
+    return asks ? effectOf(call.call.op) : nullptr;
   }
 
   std::unique_ptr<GuardedRun> begins(const GuardedCall& call) override {
@@ -119,12 +114,7 @@ class CustomOperators final : public CallGuard {
 
 }  // namespace
 
-void setCustomOperatorCalls(const CustomOperatorCalls& given) {
-  python = new CustomOperatorCalls(given);  // set once, at import; never freed
-}
-
-const CustomOperatorCalls* customOperatorCalls() {
-  return python;
-}
+bool (*hasEffect)(const std::string& op) = nullptr;
+void (*tellKept)(const std::string& op, const std::string& region, size_t bytes) = nullptr;
 
 }  // namespace ebb

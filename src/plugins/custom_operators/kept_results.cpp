@@ -1,10 +1,12 @@
 #include "plugins/custom_operators/kept_results.h"
 
+#include <c10/util/Synchronized.h>
+
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 
-#include "plugins/custom_operators/once.h"
 #include "plugins/custom_operators/python_calls.h"
 
 namespace ebb {
@@ -53,7 +55,7 @@ void KeptResults::closing() {
 }
 
 KeptResults::~KeptResults() {
-  static auto* told = new OnceForEachOp;
+  static auto* told = new c10::Synchronized<std::set<const OpTraits*>>;
   std::map<const OpTraits*, size_t> bytes;
   for (const Result& result : all_) {
     const auto value = result.value.lock();
@@ -61,10 +63,10 @@ KeptResults::~KeptResults() {
                         : value && value->home().bytes() ? value->home().nbytes()
                                                          : 0;
   }
-  const CustomOperatorCalls* python = customOperatorCalls();
   for (const auto& [op, held] : bytes) {
-    if (held > 0 && python != nullptr && told->isFirst(*op)) {
-      python->tellKept(op->name, region_, held);
+    const auto isFirst = [op](auto& ops) { return ops.insert(op).second; };
+    if (held > 0 && tellKept != nullptr && told->withLock(isFirst)) {
+      tellKept(op->name, region_, held);
     }
   }
 }

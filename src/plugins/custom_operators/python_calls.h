@@ -1,4 +1,5 @@
-// Calls of the plug-in into Python.
+// Functions of Python that the plug-in calls. The bindings set them; null in a program without
+// Python.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +9,10 @@
 
 namespace ebb {
 
-struct CustomOperatorCalls {
-  // True if a custom operator was registered with an effect.
-  bool (*hasEffect)(const std::string& op);
-  // Logs how many bytes of an operator's results a region holds, and how to free them.
-  void (*tellKept)(const std::string& op, const std::string& region, size_t bytes);
-};
+// True if a custom operator was registered with an effect.
+EBB_API extern bool (*hasEffect)(const std::string& op);
 
-// The bindings provide the functions; null in a program without Python.
-EBB_API void setCustomOperatorCalls(const CustomOperatorCalls& given);
-const CustomOperatorCalls* customOperatorCalls();
+// Logs how many bytes of an operator's results a region holds, and how to free them.
+EBB_API extern void (*tellKept)(const std::string& op, const std::string& region, size_t bytes);
 
 }  // namespace ebb

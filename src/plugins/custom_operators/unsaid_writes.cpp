@@ -1,11 +1,12 @@
 #include "plugins/custom_operators/unsaid_writes.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Synchronized.h>
 
 #include <algorithm>
+#include <set>
 
 #include "conditions/fingerprint.h"
-#include "plugins/custom_operators/once.h"
 #include "record/value_map.h"
 
 namespace ebb {
@@ -37,8 +38,9 @@ bool UnsaidWrites::giveUp(ValueMap& values) {
 }
 
 void UnsaidWrites::warn() const {
-  static auto* warned = new OnceForEachOp;
-  if (written_ == nullptr || !warned->isFirst(op_)) {
+  static auto* warned = new c10::Synchronized<std::set<const OpTraits*>>;
+  const auto isFirst = [&](auto& ops) { return ops.insert(&op_).second; };
+  if (written_ == nullptr || !warned->withLock(isFirst)) {
     return;
   }
   TORCH_WARN(
