@@ -31,7 +31,7 @@ struct GuardedCall {
   const Call& call;
   const Arguments& arguments;
   const Verdict& verdict;          // the policy's verdict on the call
-  const Recipe* recipe = nullptr;  // set for begins(), unless there is an obstacle
+  const Recipe* recipe = nullptr;  // null in whyNotReplayed(), and if there is an obstacle
   const char* obstacle = nullptr;  // why the call has no recipe
 };
 
@@ -56,18 +56,19 @@ class GuardedRun {
   }
   // Returns why the call cannot be replayed after all; null if it can. May turn the values of
   // arguments into leaves.
-  virtual const char* whyNotReplayed(ValueMap& values) {
+  virtual const char* whyToGiveUp(ValueMap& values) {
     return nullptr;
   }
-  // May warn. Without the lock.
-  virtual void warn() const {
+  // May warn, and releases the arguments. Without the lock.
+  virtual void warn() {
   }
   // The core has decided on a result.
   virtual void made(const GuardedResult& result) {
   }
 };
 
-// For CallGuard::check(): a guard attaches it to a value, on the CPU.
+// The fingerprint of a result of the forward. A guard attaches it to values on the CPU, and
+// compares it in CallGuard::check().
 struct ResultFingerprint final : Extra {
   explicit ResultFingerprint(uint64_t of) : fingerprint(of) {
   }
@@ -87,20 +88,26 @@ struct ReplayedResult {
 };
 
 // Guards the calls of one kind of operator, on all threads. Without a guard, ebb keeps the results
-// of such operators.
+// of such operators, and does not notice writes that their schemas omit.
 class CallGuard {
  public:
-  // Returns why the call is not replayed; null if it may be. Under the graph's lock.
+  // Returns why the call is not replayed; null if it may be. The core gives a recipe only to
+  // results that Context::trusts, whatever the guard says. Under the graph's lock.
   virtual const char* whyNotReplayed(const GuardedCall& call) = 0;
-  // The call is about to run, and has a recipe or an obstacle. Returns null if the guard follows no
-  // run of this call. Under the graph's lock.
+  // The call is about to run, and has a recipe or an obstacle. Returns null if the guard need
+  // not follow this run. Under the graph's lock.
   virtual std::unique_ptr<GuardedRun> begins(const GuardedCall& call) = 0;
+
+  // An op with a recipe reads `value`, which a collective of the region has made, through `tensor`.
+  // Under the graph's lock.
+  virtual void isRead(Value& value, const at::Tensor& tensor) {
+  }
 
   // The kernel of a replay has returned the results in `stack`. May throw.
   virtual void hasReplayed(const Recipe& recipe, const std::vector<c10::IValue>& stack) {
   }
-  // True if a replay gives its result to each value that has a recipe, even if the bytes of the
-  // value are still in memory, and if all results are checked.
+  // True if a replay gives new bytes to each value with a recipe, even if the value's old bytes are
+  // in memory. Then the core also checks the results of values that need no bytes.
   virtual bool repeatsAll() const {
     return false;
   }
@@ -115,7 +122,8 @@ class CallGuard {
 // The kinds of operators that need a guard.
 enum class Guarded : uint8_t { CustomOperators, Collectives };
 
-// Registers the guard of a kind. Returns true, so that a plug-in can call it when the library is
+// Registers the guard of a kind, before ebb first sees an operator of that kind: the operator's
+// traits look the guard up once. Returns true, so that a plug-in can call it when the library is
 // loaded.
 EBB_API bool registerGuard(Guarded kind, CallGuard& guard);
 

@@ -49,7 +49,7 @@ using ExtraPtr = c10::intrusive_ptr<Extra>;
 // The number of a slot. A class derived from Extra has a static member `kSlot`, which takeSlot()
 // gives when the library is loaded.
 using SlotNumber = size_t;
-constexpr SlotNumber kMostSlots = 8;
+constexpr SlotNumber kMostSlots = 12;
 EBB_API SlotNumber takeSlot();
 
 // The extras of a value or of a graph: at most one for each slot.

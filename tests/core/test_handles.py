@@ -13,6 +13,7 @@ from other_threads import in_thread
 from torch.autograd.graph import saved_tensors_hooks
 
 import ebb
+from ebb import _testing
 
 
 def net(x):
@@ -256,3 +257,19 @@ def test_anomaly_mode_names_the_forward_op():
 def test_sparse_and_other_unrecordable_tensors_are_kept_whole(x, dense):
     sparse = torch.sparse_coo_tensor([[0, 1], [2, 0]], x * 2, (2, 3))
     return torch.sparse.mm(sparse, dense.exp() * 2).exp()
+
+
+@pytest.mark.parametrize("policy", [ebb.policies.save_all, ebb.policies.recompute_all])
+def test_a_handle_loses_its_count_before_it_releases_what_it_holds(policy):
+    """Else the value takes the program's reference to a storage for a handle's."""
+    (x,) = leaves((4,))
+    _testing.watch_handles(True)
+    try:
+        with ebb.region(policy):
+            y = x.exp()  # one handle
+    finally:
+        _testing.watch_handles(False)
+    _testing.counts_of_dead_handles()
+    del y
+
+    assert _testing.counts_of_dead_handles() == [0]

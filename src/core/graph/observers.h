@@ -1,4 +1,4 @@
-// The observers of a graph: how the core calls the methods of hooks/observer.h.
+// The observers of a graph, and how the core calls their methods (hooks/observer.h).
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -74,7 +74,7 @@ class Observers {
   }
   void clear();
 
-  // True if an observer looks at ops.
+  // True if an observer has OpEvents. The core then holds the lock while it records results.
   bool seeOps() const {
     return !ops_.empty();
   }
@@ -87,7 +87,7 @@ class Observers {
     }
   }
 
-  // The same for methods with results.
+  // Like tell(), for methods that return something. whyNotReplayed() returns the first reason.
   RegionNotes enter(const std::string& name, const std::shared_ptr<const Policy>& policy) const;
   bool wantInput(const at::Tensor& tensor) const;
   const char* whyNotReplayed(const NewState& state) const {

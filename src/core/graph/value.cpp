@@ -11,13 +11,13 @@ namespace ebb {
 RareParts::RareParts() = default;
 RareParts::~RareParts() = default;
 
-const RareParts ValueParts::kNone;
+const RareParts ValueData::kNone;
 
 static_assert(alignof(Value) <= kArenaAlignment && alignof(RareParts) <= kArenaAlignment);
-ValueParts::ValueParts() = default;
-ValueParts::~ValueParts() = default;
+ValueData::ValueData() = default;
+ValueData::~ValueData() = default;
 
-c10::Storage ValueParts::available() const {
+c10::Storage ValueData::available() const {
   const c10::Storage& bytes = home_.bytes();
   if (bytes && (home_.isPrivate() || (versions_.areUnmoved() && !home_.isOverwritten() &&
                                       bytes.nbytes() == home_.nbytes()))) {
@@ -26,13 +26,13 @@ c10::Storage ValueParts::available() const {
   return !versions_.areUnmoved() || (facts_.compared && recipe_) ? c10::Storage() : home_.living();
 }
 
-bool ValueParts::ownsItsBytes() const {
+bool ValueData::ownsItsBytes() const {
   const size_t handles = uses_.relyOnBytes() ? 0 : uses_.handles();
   return home_.bytes() && home_.bytes().nbytes() == home_.nbytes() &&
          home_.bytes().use_count() <= 1 + handles;
 }
 
-void ValueParts::release_resources() {
+void ValueData::release_resources() {
   recipe_.reset();
   home_.take();
   home_.forgetStorage();
@@ -82,7 +82,7 @@ void Value::keep(const c10::Storage& storage, bool due, bool handlesRely) {
   }
 }
 
-void Value::useCopy(c10::Storage copy, bool changed) {
+void Value::holdAlone(c10::Storage copy, bool changed) {
   TORCH_INTERNAL_ASSERT(state() != ValueState::Unneeded && !stash());
   home_.setBytes(std::move(copy), true);
   facts_.changedBeforeCopy |= changed;
@@ -98,7 +98,6 @@ void Value::restore(c10::Storage made, bool onlyOurs) {
 
 void Value::putAway(c10::intrusive_ptr<Stash> away) {
   TORCH_INTERNAL_ASSERT(!stash());
-  decision_ = decision_.withDue(false);
   allocateRare().stash = std::move(away);
   home_.take();
   recipe_.reset();
@@ -125,8 +124,10 @@ void Value::overwritten() {
   }
 }
 
-void Value::showInstead(const c10::Storage& now) {
-  home_.markOverwritten();
+void Value::showInstead(const c10::Storage& now, bool isLater) {
+  if (isLater) {
+    home_.markOverwritten();
+  }
   if (uses_.handles() > 0) {
     allocateRare().redefined = now;
   }

@@ -43,8 +43,8 @@ enum class ValueState : uint8_t {
 };
 
 // The handles on a value and the recipes that read it. A reference count would also include
-// temporary references. Recipes and handles are made under the graph's lock, and die on any thread.
-// HandleOn and ReaderOf count them.
+// temporary references. Recipes and handles are made under the graph's lock (a copy of a handle is
+// not), and die on any thread. HandleOn and ReaderOf count them.
 class Uses {
  public:
   // How many times autograd has packed the value.
@@ -203,10 +203,29 @@ struct StreamsOfBytes {
   uint8_t orderedOn = 0;  // bits of the streams that have waited for `madeOn`
 };
 
-// What can be read of a value. Value has the methods that change it.
-class EBB_API ValueParts : public c10::intrusive_ptr_target, public InArena {
+// Note [Transitions of a value]
+// Only these methods of Value change a value's state. The caller holds the graph's lock, unless no
+// other thread knows the value yet. Handles and readers may be lost without the lock.
+//
+//   method        from             to                      when
+//   Value         -                Unneeded                a storage has a new state
+//   recomputeFrom Unneeded         Recomputable            the value's op has a recipe
+//   keep          all but Away     Held, Kept              the bytes must stay
+//   putAway       all but Away     Away                    a store has taken the bytes
+//   restore       all              Held                    a replay, a stash or a copy gives bytes
+//   holdAlone     Held, Kept       same                    the storage is about to be written
+//                 Recomputable     Kept                    see Note [Made each time]
+//   release       all but Away     Unneeded, Recomputable  nothing needs the bytes
+//   giveUp        Held, Kept       Unneeded, Recomputable  the only handle was unpacked last
+//   dropRecipe    all              Held, Unneeded, Away,   no write can reach the bytes
+//                                  or same if due
+//   overwritten   all              same                    the storage gets a later state,
+//   showInstead   all              same                    and handles show that state
+//
+// The data of a value, for reading. Value has the methods that change it.
+class EBB_API ValueData : public c10::intrusive_ptr_target, public InArena {
  public:
-  ~ValueParts() override;
+  ~ValueData() override;
   void release_resources() override;
 
   const Home& home() const {
@@ -270,7 +289,7 @@ class EBB_API ValueParts : public c10::intrusive_ptr_target, public InArena {
   bool ownsItsBytes() const;
 
  protected:
-  ValueParts();
+  ValueData();
   const RareParts& rare() const {
     return rare_ ? *rare_ : kNone;
   }
@@ -304,26 +323,10 @@ class EBB_API ValueParts : public c10::intrusive_ptr_target, public InArena {
 // The parts of a value are members and not pointers, so ebb allocates one block of memory for each
 // value. Rare parts are in another block.
 //
-// Note [Transitions of a value]
-// Only these methods change a value's state. The graph's lock guards all but the counts in Uses.
-//
-//   method        from             to                      when
-//   Value         -                Unneeded                a storage has a new state
-//   recomputeFrom Unneeded         Recomputable            the value's op has a recipe
-//   keep          all but Away     Held, Kept              the bytes must stay
-//   putAway       all but Away     Away                    a store has taken the bytes
-//   restore       all              Held                    a replay, a stash or a copy gives bytes
-//   useCopy       Held, Kept       same                    the storage is about to be written
-//                 Recomputable     Kept                    see Note [Made each time]
-//   release       all but Away     Unneeded, Recomputable  nothing needs the bytes
-//   giveUp        Held, Kept       Unneeded, Recomputable  the last handle has been unpacked
-//   dropRecipe    all              Held, Unneeded, Away    no write can reach the bytes
-//   overwritten   all              same                    the storage gets a later state,
-//   showInstead   all              same                    and handles show that state
-//
-// A value: one state of one storage.
-struct EBB_API Value final : ValueParts {
-  // The state that the storage of `tensor` has now. `before`: the writers of the state before.
+// A value: one state of one storage. See Note [Transitions of a value].
+struct EBB_API Value final : ValueData {
+  // The state that the storage of `tensor` has now. `before`: the writers of the storage's last
+  // state; null: there is none.
   explicit Value(
       const at::Tensor& tensor,
       StateFacts facts = {},
@@ -341,27 +344,28 @@ struct EBB_API Value final : ValueParts {
   // no other code can write to the bytes from now on.
   void dropRecipe(bool onlyOurs = false);
 
-  // Holds the bytes, in `storage`, to which other code can write. Keeps a recipe only if the policy
-  // saves the value. `due`: a store has yet to take the bytes. `handlesRely`: see
+  // Holds the bytes, in `storage`, to which other code can write. Drops the recipe unless the
+  // policy saves the value. `due`: a store has yet to take the bytes. `handlesRely`: see
   // Uses::relyOnBytes().
   void keep(const c10::Storage& storage, bool due, bool handlesRely = false);
-  // Holds the bytes in a copy that only ebb has. Keeps the recipe. `changed`: an unseen write came
+  // Holds bytes that only ebb can write to. Keeps the recipe. `changed`: an unseen write came
   // before the copy.
-  void useCopy(c10::Storage copy, bool changed = false);
+  void holdAlone(c10::Storage bytes, bool changed = false);
   // Takes the bytes, recomputed, copied or back from a stash. `onlyOurs`: no other code can write
   // to them.
   void restore(c10::Storage made, bool onlyOurs);
   // From now on `away` stands for the bytes.
   void putAway(c10::intrusive_ptr<Stash> away);
-  // Releases the bytes.
+  // Gives up the bytes, and returns them.
   c10::Storage release();
   // Releases the bytes, and keeps a weak reference to their storage as Home::storage().
   void giveUp();
 
   // The storage gets a later state. A stash becomes independent of the storage.
   void overwritten();
-  // The storage has a later state, or may have. Handles show `now`, as eager's saved tensors do.
-  void showInstead(const c10::Storage& now);
+  // From now on handles show `now`. `isLater`: the storage has a later state, or may have, and
+  // eager's saved tensors show that state too.
+  void showInstead(const c10::Storage& now, bool isLater = true);
 
   // True if `tensor` shows the storage in this state. Notes the tensor's counter. See Note [Version
   // stamps].
@@ -382,8 +386,8 @@ struct EBB_API Value final : ValueParts {
     facts_.compared |= isCompared;
   }
 
-  using ValueParts::uses;
-  using ValueParts::versions;
+  using ValueData::uses;
+  using ValueData::versions;
   Uses& uses() {
     return uses_;
   }
@@ -396,7 +400,7 @@ struct EBB_API Value final : ValueParts {
   RareParts& allocateRare();
 };
 
-// A reference to a value that the value counts. Copies count too.
+// A strong reference to a value, which the value counts apart from all others.
 template <void (Uses::*kGain)(), void (Uses::*kLose)()>
 class CountedRef {
  public:
@@ -418,7 +422,7 @@ class CountedRef {
     take();
   }
 
-  // Gives the reference up.
+  // Returns an ordinary reference, which the value does not count.
   c10::intrusive_ptr<Value> take() {
     if (value_) {
       (value_->uses().*kLose)();
@@ -445,8 +449,9 @@ class CountedRef {
  private:
   c10::intrusive_ptr<Value> value_;
 };
-using HandleOn = CountedRef<&Uses::gainHandle, &Uses::loseHandle>;  // a handle's
-using ReaderOf = CountedRef<&Uses::gainReader, &Uses::loseReader>;  // an input of a recipe
+using HandleOn =
+    CountedRef<&Uses::gainHandle, &Uses::loseHandle>;  // a handle's reference to its value
+using ReaderOf = CountedRef<&Uses::gainReader, &Uses::loseReader>;  // a recipe's, to an input
 
 // True if only handles refer to `value`: no recipe, and no open region.
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value);

@@ -24,6 +24,7 @@ bool isActivation(const at::Tensor& tensor) {
 // and reading the old state raises, as for a leaf. If the store has no room, ebb recomputes the
 // value, or keeps a value without a recipe.
 void Keeper::put(Value& value, const c10::Storage& storage) {
+  value.decide(value.decision().withDue(false));
   Store& store = *storeOf(value.decision().chosen());
   StashPtr stash;
   if (storage.nbytes() == value.home().nbytes()) {  // else other code has resized the storage

@@ -213,7 +213,7 @@ void OpRecording::runKernel() {
 [[gnu::noinline]] void OpRecording::runGuarded() {
   runKernel();
   lockAgain(lock_);
-  if (const char* why = guarded_->whyNotReplayed(values_)) {
+  if (const char* why = guarded_->whyToGiveUp(values_)) {
     replay_.giveUp(why);
   }
   lock_.unlock();

@@ -8,6 +8,7 @@
 
 #include "conditions/kernel_state.h"
 #include "graph/geometry.h"
+#include "hooks/call_guard.h"
 #include "intercept/op_tables.h"
 #include "record/keeper.h"
 #include "record/value_map.h"
@@ -117,6 +118,10 @@ class RecipeWriter {
     if (input.use == ArgUse::Read && value->decision().isKept() && !value->home().bytes() &&
         !value->stash()) {
       values_.keeper().keep(*value, tensor);
+    }
+    if (value->facts().collectiveRunning && value->recipe() && input.use == ArgUse::Read &&
+        !op_.limits.communicates) [[unlikely]] {
+      value->recipe()->op.guard->isRead(*value, tensor);
     }
     input.value = ReaderOf(value);
   }

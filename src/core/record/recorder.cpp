@@ -70,7 +70,7 @@ void countPacked(RegionCounters& counters, const Value& value, Retention retenti
   }
 }
 
-// Counts a new handle on a packed value.
+// Notes the streams and the node of a new handle.
 void addHandle(
     Graph& graph, const Packed& packed, const c10::Storage& storage, Retention retention) {
   Value& value = *packed.value;

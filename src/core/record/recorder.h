@@ -20,11 +20,11 @@ namespace ebb {
 
 // The part of a packed tensor that a handle keeps.
 struct Packed {
-  HandleOn value;                  // null: a leaf, or unknown to the recorder; kept as in eager
   const char* producer = nullptr;  // the op that made the tensor, for messages; null for a leaf
   ExtraPtr note;                   // of an observer; nearly always null
   bool recompute = false;          // materialise `value`; else its bytes are kept
   uint32_t node = 0;               // number of the backward node; see Note [Saved by one node]
+  HandleOn value;                  // null: a leaf, or unknown to the recorder; kept as in eager
 };
 
 class Recorder final : public Interceptor {

@@ -73,7 +73,7 @@ void moveVersionOfComputed(const at::Tensor& tensor) {
   graph.streams.use(value, value.home().bytes());
   c10::Storage copy = copyOf(value.home().bytes(), value.home().nbytes());
   const bool changed = hasChanged(value, copy, graph.rules.fingerprints());
-  value.useCopy(std::move(copy), changed);
+  value.holdAlone(std::move(copy), changed);
   graph.streams.made(value, value.home().bytes());
   counters.bytesCopied += value.home().nbytes();
   graph.observers.tell(&OpEvents::copied, value);
@@ -141,7 +141,7 @@ c10::intrusive_ptr<Value> ValueMap::leafOf(
   }
   const bool isStored = keeper_.storesInput(tensor);
   const ValueDecision decision(isStored ? context_.decider->inputs() : Decision::Save, false);
-  auto leaf = c10::make_intrusive<Value>(tensor, facts, decision);
+  auto leaf = c10::make_intrusive<Value>(tensor, facts, decision.orKept());
   made_.add(storageOf(tensor), leaf.get());
   return leaf;
 }

@@ -1,4 +1,4 @@
-// What a thread needs to replay recipes of a graph.
+// The lock that a thread needs to replay recipes of a graph.
 #pragma once
 
 #include <mutex>
@@ -9,8 +9,8 @@
 
 namespace ebb {
 
-// The thread holds the graph's lock and does not hold the GIL. A function that replays recipes
-// takes a ReplayLock. See Note [Locks and the GIL].
+// While a ReplayLock exists, its thread holds the graph's lock and has released the GIL. A function
+// that replays recipes takes a ReplayLock. See Note [Locks and the GIL].
 class ReplayLock {
  public:
   explicit ReplayLock(Graph& graph) : graph_(graph), lock_(graph.mutex) {

@@ -68,7 +68,7 @@ bool TransientValues::made(Value& value, c10::Storage bytes) {
     return false;
   }
   read->second.made = true;
-  value.useCopy(std::move(bytes));
+  value.holdAlone(std::move(bytes));
   return true;
 }
 

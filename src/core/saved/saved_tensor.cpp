@@ -261,7 +261,7 @@ c10::Storage SavedTensor::materialised(const ReplayLock& locked) const {
     // The copy runs after the work that made `storage`.
     graph_->streams.made(*packed_.value, packed_.value->home().bytes());
     if (packed_.recompute) {
-      packed_.value->showInstead(storage);
+      packed_.value->showInstead(storage, false);
     }
   }
   return storage;

@@ -58,15 +58,17 @@ class SavedTensor {
   void giveUp();
 
   c10::intrusive_ptr<Graph> graph_;  // the lock, and names for messages
-  [[no_unique_address]] Packed packed_;
-  bool requiresGrad_ = false;     // of the packed tensor
-  bool givenUp_ = false;          // see Note [Given up when unpacked]
-  uint16_t region_ = 0;           // index in Graph::names
-  c10::Storage storage_;          // kept bytes of a computed tensor
-  at::Tensor kept_;               // a whole tensor: a leaf, or an unrecordable tensor
-  std::shared_ptr<Parts> parts_;  // inner tensors of a wrapper; else null
+  bool requiresGrad_ = false;        // of the packed tensor
+  bool givenUp_ = false;             // see Note [Given up when unpacked]
+  uint16_t region_ = 0;              // index in Graph::names
+  c10::Storage storage_;             // kept bytes of a computed tensor
+  at::Tensor kept_;                  // a whole tensor: a leaf, or an unrecordable tensor
+  std::shared_ptr<Parts> parts_;     // inner tensors of a wrapper; else null
   Geometry geometry_;    // of packed_.value and storage_; of the wrapper, if there are parts
   at::Tensor unpacked_;  // result of unpack, if the tensor needs no grad
+  // The last member: a handle that holds a storage counts last and loses its count first, so the
+  // value never takes a reference of the program for a handle's. See ValueData::ownsItsBytes().
+  Packed packed_;
 };
 
 }  // namespace ebb

@@ -86,32 +86,12 @@ void takeFingerprint(Value& value, const at::Tensor& tensor) {
 }
 
 // See Note [Repeated collectives]
-class CollectivesObserver final : public OpEvents, public RegionEvents, public BackwardEvents {
+class CollectivesObserver final : public RegionEvents, public BackwardEvents {
  public:
   explicit CollectivesObserver(Graph& graph)
       : graph_(graph), collectives_(*graph.extras.get<RepeatedCollectives>()) {
   }
 
-  // If the program reads a result, the communication is complete. A write does not show that: when
-  // the program waits for gloo's reduce-scatter, gloo writes the result with copy_.
-  void willRun(
-      const Context& context,
-      ValueMap& values,
-      const Call& call,
-      const Arguments& arguments,
-      bool replayable) override {
-    if (!replayable || call.op.limits.communicates) {
-      return;
-    }
-    for (const Argument& argument : arguments.tensors()) {
-      const bool isRead = argument.use == ArgUse::Read && argument.tensor->defined();
-      const auto* value = isRead ? values.find(*argument.tensor) : nullptr;
-      if (value != nullptr && (*value)->facts().collectiveRunning && (*value)->recipe() &&
-          (*value)->extra<ResultFingerprint>() == nullptr) {
-        takeFingerprint(**value, *argument.tensor);
-      }
-    }
-  }
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
     if (retention == Retention::Recomputed) {
       collectives_.needs(value);
@@ -199,6 +179,14 @@ class Collectives final : public CallGuard {
     const bool waits = graph.rules.compareAll || (!guarded.arguments.areOffCpu() &&
                                                   isSynchronous(op, guarded.call.arguments));
     return waits ? std::make_unique<WaitingRun>(op, std::move(group)) : nullptr;
+  }
+
+  // If the program reads a result, the communication is complete. A write does not show that: when
+  // the program waits for gloo's reduce-scatter, gloo writes the result with copy_.
+  void isRead(Value& value, const at::Tensor& tensor) override {
+    if (value.extra<ResultFingerprint>() == nullptr) {
+      takeFingerprint(value, tensor);
+    }
   }
 
   void hasReplayed(const Recipe& recipe, const std::vector<c10::IValue>& stack) override {

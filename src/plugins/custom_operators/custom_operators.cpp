@@ -44,14 +44,14 @@ class CustomRun final : public GuardedRun {
         isNotDeclared_(call.obstacle == kNotDeclared) {
   }
 
-  const char* whyNotReplayed(ValueMap& values) override {
+  const char* whyToGiveUp(ValueMap& values) override {
     if (!unsaid_.giveUp(values)) {
       return nullptr;
     }
     isNotDeclared_ = false;
     return "it writes to an argument that its schema does not declare as written";
   }
-  void warn() const override {
+  void warn() override {
     unsaid_.warn();
   }
   void made(const GuardedResult& result) override {

@@ -55,6 +55,13 @@ void KeptResults::closing() {
 }
 
 KeptResults::~KeptResults() {
+  try {
+    tell();
+  } catch (...) {  // a log must not end the process
+  }
+}
+
+void KeptResults::tell() const {
   static auto* told = new c10::Synchronized<std::set<const OpTraits*>>;
   std::map<const OpTraits*, size_t> bytes;
   for (const Result& result : all_) {

@@ -37,6 +37,8 @@ class KeptResults final : public RegionNote {
   void closing();
 
  private:
+  void tell() const;
+
   struct Result {
     c10::weak_intrusive_ptr<Value> value;
     const OpTraits* op;

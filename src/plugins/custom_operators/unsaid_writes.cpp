@@ -31,23 +31,24 @@ bool UnsaidWrites::giveUp(ValueMap& values) {
   for (const Read& read : read_) {
     if (fingerprint(read.tensor.storage()) != read.fingerprint) {
       values.replaceByLeaf(read.tensor, UnseenWrite::Undeclared);
-      written_ = &read;
+      written_ = read.argument;
     }
   }
-  return written_ != nullptr;
+  return written_ >= 0;
 }
 
-void UnsaidWrites::warn() const {
+void UnsaidWrites::warn() {
+  read_.clear();
   static auto* warned = new c10::Synchronized<std::set<const OpTraits*>>;
   const auto isFirst = [&](auto& ops) { return ops.insert(&op_).second; };
-  if (written_ == nullptr || !warned->withLock(isFirst)) {
+  if (written_ < 0 || !warned->withLock(isFirst)) {
     return;
   }
   TORCH_WARN(
       "ebb: the operator ",
       op_.name,
       " writes to its argument '",
-      op_.op.schema().arguments()[written_->argument].name(),
+      op_.op.schema().arguments()[written_].name(),
       "', but its schema does not declare that. Declare it (mutates_args of "
       "torch.library.custom_op), or wrap the call in `with ebb.opaque(tensor):`: ebb detects such "
       "writes only on the CPU and in verify mode, and gradients may be wrong elsewhere.");

@@ -25,8 +25,9 @@ class UnsaidWrites {
   // argument into a leaf. Returns true if an argument has changed.
   bool giveUp(ValueMap& values);
 
-  // Warns once per operator. Called without the graph's lock, since a warning may run Python.
-  void warn() const;
+  // Releases the arguments, and warns once per operator. Called without the graph's lock, since
+  // both may run Python.
+  void warn();
 
  private:
   struct Read {
@@ -36,8 +37,8 @@ class UnsaidWrites {
   };
 
   const OpTraits& op_;
-  std::vector<Read> read_;         // one per storage
-  const Read* written_ = nullptr;  // the last argument found changed
+  std::vector<Read> read_;  // one per storage
+  int written_ = -1;        // index on the stack of the last argument found changed; -1: none
 };
 
 }  // namespace ebb

@@ -99,6 +99,7 @@ void sendInput(Recorder& recorder, const at::Tensor& tensor, StashPtr stash) {
   ValueMap& values = recorder.values();
   if (values.applyDeferred().find(tensor) == nullptr) {
     Value& leaf = *values.current(tensor);
+    leaf.decide(leaf.decision().withDue(false));
     leaf.putAway(std::move(stash));
   }
 }
