@@ -15,8 +15,7 @@ namespace {
 template <class Result, class... Arguments>
 Result callOfRanks(const char* function, const Arguments&... arguments) {
   py::gil_scoped_acquire gil;
-  return py::cast<Result>(
-      py::module_::import("ebb._region.repeated_collectives").attr(function)(arguments...));
+  return py::cast<Result>(importFrom("ebb._region.repeated_collectives", function)(arguments...));
 }
 
 constexpr CollectivesOfRanks kCollectivesOfRanks{

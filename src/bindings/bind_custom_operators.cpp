@@ -18,7 +18,7 @@ void tell(const std::string& op, const std::string& region, size_t bytes) {
   }
   py::gil_scoped_acquire gil;
   try {
-    py::module_::import("ebb._support.pinned").attr("tell")(op, region, bytes);
+    importFrom("ebb._support.pinned", "tell")(op, region, bytes);
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable(__func__);
   }
@@ -27,7 +27,7 @@ void tell(const std::string& op, const std::string& region, size_t bytes) {
 void bindCustomOperators(py::module_&) {
   hasEffect = [](const std::string& op) {
     py::gil_scoped_acquire gil;
-    return py::cast<bool>(py::module_::import("ebb._support.effects").attr("has_effect")(op));
+    return py::cast<bool>(importFrom("ebb._support.effects", "has_effect")(op));
   };
   tellKept = &tell;
 }

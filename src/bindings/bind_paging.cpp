@@ -27,7 +27,7 @@ namespace {
 
 void throwOverflow(const std::string& message) {
   py::gil_scoped_acquire gil;
-  const py::object type = py::module_::import("ebb").attr("PageOverflowError");
+  const py::object type = importFrom("ebb", "PageOverflowError");
   PyErr_SetObject(type.ptr(), type(message).ptr());
   python_error thrown;
   thrown.persist();

@@ -17,7 +17,7 @@ namespace {
 
 void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
   py::gil_scoped_acquire gil;
-  const py::object type = py::module_::import("ebb._region.verify").attr("ReplayMismatch");
+  const py::object type = importFrom("ebb._region.verify", "ReplayMismatch");
   const py::object error = type(
       message, mismatch.region, mismatch.op->name, mismatch.output, mismatch.largestDifference);
   PyErr_SetObject(type.ptr(), error.ptr());

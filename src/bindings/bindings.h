@@ -14,6 +14,11 @@ struct PyPolicy {
   PolicyPtr policy;  // shared with the regions that use the policy
 };
 
+// `name` of a Python module, which is imported if it is not yet. The caller holds the GIL.
+inline pybind11::object importFrom(const char* module, const char* name) {
+  return pybind11::module_::import(module).attr(name);
+}
+
 void bindCounts(pybind11::module_& module);
 void bindPolicy(pybind11::module_& module);
 void bindRegion(pybind11::module_& module);

@@ -29,10 +29,6 @@ py::object wrap(const at::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
 }
 
-py::object helper(const char* module, const char* function) {
-  return py::module_::import(module).attr(function);
-}
-
 // Returns a Python callable and its argument, by which compiled autograd unpacks the saved tensor.
 // Compiled autograd releases the handles in autograd's graph before the call. So the argument owns
 // another handle of the same saved tensor.
@@ -43,13 +39,14 @@ std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> unpackHook(const 
   });
   return std::make_pair(
       c10::SafePyObject(
-          helper("ebb._region.compiled_autograd", "unpack").release().ptr(), getPyInterpreter()),
+          importFrom("ebb._region.compiled_autograd", "unpack").release().ptr(),
+          getPyInterpreter()),
       c10::SafePyObject(argument.release().ptr(), getPyInterpreter()));
 }
 
 std::optional<c10::SafePyObject> flatten(const at::Tensor& tensor, std::vector<at::Tensor>& inner) {
   py::gil_scoped_acquire gil;
-  py::object found = helper("ebb._support.subclasses", "flatten")(wrap(tensor));
+  py::object found = importFrom("ebb._support.subclasses", "flatten")(wrap(tensor));
   if (found.is_none()) {
     return std::nullopt;
   }
@@ -66,7 +63,7 @@ at::Tensor unflatten(const c10::SafePyObject& parts, const std::vector<at::Tenso
   for (const at::Tensor& tensor : inner) {
     tensors.append(wrap(tensor));
   }
-  const py::object whole = helper("ebb._support.subclasses", "unflatten")(
+  const py::object whole = importFrom("ebb._support.subclasses", "unflatten")(
       py::handle(parts.ptr(getPyInterpreter())), tensors);
   return THPVariable_Unpack(whole.ptr());
 }

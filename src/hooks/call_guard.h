@@ -87,8 +87,9 @@ struct ReplayedResult {
   const at::Tensor* tensor;  // shows the result; null for an argument that the op has written
 };
 
-// Guards the calls of one kind of operator, on all threads. Without a guard, ebb keeps the results
-// of such operators, and does not notice writes that their schemas omit.
+// Says which calls of one kind of operator ebb may replay, and checks the replays. Any thread may
+// call the methods. Without a guard, ebb keeps the results of such operators, and does not notice
+// writes that their schemas omit.
 class CallGuard {
  public:
   // Returns why the call is not replayed; null if it may be. The core gives a recipe only to
@@ -107,7 +108,7 @@ class CallGuard {
   virtual void hasReplayed(const Recipe& recipe, const std::vector<c10::IValue>& stack) {
   }
   // True if a replay gives new bytes to each value with a recipe, even if the value's old bytes are
-  // in memory. Then the core also checks the results of values that need no bytes.
+  // still in memory. The core then calls check() for all results of the replay.
   virtual bool repeatsAll() const {
     return false;
   }

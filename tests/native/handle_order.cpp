@@ -1,4 +1,4 @@
-// Notes on handles that tell in which order a handle dies: its count goes before all that it holds.
+// An observer for tests: records how many handles a value counts when the data on a handle dies.
 #include <pybind11/stl.h>
 
 #include <atomic>

@@ -129,8 +129,8 @@ struct Recipe final : c10::intrusive_ptr_target {
 // "aten::mm.default in region 'block'", for messages.
 std::string where(const Graph& graph, const Recipe& recipe);
 
-// An error message: a replay has given other bits than the forward. `cause` comes before the causes
-// that apply to each operator.
+// The message of an error: the replay has computed other bits for `output` than the forward.
+// `cause` is a sentence with a cause that only some operators have, or empty.
 std::string otherBits(
     const Graph& graph, const Recipe& recipe, const Output& output, const char* cause);
 

@@ -216,7 +216,7 @@ struct StreamsOfBytes {
 //   holdAlone     Held, Kept       same                    the storage is about to be written
 //                 Recomputable     Kept                    see Note [Made each time]
 //   release       all but Away     Unneeded, Recomputable  nothing needs the bytes
-//   giveUp        Held, Kept       Unneeded, Recomputable  the only handle was unpacked last
+//   giveUp        Held, Kept       Unneeded, Recomputable  backward is done with the value
 //   dropRecipe    all              Held, Unneeded, Away,   no write can reach the bytes
 //                                  or same if due
 //   overwritten   all              same                    the storage gets a later state,

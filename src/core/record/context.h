@@ -24,7 +24,8 @@ struct Context {
   const Results* results = nullptr;    // results of earlier regions of the thread
   RegionNotes* notes = nullptr;        // of the outermost region; plug-ins may add to them
 
-  // True if the user has declared custom operators repeatable: see Note [Custom operators].
+  // True if the rule behind `verdict`, or the checkpointed call around the op, declares a custom
+  // operator repeatable: a second call gives the same results. See Note [Custom operators].
   bool trusts(const Verdict& verdict) const {
     return trustCustomOps || verdict.byRule;
   }

@@ -47,7 +47,8 @@ class OpRecording {
   void runRandomKernel();
   void forgetWritten();
   Verdict verdictOn(const at::Tensor& result) const;
-  // False if the operator is from outside torch, and nobody has declared it repeatable.
+  // True for torch's own operators, and for a custom operator that a rule of the policy or a
+  // checkpointed call declares repeatable: a second call gives the same results.
   bool isTrusted(const Verdict& verdict) const {
     return !op_.limits.custom || context_.trusts(verdict);
   }

@@ -29,7 +29,7 @@ struct Unsettled {
   const OpTraits* movedFirst = nullptr;
 };
 
-// Who writes to a storage so that torch does not see it.
+// A write to a storage that no operator call shows.
 enum class UnseenWrite : uint8_t {
   OpaqueBegins,  // see Note [Opaque writes]
   OpaqueEnds,

@@ -15,7 +15,6 @@
 #include "record/arguments.h"
 #include "record/context.h"
 #include "record/retention.h"
-#include "record/value_map.h"
 #include "replay/replay.h"
 
 namespace ebb {
