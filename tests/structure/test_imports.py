@@ -163,7 +163,8 @@ def test_each_package_and_its_data_are_installed():
 
 def test_modules_that_the_core_names_exist():
     texts = [file.read_text() for file in (ROOT / "src/bindings").glob("*.cpp")]
-    named = {n for text in texts for n in re.findall(r'(?:importFrom|import)\("(ebb\.[\w.]+)"', text)}
+    imports = re.compile(r'(?:importFrom|import)\("(ebb\.[\w.]+)"')
+    named = {name for text in texts for name in imports.findall(text)}
     assert len(named) > 3
     for module in named:
         path = ROOT / "python" / module.replace(".", "/")
