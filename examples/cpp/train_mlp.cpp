@@ -130,10 +130,7 @@ int main() {
     std::printf(
         "%-14s loss %.6f  gradients identical: %s  bytes dropped %llu, saved %llu, ops replayed "
         "%llu\n",
-        name,
-        result.loss,
-        same ? "yes" : "NO",
-        static_cast<unsigned long long>(step.bytesDropped),
+        name, result.loss, same ? "yes" : "NO", static_cast<unsigned long long>(step.bytesDropped),
         static_cast<unsigned long long>(step.bytesSaved),
         static_cast<unsigned long long>(step.opsReplayed));
   }

@@ -60,8 +60,7 @@ using PolicyPtr = std::shared_ptr<const Policy>;
 // computed. Throws c10::ValueError for a rule that names no registered operator, and suggests the
 // nearest names.
 EBB_API PolicyPtr makePolicy(
-    std::vector<Rule> rules,
-    Decision fallback = Decision::Recompute,
+    std::vector<Rule> rules, Decision fallback = Decision::Recompute,
     Decision inputs = Decision::Save);
 
 // Decides as `first` does; where `first` says Recompute, as `second` does.

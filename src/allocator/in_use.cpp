@@ -94,19 +94,13 @@ class CountingAllocator final : public c10::Allocator {
     }
     return data;
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &freed;
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &freed; }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
     torchs_.copy_data(to, from, nbytes);
   }
 
-  TensorBytes bytes() const {
-    return {now_.load(), most_.load(), true};
-  }
-  void reset() {
-    most_.store(now_.load());
-  }
+  TensorBytes bytes() const { return {now_.load(), most_.load(), true}; }
+  void reset() { most_.store(now_.load()); }
 
  private:
   static constexpr size_t kLarge = 64 * 1024;
@@ -205,9 +199,7 @@ DeviceBytes deviceBytes(c10::Device device) {
   return {free, total};
 }
 
-void useCountingAllocator() {
-  CountingAllocator::get();
-}
+void useCountingAllocator() { CountingAllocator::get(); }
 
 TensorBytes tensorBytes(c10::Device device) {
   if (device.is_cpu()) {
@@ -236,16 +228,10 @@ void resetMostTensorBytes(c10::Device device) {
   }
 }
 
-void beginNotingAllocations() {
-  ++counting.logs;
-}
+void beginNotingAllocations() { ++counting.logs; }
 
-void endNotingAllocations() {
-  --counting.logs;
-}
+void endNotingAllocations() { --counting.logs; }
 
-void noteAllocated(size_t total) {
-  raise(counting.noted, total);
-}
+void noteAllocated(size_t total) { raise(counting.noted, total); }
 
 }  // namespace ebb

@@ -90,9 +90,7 @@ bool isShort(c10::Device device) {
 
 class GivesBack final : public c10::FreeMemoryCallback {
  public:
-  bool Execute() override {
-    return giveBackIfNeeded();
-  }
+  bool Execute() override { return giveBackIfNeeded(); }
 };
 
 }  // namespace
@@ -126,9 +124,7 @@ bool giveBackIfNeeded() {
   }
 }
 
-void stopGivingBack() {
-  isStopped.store(true);
-}
+void stopGivingBack() { isStopped.store(true); }
 
 void listenToCudaAllocator() {
   using Registry = c10::Registry<std::string, std::unique_ptr<c10::FreeMemoryCallback>>;
@@ -142,9 +138,7 @@ void listenToCudaAllocator() {
   });
 }
 
-void allowAllocator(size_t nbytes, c10::Device device) {
-  Allocators::get().allow(nbytes, device);
-}
+void allowAllocator(size_t nbytes, c10::Device device) { Allocators::get().allow(nbytes, device); }
 
 bool mayBeGivenBack(const c10::Storage& storage, c10::Device device) {
   if (!storage || storage.device() != device) {

@@ -20,8 +20,7 @@ void bindAhead(py::module_& module) {
       [](size_t limit, std::optional<c10::Device> device) {
         device ? Room::get().setLimit(limit, *device) : Room::get().setLimit(limit);
       },
-      py::arg("limit"),
-      py::arg("device") = py::none());
+      py::arg("limit"), py::arg("device") = py::none());
   module.def("room_limit", [] { return Room::get().limit(deviceInUse()); });
   module.def("room_stats", torch::wrap_pybind_function(&roomStats));
   module.def("ahead_stats", torch::wrap_pybind_function(&aheadStats));

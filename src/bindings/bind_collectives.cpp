@@ -21,27 +21,20 @@ Result callOfRanks(const char* function, const Arguments&... arguments) {
 constexpr CollectivesOfRanks kCollectivesOfRanks{
     .number = [](const std::string& group) { return callOfRanks<uint64_t>("number", group); },
     .tell =
-        [](const std::string& group,
-           const std::string& region,
-           const std::string& place,
+        [](const std::string& group, const std::string& region, const std::string& place,
            const std::string& list) {
           // A thread that ends after the interpreter closes its regions too.
           return Py_IsInitialized() && callOfRanks<bool>("tell", group, region, place, list);
         },
     .compare =
-        [](const std::string& group,
-           const std::string& region,
-           const std::string& place,
-           const std::string& list,
-           bool always) {
+        [](const std::string& group, const std::string& region, const std::string& place,
+           const std::string& list, bool always) {
           return callOfRanks<std::string>("compare", group, region, place, list, always);
         },
     .problem = [](const std::string& group) { return callOfRanks<std::string>("problem", group); },
 };
 
-void bindCollectives(py::module_&) {
-  setCollectivesOfRanks(kCollectivesOfRanks);
-}
+void bindCollectives(py::module_&) { setCollectivesOfRanks(kCollectivesOfRanks); }
 
 [[maybe_unused]] const bool areCollectivesBound = bindPlugin("collectives", &bindCollectives);
 

@@ -41,9 +41,7 @@ void bindCounts(py::module_& module) {
   module.def("reset_stats", &resetStats);
   module.def("report_on_signals", torch::wrap_pybind_function(&callOnSignals));
   module.def(
-      "allow_allocator",
-      torch::wrap_pybind_function(&allowAllocator),
-      py::arg("nbytes"),
+      "allow_allocator", torch::wrap_pybind_function(&allowAllocator), py::arg("nbytes"),
       py::arg("device"));
   module.def("stop_giving_back", torch::wrap_pybind_function(&stopGivingBack));
   module.def("bytes_in_use", [] { return bytesInUse(deviceInUse()); });

@@ -30,18 +30,8 @@ void bindRule(py::module_& module) {
   py::class_<Rule>(module, "Rule")
       .def(
           py::init<
-              std::string,
-              Decision,
-              uint32_t,
-              bool,
-              uint32_t,
-              bool,
-              std::string,
-              std::string,
-              size_t,
-              size_t,
-              std::optional<at::ScalarType>,
-              bool>())
+              std::string, Decision, uint32_t, bool, uint32_t, bool, std::string, std::string,
+              size_t, size_t, std::optional<at::ScalarType>, bool>())
       .def_readonly("op", &Rule::op)
       .def_readonly("decision", &Rule::decision)
       .def_readonly("every", &Rule::every)
@@ -76,11 +66,8 @@ std::vector<std::string> unmatchedOf(const PyPolicy& policy) {
 void bindPolicyClass(py::module_& module) {
   py::class_<PyPolicy>(module, "Policy")
       .def(
-          py::init(translated(&makePolicy)),
-          py::arg("rules"),
-          py::arg("fallback"),
-          py::arg("inputs"),
-          py::arg("late") = false)
+          py::init(translated(&makePolicy)), py::arg("rules"), py::arg("fallback"),
+          py::arg("inputs"), py::arg("late") = false)
       .def("rules", [](const PyPolicy& policy) { return rulesOf(policy.policy).rules(); })
       .def("parts", &partsOf)
       .def("unmatched", &unmatchedOf)
@@ -88,10 +75,8 @@ void bindPolicyClass(py::module_& module) {
           "asks_for_modules",
           [](const PyPolicy& policy) { return rulesOf(policy.policy).asksForModules(); })
       .def(
-          "gives",
-          [](const PyPolicy& policy, Decision given) {
-            return rulesOf(policy.policy).gives(given);
-          })
+          "gives", [](const PyPolicy& policy,
+                      Decision given) { return rulesOf(policy.policy).gives(given); })
       .def("explain", translated([](const PyPolicy& policy, const std::string& op) {
              return explain(rulesOf(policy.policy), op);
            }))

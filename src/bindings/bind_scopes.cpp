@@ -57,9 +57,7 @@ class RegionScope {
       return;
     }
     TORCH_CHECK(
-        !isOpen(),
-        "ebb: region '",
-        name_,
+        !isOpen(), "ebb: region '", name_,
         "' is already open. Create a second ebb.region object to nest regions.");
     if (hasModes() && callMethod(self, "_is_traced").cast<bool>()) {
       isTraced_ = true;
@@ -95,9 +93,7 @@ class RegionScope {
     }
   }
 
-  bool isOpen() const {
-    return id_ != 0 || isTraced_;
-  }
+  bool isOpen() const { return id_ != 0 || isTraced_; }
 
   void drop() noexcept {
     try {
@@ -158,13 +154,9 @@ class ModuleScopeInPython {
     isOpen_ = true;
   }
 
-  void exit(PyObject*, bool) {
-    drop();
-  }
+  void exit(PyObject*, bool) { drop(); }
 
-  bool isOpen() const {
-    return isOpen_;
-  }
+  bool isOpen() const { return isOpen_; }
 
   void drop() noexcept {
     if (std::exchange(isOpen_, false)) {
@@ -203,9 +195,7 @@ class OpaqueScope {
     }
   }
 
-  bool isOpen() const {
-    return open_ > 0;
-  }
+  bool isOpen() const { return open_ > 0; }
 
   void drop() noexcept {
     try {

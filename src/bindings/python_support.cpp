@@ -13,17 +13,11 @@ namespace py = pybind11;
 
 namespace {
 
-bool holdsGil() {
-  return Py_IsInitialized() && PyGILState_Check();
-}
+bool holdsGil() { return Py_IsInitialized() && PyGILState_Check(); }
 
-void* releaseGil() {
-  return PyEval_SaveThread();
-}
+void* releaseGil() { return PyEval_SaveThread(); }
 
-void acquireGil(void* state) {
-  PyEval_RestoreThread(static_cast<PyThreadState*>(state));
-}
+void acquireGil(void* state) { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); }
 
 py::object wrap(const at::Tensor& tensor) {
   return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));

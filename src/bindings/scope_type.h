@@ -52,13 +52,9 @@ class ScopeType {
     bool isUnused;  // configured, and not entered since
   };
 
-  static Scope& scopeOf(PyObject* self) {
-    return reinterpret_cast<Object*>(self)->scope;
-  }
+  static Scope& scopeOf(PyObject* self) { return reinterpret_cast<Object*>(self)->scope; }
 
-  static bool& isUnused(PyObject* self) {
-    return reinterpret_cast<Object*>(self)->isUnused;
-  }
+  static bool& isUnused(PyObject* self) { return reinterpret_cast<Object*>(self)->isUnused; }
 
   static PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
     PyObject* self = type->tp_alloc(type, 0);
@@ -86,9 +82,7 @@ class ScopeType {
   static PyObject* configure(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     HANDLE_TH_ERRORS
     TORCH_CHECK(
-        !scopeOf(self).isOpen(),
-        "ebb: __init__ was called on an open '",
-        Py_TYPE(self)->tp_name,
+        !scopeOf(self).isOpen(), "ebb: __init__ was called on an open '", Py_TYPE(self)->tp_name,
         "' object; create a new object");
     scopeOf(self).configure(arguments, count);
     isUnused(self) = true;

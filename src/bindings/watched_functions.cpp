@@ -96,11 +96,9 @@ void noteProgramsUse(const CallArguments& arguments) {
   }
   const auto* given = reinterpret_cast<const THPStream*>(stream);
   noteUse(
-      tensor.storage(),
-      c10::Stream::unpack3(
-          given->stream_id,
-          static_cast<c10::DeviceIndex>(given->device_index),
-          static_cast<c10::DeviceType>(given->device_type)));
+      tensor.storage(), c10::Stream::unpack3(
+                            given->stream_id, static_cast<c10::DeviceIndex>(given->device_index),
+                            static_cast<c10::DeviceType>(given->device_type)));
 }
 
 // Lives during one call of a watched function, and does all that the function's Watch requires.
@@ -191,12 +189,9 @@ struct Entries {
 template <size_t... I>
 constexpr auto entriesFor(std::index_sequence<I...>) {
   return std::array<Entries, sizeof...(I)>{Entries{
-      reinterpret_cast<void*>(&Entry<I>::one),
-      reinterpret_cast<void*>(&Entry<I>::tuple),
-      reinterpret_cast<void*>(&Entry<I>::keywords),
-      reinterpret_cast<void*>(&Entry<I>::fast),
-      reinterpret_cast<void*>(&Entry<I>::fastKeywords),
-      &Entry<I>::get}...};
+      reinterpret_cast<void*>(&Entry<I>::one), reinterpret_cast<void*>(&Entry<I>::tuple),
+      reinterpret_cast<void*>(&Entry<I>::keywords), reinterpret_cast<void*>(&Entry<I>::fast),
+      reinterpret_cast<void*>(&Entry<I>::fastKeywords), &Entry<I>::get}...};
 }
 
 // Returns the entry for the calling convention in `flags`; null for a convention that torch does
@@ -280,10 +275,7 @@ void bindWatchedFunctions(py::module_& module) {
       .value("TOLD", Watch::Told)
       .value("COMMUNICATES", Watch::Communicates);
   module.def(
-      "watch",
-      torch::wrap_pybind_function(&watch),
-      py::arg("function"),
-      py::arg("what"),
+      "watch", torch::wrap_pybind_function(&watch), py::arg("function"), py::arg("what"),
       py::arg("told") = py::none());
 }
 

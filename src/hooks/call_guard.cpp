@@ -17,8 +17,6 @@ bool registerGuard(Guarded kind, CallGuard& guard) {
   return true;
 }
 
-CallGuard* guardOf(Guarded kind) {
-  return guards[static_cast<size_t>(kind)];
-}
+CallGuard* guardOf(Guarded kind) { return guards[static_cast<size_t>(kind)]; }
 
 }  // namespace ebb

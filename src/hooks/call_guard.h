@@ -52,26 +52,20 @@ class GuardedRun {
   virtual ~GuardedRun() = default;
 
   // The kernel has returned `results`, which are not recorded yet. May throw. Without the lock.
-  virtual void hasRun(const c10::IValue* results) {
-  }
+  virtual void hasRun(const c10::IValue* results) {}
   // Returns why the call cannot be replayed after all; null if it can. May turn the values of
   // arguments into leaves.
-  virtual const char* whyToGiveUp(ValueMap& values) {
-    return nullptr;
-  }
+  virtual const char* whyToGiveUp(ValueMap& values) { return nullptr; }
   // May warn, and releases the arguments. Without the lock.
-  virtual void warn() {
-  }
+  virtual void warn() {}
   // The core has decided on a result.
-  virtual void made(const GuardedResult& result) {
-  }
+  virtual void made(const GuardedResult& result) {}
 };
 
 // The fingerprint of a result of the forward. A guard attaches it to values on the CPU, and
 // compares it in CallGuard::check().
 struct ResultFingerprint final : Extra {
-  explicit ResultFingerprint(uint64_t of) : fingerprint(of) {
-  }
+  explicit ResultFingerprint(uint64_t of) : fingerprint(of) {}
 
   static const SlotNumber kSlot;
   const uint64_t fingerprint;
@@ -101,17 +95,13 @@ class CallGuard {
 
   // An op with a recipe reads `value`, which a collective of the region has made, through `tensor`.
   // Under the graph's lock.
-  virtual void isRead(Value& value, const at::Tensor& tensor) {
-  }
+  virtual void isRead(Value& value, const at::Tensor& tensor) {}
 
   // The kernel of a replay has returned the results in `stack`. May throw.
-  virtual void hasReplayed(const Recipe& recipe, const std::vector<c10::IValue>& stack) {
-  }
+  virtual void hasReplayed(const Recipe& recipe, const std::vector<c10::IValue>& stack) {}
   // True if a replay gives new bytes to each value with a recipe, even if the value's old bytes are
   // still in memory. The core then calls check() for all results of the replay.
-  virtual bool repeatsAll() const {
-    return false;
-  }
+  virtual bool repeatsAll() const { return false; }
   // Throws if a replay has given other bytes than the forward. Comes before the value gets the
   // bytes. Not called if an observer compares all bits (GraphRules::compareAll).
   virtual void check(const ReplayedResult& result) = 0;

@@ -47,9 +47,7 @@ class EBB_API Decider {
 
   // The decision for values that the region reads and that another autograd function computed:
   // SAVE, or a decision that has a store.
-  virtual Decision inputs() const {
-    return Decision::Save;
-  }
+  virtual Decision inputs() const { return Decision::Save; }
 
   // For reports: the deciding rule in words.
   virtual std::string ruleInWords(uint16_t rule) const = 0;
@@ -69,9 +67,7 @@ class EBB_API Policy : public std::enable_shared_from_this<Policy> {
   virtual std::unique_ptr<Decider> activate() const = 0;
 
   // For reports: the rules that the user wrote.
-  virtual std::vector<std::string> rulesInWords() const {
-    return {};
-  }
+  virtual std::vector<std::string> rulesInWords() const { return {}; }
 };
 
 }  // namespace ebb

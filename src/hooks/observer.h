@@ -67,47 +67,33 @@ struct OpEvents : virtual Observer {
   // An op is about to run, and has not overwritten its arguments yet. `replayable`: it has a
   // recipe.
   virtual void willRun(
-      const Context& context,
-      ValueMap& values,
-      const Call& call,
-      const Arguments& arguments,
-      bool replayable) {
-  }
+      const Context& context, ValueMap& values, const Call& call, const Arguments& arguments,
+      bool replayable) {}
   // The op's kernel has returned. Without the lock, as its results are not recorded yet.
-  virtual void hasRun() {
-  }
+  virtual void hasRun() {}
   // All results of the op are recorded. Not called if the op has thrown.
-  virtual void recorded() {
-  }
+  virtual void recorded() {}
 
   // A value exists from now on.
-  virtual void made(const Made& made) {
-  }
+  virtual void made(const Made& made) {}
   // `output`, shown by `tensor`, can be recomputed from `recipe`. Comes before made().
   virtual void canBeReplayed(const Recipe& recipe, const Output& output, const at::Tensor& tensor) {
   }
   // The policy has decided again, because the program has named the value.
-  virtual void decidedAgain(const Context& context, Value& value) {
-  }
+  virtual void decidedAgain(const Context& context, Value& value) {}
   // The value's storage is about to be written (`seen`), or an unseen write to it has been found.
-  virtual void stateEnds(Value& value, bool seen) {
-  }
+  virtual void stateEnds(Value& value, bool seen) {}
   // The value has got a copy of its bytes, because its storage is about to be written.
-  virtual void copied(Value& value) {
-  }
+  virtual void copied(Value& value) {}
   // A store has taken the value's bytes: `nbytes` of the tensor `of`. `kind` names the store.
-  virtual void sent(Value& value, const char* kind, const std::string& of, size_t nbytes) {
-  }
+  virtual void sent(Value& value, const char* kind, const std::string& of, size_t nbytes) {}
   // A store has not taken the value's bytes.
-  virtual void notSent(Value& value, const char* why) {
-  }
+  virtual void notSent(Value& value, const char* why) {}
   // The value's bytes stay in memory, although a store had taken them or should. `why`: null if
   // this is what the policy wants.
-  virtual void stays(Value& value, const char* why) {
-  }
+  virtual void stays(Value& value, const char* why) {}
   // A plug-in has changed what it keeps with the value.
-  virtual void extraChanged(Value& value) {
-  }
+  virtual void extraChanged(Value& value) {}
 };
 
 // The core asks these methods about the results of ops, on the region's thread.
@@ -126,78 +112,58 @@ struct RegionEvents : virtual Observer {
     return nullptr;
   }
   // True if a tensor that autograd saves, and that no op of the region has read, must get a value.
-  virtual bool wantsInput(const at::Tensor& tensor) {
-    return false;
-  }
+  virtual bool wantsInput(const at::Tensor& tensor) { return false; }
   // Autograd has packed the value, shown by `tensor`. The handle keeps the result, which may be
   // null.
   virtual ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) {
     return {};
   }
   // The region reads a result of the region of `maker`.
-  virtual void readsResultOf(const c10::weak_intrusive_ptr<Graph>& maker) {
-  }
+  virtual void readsResultOf(const c10::weak_intrusive_ptr<Graph>& maker) {}
 
   // The region is about to end.
-  virtual void willClose() {
-  }
+  virtual void willClose() {}
   // The region ends. Afterwards the core releases its references to the values.
-  virtual void closes(const ValueMap& values) {
-  }
+  virtual void closes(const ValueMap& values) {}
   // The core has released its references. Values that backward does not need are gone.
-  virtual void closed() {
-  }
+  virtual void closed() {}
   // The thread has left the region. Without the lock.
-  virtual void left(const c10::intrusive_ptr<Graph>& graph) {
-  }
+  virtual void left(const c10::intrusive_ptr<Graph>& graph) {}
   // The thread enters its next outermost region. Without the lock.
-  virtual void nextOpens(const c10::intrusive_ptr<Graph>& graph, Graph& next) {
-  }
+  virtual void nextOpens(const c10::intrusive_ptr<Graph>& graph, Graph& next) {}
 };
 
 // The core calls these methods when saved tensors are unpacked or recomputed, on any thread,
 // perhaps while the region is still open.
 struct BackwardEvents : virtual Observer {
   // A saved tensor is about to be unpacked, usually by backward. May throw. Without the lock.
-  virtual void unpacks(Graph& graph) {
-  }
+  virtual void unpacks(Graph& graph) {}
 
   // ebb is about to replay recipes for a value of a graph with GraphRules::sameOnAllRanks. May
   // throw, and may replay recipes.
-  virtual void beginsReplay(const ReplayLock& locked) {
-  }
+  virtual void beginsReplay(const ReplayLock& locked) {}
   // A replay needs to run `recipe`. May throw.
-  virtual void willNeed(const Graph& graph, const Recipe& recipe) {
-  }
+  virtual void willNeed(const Graph& graph, const Recipe& recipe) {}
 
   // The bytes of a stashed value are about to come back, and have come back.
-  virtual void fetches(Value& value) {
-  }
-  virtual void fetched(Value& value) {
-  }
+  virtual void fetches(Value& value) {}
+  virtual void fetched(Value& value) {}
 
   // A recipe is about to run again; `ahead`: before backward needs its results.
-  virtual void willReplay(const Recipe& recipe, bool ahead) {
-  }
+  virtual void willReplay(const Recipe& recipe, bool ahead) {}
   // The recipe's kernel has returned.
-  virtual void hasReplayed() {
-  }
+  virtual void hasReplayed() {}
   // The recipe has given `value` its bytes.
-  virtual void replayed(const Graph& graph, const Recipe& recipe, Value& value) {
-  }
+  virtual void replayed(const Graph& graph, const Recipe& recipe, Value& value) {}
   // All results of the recipe have their bytes. Not called if the replay has thrown.
-  virtual void replayEnds(const Recipe& recipe) {
-  }
+  virtual void replayEnds(const Recipe& recipe) {}
   // The value is recomputed together with `asked`, which backward unpacks.
-  virtual void replaysWith(const Value& asked, const Value& value) {
-  }
+  virtual void replaysWith(const Value& asked, const Value& value) {}
   // Backward has arrived at a graph that may have been replayed ahead. `cameBack`: the stashes that
   // have waited for this (Stash::awaitsBackward); each store removes its own. May throw.
-  virtual void arrives(std::vector<c10::intrusive_ptr<Stash>>& cameBack) {
-  }
+  virtual void arrives(std::vector<c10::intrusive_ptr<Stash>>& cameBack) {}
   // A plug-in counts an event of the graph, under this name. Without the lock.
-  virtual void counted(const char* what) {
-  }
+  virtual void counted(const char* what) {}
 
   // Backward unpacks `value`, whose replay gave `bytes`. Returns the bytes to use, or throws.
   virtual c10::Storage checked(

@@ -37,12 +37,8 @@ EBB_API void endProcessStateChange();
 
 // The process's state changes while the object lives.
 struct ProcessStateChange {
-  ProcessStateChange() {
-    beginProcessStateChange();
-  }
-  ~ProcessStateChange() {
-    endProcessStateChange();
-  }
+  ProcessStateChange() { beginProcessStateChange(); }
+  ~ProcessStateChange() { endProcessStateChange(); }
   ProcessStateChange(const ProcessStateChange&) = delete;
   ProcessStateChange& operator=(const ProcessStateChange&) = delete;
 };

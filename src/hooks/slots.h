@@ -28,21 +28,14 @@ struct Unpacked {
 struct Extra : c10::intrusive_ptr_target {
   // True if the recorder must keep the value until its region ends, even if the value's storage is
   // gone.
-  virtual bool waitsForEnd() const {
-    return false;
-  }
+  virtual bool waitsForEnd() const { return false; }
   // True if a replay or a stash gives back only a part of the value's bytes. Results that the other
   // part would change must then have no recipe (ResultVeto).
-  virtual bool isPartial() const {
-    return false;
-  }
+  virtual bool isPartial() const { return false; }
   // Returns the bytes that backward gets from the handle. Called under the graph's lock.
-  virtual c10::Storage shown(Unpacked unpacked) {
-    return std::move(unpacked.bytes);
-  }
+  virtual c10::Storage shown(Unpacked unpacked) { return std::move(unpacked.bytes); }
   // Backward node number `node` unpacks the handle. Called without a lock, on backward's thread.
-  virtual void unpacks(uint32_t node) {
-  }
+  virtual void unpacks(uint32_t node) {}
 };
 using ExtraPtr = c10::intrusive_ptr<Extra>;
 

@@ -26,8 +26,7 @@ Store* storeOf(Decision decision) {
   }
   Store* store = stores()[static_cast<size_t>(decision)];
   TORCH_CHECK_VALUE(
-      store != nullptr,
-      "ebb: this build cannot ",
+      store != nullptr, "ebb: this build cannot ",
       decision == Decision::Offload ? "OFFLOAD: it has no plug-in 'offload'"
                                     : "PAGE: it has no plug-in 'paging'",
       " (-DEBB_PLUGINS). Use another decision, or build ebb with the plug-in.");

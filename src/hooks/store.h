@@ -25,9 +25,7 @@ class EBB_API Stash : public c10::intrusive_ptr_target {
   virtual c10::Storage fetchAhead(const c10::Storage& living) = 0;
 
   // True if, after fetchAhead(), BackwardEvents::arrives() must get the stash.
-  virtual bool awaitsBackward() const {
-    return false;
-  }
+  virtual bool awaitsBackward() const { return false; }
 
   // Called before a write to the original storage on the current stream.
   virtual void beforeWrite() = 0;
@@ -41,17 +39,11 @@ class EBB_API Store {
   // True if the store takes values like this one, which `tensor` shows.
   virtual bool accepts(const Value& value, const at::Tensor& tensor) = 0;
   // False if the store cannot take the value yet.
-  virtual bool isReady(const Value& value) const {
-    return true;
-  }
+  virtual bool isReady(const Value& value) const { return true; }
   // True if the store also takes results that cannot be recomputed.
-  virtual bool takesWithoutRecipe() const {
-    return false;
-  }
+  virtual bool takesWithoutRecipe() const { return false; }
   // False if the store can no longer take the value, because recipes have read the value.
-  virtual bool mayBeChosen(const Value& value) const {
-    return true;
-  }
+  virtual bool mayBeChosen(const Value& value) const { return true; }
 
   // Takes the value's bytes, in `storage`. Returns null if the store has no room: then the value is
   // recomputed, or its bytes stay.
@@ -59,11 +51,9 @@ class EBB_API Store {
   // For reports: why put() has returned null.
   virtual const char* whyFull() const = 0;
   // The value's bytes stay, although the policy has chosen the store.
-  virtual void staysInstead(const Context& context, Value& value) {
-  }
+  virtual void staysInstead(const Context& context, Value& value) {}
   // An outermost region ends that has put values into the store. Must not throw.
-  virtual void regionEnds() {
-  }
+  virtual void regionEnds() {}
 
  protected:
   ~Store() = default;

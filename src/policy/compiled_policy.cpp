@@ -92,9 +92,7 @@ constexpr const char* kImportFirst =
     " If a library defines the operator, import it before making the policy.";
 
 // True if the rule has a condition that is known when an op is called.
-bool isOnCall(const Rule& rule) {
-  return !rule.module.empty() || rule.every > 1 || rule.nth > 0;
-}
+bool isOnCall(const Rule& rule) { return !rule.module.empty() || rule.every > 1 || rule.nth > 0; }
 
 // True if the rule has a condition on a result.
 bool isOnResult(const Rule& rule) {
@@ -287,12 +285,8 @@ const RulePolicy::Candidates& RulePolicy::candidates(const OpTraits& op) const {
   }
   Candidates& candidates = compiled_.emplace_back(candidatesFor(op));
   TORCH_CHECK_VALUE(
-      candidates.size() <= kMostCandidates,
-      "ebb: more than ",
-      kMostCandidates,
-      " rules match ",
-      op.name,
-      " (the default counts as one). Merge some of them with a glob.");
+      candidates.size() <= kMostCandidates, "ebb: more than ", kMostCandidates, " rules match ",
+      op.name, " (the default counts as one). Merge some of them with a glob.");
   if (op.index < kTableSize) {
     table_[op.index].store(&candidates, std::memory_order_release);
   } else {
@@ -359,14 +353,11 @@ const RulePolicy& rulesOf(const PolicyPtr& policy) {
   return *rules;
 }
 
-RuleDecider::RuleDecider(std::shared_ptr<const RulePolicy> policy) : policy_(std::move(policy)) {
-}
+RuleDecider::RuleDecider(std::shared_ptr<const RulePolicy> policy) : policy_(std::move(policy)) {}
 
 RuleDecider::~RuleDecider() = default;
 
-Decision RuleDecider::inputs() const {
-  return policy_->inputs();
-}
+Decision RuleDecider::inputs() const { return policy_->inputs(); }
 
 Verdict RuleDecider::decide(const OpTraits& op) {
   const auto& candidates = policy_->candidates(op);
@@ -464,8 +455,6 @@ std::string RuleDecider::ruleInWords(uint16_t rule) const {
   return ebb::ruleInWords(*policy_, rule);
 }
 
-const std::string& RuleDecider::module() const {
-  return moduleNames(currentModule()).plain;
-}
+const std::string& RuleDecider::module() const { return moduleNames(currentModule()).plain; }
 
 }  // namespace ebb

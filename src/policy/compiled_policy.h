@@ -29,22 +29,14 @@ enum class Names { Registered, Later };
 class EBB_API RulePolicy : public Policy {
  public:
   RulePolicy(
-      std::vector<Rule> rules,
-      Decision fallback,
-      Decision inputs = Decision::Save,
+      std::vector<Rule> rules, Decision fallback, Decision inputs = Decision::Save,
       Names names = Names::Registered);
   RulePolicy(const RulePolicy& first, const RulePolicy& second);
   ~RulePolicy() override;
 
-  const std::vector<Rule>& rules() const {
-    return rules_;
-  }
-  Decision fallback() const {
-    return alternatives_.front().fallback;
-  }
-  Decision inputs() const {
-    return inputs_;
-  }
+  const std::vector<Rule>& rules() const { return rules_; }
+  Decision fallback() const { return alternatives_.front().fallback; }
+  Decision inputs() const { return inputs_; }
 
   std::unique_ptr<Decider> activate() const override;
   std::vector<std::string> rulesInWords() const override;
@@ -80,9 +72,7 @@ class EBB_API RulePolicy : public Policy {
     size_t end;         // index behind the last rule of this alternative
     Decision fallback;  // the decision if no rule matches
   };
-  const std::vector<Alternative>& alternatives() const {
-    return alternatives_;
-  }
+  const std::vector<Alternative>& alternatives() const { return alternatives_; }
 
  private:
   void noteStored();
@@ -113,9 +103,7 @@ class EBB_API RuleDecider : public Decider {
   Verdict decide(const OpTraits& op) override;
   Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) override;
   std::optional<Verdict> decideOnNamed(
-      const OpTraits& op,
-      const at::Tensor& result,
-      uint16_t rule,
+      const OpTraits& op, const at::Tensor& result, uint16_t rule,
       const std::string& name) override;
   Decision inputs() const override;
   std::string ruleInWords(uint16_t rule) const override;

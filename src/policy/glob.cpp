@@ -81,9 +81,7 @@ bool globMatches(std::string_view pattern, std::string_view text) {
   return pattern.find_first_not_of('*', p) == kNone;
 }
 
-bool isGlob(std::string_view pattern) {
-  return pattern.find_first_of("*?[") != kNone;
-}
+bool isGlob(std::string_view pattern) { return pattern.find_first_of("*?[") != kNone; }
 
 bool operatorMatches(std::string_view pattern, std::string_view qualifiedName) {
   const std::string_view name = qualifiedName.substr(0, qualifiedName.rfind('.'));

@@ -45,20 +45,13 @@ bool anyModuleHasNumber() {
   return !modules().numbers.empty();
 }
 
-uint32_t currentModule() {
-  return tlsModule;
-}
+uint32_t currentModule() { return tlsModule; }
 
-uint32_t exchangeModule(uint32_t number) {
-  return std::exchange(tlsModule, number);
-}
+uint32_t exchangeModule(uint32_t number) { return std::exchange(tlsModule, number); }
 
 ModuleScope::ModuleScope(const std::string& name)
-    : before_(exchangeModule(moduleNumber({name, name}))) {
-}
+    : before_(exchangeModule(moduleNumber({name, name}))) {}
 
-ModuleScope::~ModuleScope() {
-  exchangeModule(before_);
-}
+ModuleScope::~ModuleScope() { exchangeModule(before_); }
 
 }  // namespace ebb

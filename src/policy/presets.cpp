@@ -85,33 +85,21 @@ PolicyPtr policyFor(Decision decision, std::initializer_list<Patterns> all) {
 
 }  // namespace
 
-PolicyPtr recomputeAll() {
-  return makePolicy({});
-}
+PolicyPtr recomputeAll() { return makePolicy({}); }
 
-PolicyPtr saveAll() {
-  return makePolicy({}, Decision::Save);
-}
+PolicyPtr saveAll() { return makePolicy({}, Decision::Save); }
 
 PolicyPtr saveMatmuls() {
   return policyFor(Decision::Save, {kProducts, kBatchedProducts, kConvolutionsAndAttention});
 }
 
-PolicyPtr dotsSaveable() {
-  return policyFor(Decision::Save, {kProducts, kBatchedProducts});
-}
+PolicyPtr dotsSaveable() { return policyFor(Decision::Save, {kProducts, kBatchedProducts}); }
 
-PolicyPtr dotsWithNoBatchDimsSaveable() {
-  return policyFor(Decision::Save, {kProducts});
-}
+PolicyPtr dotsWithNoBatchDimsSaveable() { return policyFor(Decision::Save, {kProducts}); }
 
-PolicyPtr offloadDotWithNoBatchDims() {
-  return policyFor(Decision::Offload, {kProducts});
-}
+PolicyPtr offloadDotWithNoBatchDims() { return policyFor(Decision::Offload, {kProducts}); }
 
-PolicyPtr offloadInputs() {
-  return makePolicy({}, Decision::Recompute, Decision::Offload);
-}
+PolicyPtr offloadInputs() { return makePolicy({}, Decision::Recompute, Decision::Offload); }
 
 PolicyPtr recomputeCollectives() {
   std::vector<Rule> rules;

@@ -18,12 +18,8 @@ namespace ebb {
 // drops them after unlocking.
 class DroppingMutex {
  public:
-  void lock() {
-    mutex_.lock();
-  }
-  bool try_lock() {
-    return mutex_.try_lock();
-  }
+  void lock() { mutex_.lock(); }
+  bool try_lock() { return mutex_.try_lock(); }
   void unlock() {
     std::vector<c10::Storage> dropped;
     if (mutex_.depth() == 1) {

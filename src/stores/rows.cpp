@@ -54,23 +54,18 @@ const SlotNumber Rows::kSlot = takeSlot();
 
 void checkCount(const at::Tensor& tensor, const at::Tensor& rows) {
   TORCH_CHECK_VALUE(
-      rows.layout() == at::kStrided,
-      "ebb: mark_rows: rows must be a dense tensor; got ",
+      rows.layout() == at::kStrided, "ebb: mark_rows: rows must be a dense tensor; got ",
       rows.toString());
   TORCH_CHECK_TYPE(
       c10::isIntegralType(rows.scalar_type(), /*includeBool=*/false),
-      "ebb: mark_rows: rows must have an integer dtype; got ",
-      rows.toString());
+      "ebb: mark_rows: rows must have an integer dtype; got ", rows.toString());
   TORCH_CHECK_VALUE(
       rows.dim() <= 1 && rows.numel() >= 1,
       "ebb: mark_rows: rows must be one number or a 1-D tensor of counts to add up; got shape ",
       rows.sizes());
   TORCH_CHECK_VALUE(
-      rows.device() == tensor.device(),
-      "ebb: mark_rows: rows must be on x's device ",
-      tensor.device(),
-      ", so that the host need not wait for it; it is on ",
-      rows.device());
+      rows.device() == tensor.device(), "ebb: mark_rows: rows must be on x's device ",
+      tensor.device(), ", so that the host need not wait for it; it is on ", rows.device());
 }
 
 // Adds up the counts in `rows`. Raises if one count is negative or so large that the sum could
@@ -85,11 +80,9 @@ int64_t liveRows(const at::Tensor& tensor, const at::Tensor& rows) {
   }
   const int64_t most = tensor.dim() > 0 ? tensor.size(0) : 1;
   TORCH_CHECK_VALUE(
-      live >= 0 && live <= most,
-      "ebb: mark_rows: rows is ",
+      live >= 0 && live <= most, "ebb: mark_rows: rows is ",
       live < 0 ? std::string("negative") : std::to_string(live),
-      ", but must be from 0 to the first dimension of x, which has shape ",
-      tensor.sizes());
+      ", but must be from 0 to the first dimension of x, which has shape ", tensor.sizes());
   return live;
 }
 

@@ -106,13 +106,10 @@ struct RowFacts {
 
 // The rows of a value; a value without this extra has no known rows.
 struct Rows final : Extra, RowFacts {
-  explicit Rows(RowFacts facts) : RowFacts(std::move(facts)) {
-  }
+  explicit Rows(RowFacts facts) : RowFacts(std::move(facts)) {}
   static const SlotNumber kSlot;
 
-  bool isPartial() const override {
-    return lossy;
-  }
+  bool isPartial() const override { return lossy; }
 };
 
 // Writes the padding rows of `storage` as RowCount::padding says. The host does not wait.

@@ -29,27 +29,17 @@ void checkKind(const at::Tensor& tensor, const char* name) {
       impl->layout() == c10::kStrided && impl->has_storage() &&
           !impl->key_set().has_any(
               c10::DispatchKeySet(
-                  {c10::DispatchKey::Python,
-                   c10::DispatchKey::NestedTensor,
-                   c10::DispatchKey::Quantized,
-                   c10::DispatchKey::Functionalize})) &&
+                  {c10::DispatchKey::Python, c10::DispatchKey::NestedTensor,
+                   c10::DispatchKey::Quantized, c10::DispatchKey::Functionalize})) &&
           !tensor.is_meta(),
-      "ebb: share_storage needs plain strided tensors; ",
-      name,
-      " is a ",
-      tensor.toString());
+      "ebb: share_storage needs plain strided tensors; ", name, " is a ", tensor.toString());
 }
 
 template <class T>
 void checkSame(const char* what, const T& dst, const T& src) {
   TORCH_CHECK_VALUE(
-      dst == src,
-      "ebb: share_storage needs tensors of the same ",
-      what,
-      "; dst has ",
-      dst,
-      ", src has ",
-      src);
+      dst == src, "ebb: share_storage needs tensors of the same ", what, "; dst has ", dst,
+      ", src has ", src);
 }
 
 }  // namespace
@@ -68,11 +58,8 @@ void shareStorage(const at::Tensor& dst, const at::Tensor& src) {
       dst.sizes(), dst.strides(), dst.element_size(), dst.storage_offset());
   const size_t needed = std::max(to.nbytes(), shown);
   TORCH_CHECK_VALUE(
-      src.storage().nbytes() >= needed,
-      "ebb: share_storage needs a src of at least ",
-      needed,
-      " bytes; its storage has ",
-      src.storage().nbytes());
+      src.storage().nbytes() >= needed, "ebb: share_storage needs a src of at least ", needed,
+      " bytes; its storage has ", src.storage().nbytes());
   if (ownerOf(to).is_alias_of(from)) {
     return;  // the memory is shared already
   }

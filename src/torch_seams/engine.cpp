@@ -32,25 +32,17 @@ using NodePointer = std::shared_ptr<autograd::Node>;
 // rebuilds in place after a fork. So a reference to the engine stays valid.
 class ForwardingEngine final : public autograd::Engine {
  public:
-  ForwardingEngine(autograd::Engine& next, MakeHooks hooks) : next_(&next), hooks_(hooks) {
-  }
-  ~ForwardingEngine() override {
-    stop();
-  }
+  ForwardingEngine(autograd::Engine& next, MakeHooks hooks) : next_(&next), hooks_(hooks) {}
+  ~ForwardingEngine() override { stop(); }
 
   autograd::variable_list execute(
-      const autograd::edge_list& roots,
-      const autograd::variable_list& inputs,
-      bool keepGraph,
-      bool createGraph,
-      bool accumulateGrad,
-      const autograd::edge_list& outputs) override {
+      const autograd::edge_list& roots, const autograd::variable_list& inputs, bool keepGraph,
+      bool createGraph, bool accumulateGrad, const autograd::edge_list& outputs) override {
     return next().execute(roots, inputs, keepGraph, createGraph, accumulateGrad, outputs);
   }
 
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<autograd::GraphTask>& task,
-      NodePointer root,
+      const std::shared_ptr<autograd::GraphTask>& task, NodePointer root,
       autograd::InputBuffer&& buffer) override {
     return next().execute_with_graph_task(task, std::move(root), std::move(buffer));
   }
@@ -71,20 +63,15 @@ class ForwardingEngine final : public autograd::Engine {
 #endif
 
   void thread_on_exception(
-      const std::shared_ptr<autograd::GraphTask>& task,
-      const NodePointer& node,
+      const std::shared_ptr<autograd::GraphTask>& task, const NodePointer& node,
       std::exception& error) override {
     next().thread_on_exception(task, node, error);
   }
 
-  void follow(autograd::Engine& next) {
-    next_.store(&next, std::memory_order_release);
-  }
+  void follow(autograd::Engine& next) { next_.store(&next, std::memory_order_release); }
 
  private:
-  autograd::Engine& next() const {
-    return *next_.load(std::memory_order_acquire);
-  }
+  autograd::Engine& next() const { return *next_.load(std::memory_order_acquire); }
 
   std::atomic<autograd::Engine*> next_;  // does all other work
   MakeHooks hooks_;                      // as given to installEngine
@@ -92,9 +79,7 @@ class ForwardingEngine final : public autograd::Engine {
 
 std::atomic<ForwardingEngine*> ours{nullptr};
 
-autograd::Engine& forwardingEngine() {
-  return *ours.load(std::memory_order_acquire);
-}
+autograd::Engine& forwardingEngine() { return *ours.load(std::memory_order_acquire); }
 
 }  // namespace
 

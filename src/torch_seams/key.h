@@ -70,9 +70,7 @@ class ExcludeInterception {
   ExcludeInterception() : tls_(threadKeys()), excluded_(tls_.excluded()) {
     tls_.set_excluded(excluded_ | c10::DispatchKeySet(kInterceptionKey));
   }
-  ~ExcludeInterception() {
-    tls_.set_excluded(excluded_);
-  }
+  ~ExcludeInterception() { tls_.set_excluded(excluded_); }
   ExcludeInterception(const ExcludeInterception&) = delete;
   ExcludeInterception& operator=(const ExcludeInterception&) = delete;
 

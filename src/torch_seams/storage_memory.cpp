@@ -16,8 +16,7 @@ struct AccessError {
 };
 void clearAccessError(c10::StorageImpl& storage);
 template struct AccessError<
-    &c10::StorageImpl::throw_on_immutable_data_ptr_,
-    &c10::StorageImpl::refresh_has_data_ptr_check>;
+    &c10::StorageImpl::throw_on_immutable_data_ptr_, &c10::StorageImpl::refresh_has_data_ptr_check>;
 #endif
 
 void giveMemory(const c10::Storage& storage, c10::DataPtr memory, size_t nbytes) {

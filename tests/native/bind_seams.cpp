@@ -68,10 +68,8 @@ std::pair<std::string, at::Tensor> emptiedAndFilled(const at::Tensor& tensor) {
   giveMemory(
       storage,
       c10::DataPtr(
-          owner->mutable_data(),
-          owner,
-          [](void* context) { delete static_cast<c10::Storage*>(context); },
-          storage.device()),
+          owner->mutable_data(), owner,
+          [](void* context) { delete static_cast<c10::Storage*>(context); }, storage.device()),
       nbytes);
   return {message, tensor.clone()};
 }

@@ -43,10 +43,7 @@ std::pair<bool, bool> capturesOf(const std::string& name) {
 }
 
 py::dict replayedDraw(
-    const std::string& device,
-    bool takesGenerator,
-    bool kernelRaises,
-    bool settingFails,
+    const std::string& device, bool takesGenerator, bool kernelRaises, bool settingFails,
     const py::object& between) {
   const auto told = [&] {
     if (!between.is_none()) {
@@ -83,11 +80,8 @@ void bindTesting(py::module_& module) {
       [](uint32_t every, uint64_t seed, size_t least, size_t most, bool isAnywhere, bool onlyAsks) {
         failAllocations({every, seed, least, most, isAnywhere, onlyAsks});
       },
-      py::arg("every"),
-      py::arg("seed") = 0,
-      py::arg("least") = 0,
-      py::arg("most") = size_t{1} << 40,
-      py::arg("is_anywhere") = false,
+      py::arg("every"), py::arg("seed") = 0, py::arg("least") = 0,
+      py::arg("most") = size_t{1} << 40, py::arg("is_anywhere") = false,
       py::arg("only_asks") = false);
   module.def("failed_allocations", &failedAllocations);
   module.def("give_back_function", [] { return reinterpret_cast<uintptr_t>(&giveBackIfNeeded); });
@@ -108,14 +102,9 @@ void bindTesting(py::module_& module) {
   });
   module.def("use_generator", torch::wrap_pybind_function_no_gil(&useGenerator));
   module.def(
-      "replay_draw",
-      torch::wrap_pybind_function(&replayedDraw),
-      py::arg("device"),
-      py::kw_only(),
-      py::arg("takes_generator") = false,
-      py::arg("kernel_raises") = false,
-      py::arg("setting_fails") = false,
-      py::arg("between") = py::none());
+      "replay_draw", torch::wrap_pybind_function(&replayedDraw), py::arg("device"), py::kw_only(),
+      py::arg("takes_generator") = false, py::arg("kernel_raises") = false,
+      py::arg("setting_fails") = false, py::arg("between") = py::none());
 }
 
 [[maybe_unused]] const bool isTestingBound = bindTests(&bindTesting);

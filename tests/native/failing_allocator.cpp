@@ -43,8 +43,6 @@ void failAllocations(const AllocationFaults& faults) {
   failsHostAllocation.store(faults.every == 0 ? nullptr : &fails);
 }
 
-uint64_t failedAllocations() {
-  return failed.load();
-}
+uint64_t failedAllocations() { return failed.load(); }
 
 }  // namespace ebb

@@ -12,8 +12,7 @@ namespace {
 class FailingDecider final : public RuleDecider {
  public:
   FailingDecider(std::shared_ptr<const RulePolicy> policy, uint32_t at)
-      : RuleDecider(std::move(policy)), at_(at) {
-  }
+      : RuleDecider(std::move(policy)), at_(at) {}
 
   Verdict decide(const OpTraits& op) override {
     TORCH_CHECK(++ops_ != at_, "ebb: fault injected before ", op.name);
@@ -27,8 +26,7 @@ class FailingDecider final : public RuleDecider {
 
 class FailingPolicy final : public RulePolicy {
  public:
-  explicit FailingPolicy(uint32_t at) : RulePolicy({}, Decision::Recompute), at_(at) {
-  }
+  explicit FailingPolicy(uint32_t at) : RulePolicy({}, Decision::Recompute), at_(at) {}
 
   std::unique_ptr<Decider> activate() const override {
     return std::make_unique<FailingDecider>(
@@ -41,8 +39,6 @@ class FailingPolicy final : public RulePolicy {
 
 }  // namespace
 
-PolicyPtr failingPolicy(uint32_t at) {
-  return std::make_shared<const FailingPolicy>(at);
-}
+PolicyPtr failingPolicy(uint32_t at) { return std::make_shared<const FailingPolicy>(at); }
 
 }  // namespace ebb

@@ -22,16 +22,13 @@ using Decide = std::function<int(const std::string& op)>;  // returns the number
 
 class FunctionDecider final : public Decider {
  public:
-  explicit FunctionDecider(std::shared_ptr<const Decide> decide) : decide_(std::move(decide)) {
-  }
+  explicit FunctionDecider(std::shared_ptr<const Decide> decide) : decide_(std::move(decide)) {}
   Verdict decide(const OpTraits& op) override {
     Verdict verdict;
     verdict.decision = static_cast<Decision>((*decide_)(op.name));
     return verdict;
   }
-  std::string ruleInWords(uint16_t rule) const override {
-    return "a function";
-  }
+  std::string ruleInWords(uint16_t rule) const override { return "a function"; }
   const std::string& module() const override {
     static const std::string kNone;
     return kNone;
@@ -44,8 +41,7 @@ class FunctionDecider final : public Decider {
 class FunctionPolicy final : public Policy {
  public:
   explicit FunctionPolicy(Decide decide)
-      : decide_(std::make_shared<const Decide>(std::move(decide))) {
-  }
+      : decide_(std::make_shared<const Decide>(std::move(decide))) {}
   std::unique_ptr<Decider> activate() const override {
     return std::make_unique<FunctionDecider>(decide_);
   }

@@ -17,11 +17,8 @@ std::atomic<bool> areWatched{false};
 std::vector<uint32_t> counts;  // tests of one thread
 
 struct CountAtEnd final : Extra {
-  explicit CountAtEnd(Value& value) : value(c10::intrusive_ptr<Value>::reclaim_copy(&value)) {
-  }
-  ~CountAtEnd() override {
-    counts.push_back(value->uses().handles());
-  }
+  explicit CountAtEnd(Value& value) : value(c10::intrusive_ptr<Value>::reclaim_copy(&value)) {}
+  ~CountAtEnd() override { counts.push_back(value->uses().handles()); }
 
   const c10::intrusive_ptr<Value> value;  // outlives the handle
 };

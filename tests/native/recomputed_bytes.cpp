@@ -20,8 +20,7 @@ std::map<std::string, size_t> recomputed;
 
 // The module that made a value.
 struct Module final : Extra {
-  explicit Module(std::string name) : name(std::move(name)) {
-  }
+  explicit Module(std::string name) : name(std::move(name)) {}
   static const SlotNumber kSlot;
   const std::string name;
 };
@@ -45,9 +44,7 @@ struct CountsBytes final : OpEvents, BackwardEvents {
 
 }  // namespace
 
-void countRecomputedBytes(bool on) {
-  isOn = on;
-}
+void countRecomputedBytes(bool on) { isOn = on; }
 
 std::map<std::string, size_t> recomputedBytes() {
   std::lock_guard<std::mutex> lock(mutex);

@@ -31,26 +31,19 @@ struct State {
 struct StandInGenerator final : c10::GeneratorImpl {
   StandInGenerator(c10::Device device, std::shared_ptr<State> state)
       : GeneratorImpl(device, c10::DispatchKeySet(c10::DispatchKey::CUDA)),
-        state(std::move(state)) {
-  }
+        state(std::move(state)) {}
   void set_current_seed(uint64_t seed) override {
     TORCH_CHECK(!*fails, "the device is lost");
     *state = {seed, 0};
     ++begunAnew;
   }
-  uint64_t current_seed() const override {
-    return state->seed;
-  }
-  uint64_t seed() override {
-    return state->seed;
-  }
+  uint64_t current_seed() const override { return state->seed; }
+  uint64_t seed() override { return state->seed; }
   void set_offset(uint64_t offset) override {
     state->offset = offset;
     ++begunAnew;
   }
-  uint64_t get_offset() const override {
-    return state->offset;
-  }
+  uint64_t get_offset() const override { return state->offset; }
   void set_state(const c10::TensorImpl& given) override {
     checkLocked();
     uint64_t offset = 0;

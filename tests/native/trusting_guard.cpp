@@ -11,11 +11,8 @@ struct TrustingGuard final : CallGuard {
   const char* whyNotReplayed(const GuardedCall& call) override {
     return call.context.trusts(call.verdict) ? nullptr : "no rule names the custom operator";
   }
-  std::unique_ptr<GuardedRun> begins(const GuardedCall& call) override {
-    return nullptr;
-  }
-  void check(const ReplayedResult& result) override {
-  }
+  std::unique_ptr<GuardedRun> begins(const GuardedCall& call) override { return nullptr; }
+  void check(const ReplayedResult& result) override {}
 };
 
 // Call this before the first region.

@@ -15,35 +15,21 @@ uint64_t capture = 0;  // which is going on; 0: none
 int error = 0;         // that the runtime gives where it is asked about captures
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override {
-    return c10::kCUDA;
-  }
+  c10::DeviceType type() const override { return c10::kCUDA; }
   c10::Device exchangeDevice(c10::Device device) const override {
     const c10::Device before = getDevice();
     current = device.index();
     return before;
   }
-  c10::Device getDevice() const override {
-    return c10::Device(c10::kCUDA, current);
-  }
-  void setDevice(c10::Device device) const override {
-    current = device.index();
-  }
-  void uncheckedSetDevice(c10::Device device) const noexcept override {
-    current = device.index();
-  }
+  c10::Device getDevice() const override { return c10::Device(c10::kCUDA, current); }
+  void setDevice(c10::Device device) const override { current = device.index(); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { current = device.index(); }
   c10::Stream getStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::DEFAULT, device);
   }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
-    return stream;
-  }
-  c10::DeviceIndex deviceCount() const noexcept override {
-    return 2;
-  }
-  void* getStreamNativeHandle(c10::Stream) const {
-    return nullptr;
-  }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::DeviceIndex deviceCount() const noexcept override { return 2; }
+  void* getStreamNativeHandle(c10::Stream) const { return nullptr; }
   // An override since torch 2.12.
   bool isStreamCapturing(const c10::Stream&) const {
     if (error != 0) {
@@ -78,12 +64,8 @@ int cudaHostRegister(void* memory, size_t nbytes, unsigned) {
   std::printf("register %zu on %d, %zu%% there\n", nbytes, int{current}, resident(memory, nbytes));
   return 0;
 }
-int cudaHostUnregister(void*) {
-  return std::puts("unregister") < 0;
-}
-int cudaGetLastError() {
-  return std::puts("forget the error") < 0;
-}
+int cudaHostUnregister(void*) { return std::puts("unregister") < 0; }
+int cudaGetLastError() { return std::puts("forget the error") < 0; }
 int cudaDeviceGetPCIBusId(char* id, int, int) {
   *id = 0;
   return 0;

@@ -22,8 +22,8 @@ extern "C" {
 namespace ebb {
 namespace {
 
-constexpr c10::DeviceType kDeviceTypes[] = {
-    c10::kCPU, c10::kCUDA, c10::kXPU, c10::kMPS, c10::kHPU, c10::kPrivateUse1};
+constexpr c10::DeviceType kDeviceTypes[] = {c10::kCPU, c10::kCUDA, c10::kXPU,
+                                            c10::kMPS, c10::kHPU,  c10::kPrivateUse1};
 
 bool flushesDenormals() {
 #if defined(__SSE__)

@@ -67,9 +67,7 @@ std::optional<c10::Device> deviceOf(
   return device;
 }
 
-at::Generator cpuGenerator() {
-  return at::globalContext().defaultGenerator(c10::kCPU);
-}
+at::Generator cpuGenerator() { return at::globalContext().defaultGenerator(c10::kCPU); }
 
 // Returns the device's default generator; undefined if the device is unknown or has none.
 at::Generator defaultGenerator(std::optional<c10::Device> device) {
@@ -255,9 +253,7 @@ void RandomScope::findWhatMoved() {
   }
 }
 
-bool RandomState::canBeSetNow() const {
-  return capture == captureOf(generator.device());
-}
+bool RandomState::canBeSetNow() const { return capture == captureOf(generator.device()); }
 
 RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack)
     : state_(state) {

@@ -87,9 +87,7 @@ class EBB_API RandomScope {
   std::unique_ptr<RandomState> finish();
 
   // Called after finish(): true if ebb cannot tell which generator the op drew from.
-  bool drewFromUnknown() const {
-    return unknown_;
-  }
+  bool drewFromUnknown() const { return unknown_; }
 
  private:
   void findWhatMoved();

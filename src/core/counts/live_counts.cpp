@@ -45,9 +45,7 @@ void leaveShare(void*) {
 
 }  // namespace
 
-LiveCounts& liveCounts() {
-  return tlsShare != nullptr ? *tlsShare : takeShare();
-}
+LiveCounts& liveCounts() { return tlsShare != nullptr ? *tlsShare : takeShare(); }
 
 int64_t liveTotal(std::atomic<int64_t> LiveCounts::* which) {
   std::lock_guard<std::mutex> lock(shares().mutex);

@@ -30,8 +30,7 @@ void statisticsAdd(const std::string& region, const RegionCounters& counters);
 // The transfers of the values of one op in one region, in bytes. The offload engine writes the
 // members, on any thread.
 struct TransferAccount {
-  explicit TransferAccount(std::string given) : of(std::move(given)) {
-  }
+  explicit TransferAccount(std::string given) : of(std::move(given)) {}
   const std::string of;  // "an output of aten::sin.default offloaded in region 'block'"
   std::atomic<uint64_t> sent{0};
   std::atomic<uint64_t> fetched{0};

@@ -44,9 +44,7 @@ struct GeometryFlags {
 
   // How many numbers describe the shape: the sizes, then the strides unless they follow from the
   // sizes, then the offset in elements unless it is 0.
-  uint32_t shapeCount() const {
-    return (contiguous ? dimensions : 2 * dimensions) + offset;
-  }
+  uint32_t shapeCount() const { return (contiguous ? dimensions : 2 * dimensions) + offset; }
 };
 
 GeometryFlags geometryFlags(const at::Tensor& tensor);
@@ -70,21 +68,13 @@ class Geometry {
 
   at::Tensor viewOf(const c10::Storage& storage) const;
 
-  c10::IntArrayRef sizes() const {
-    return {shape_.get(), flags_.dimensions};
-  }
-  c10::ScalarType dtype() const {
-    return flags_.dtype;
-  }
-  c10::Device device() const {
-    return flags_.device;
-  }
+  c10::IntArrayRef sizes() const { return {shape_.get(), flags_.dimensions}; }
+  c10::ScalarType dtype() const { return flags_.dtype; }
+  c10::Device device() const { return flags_.device; }
 
  private:
   struct Free {
-    void operator()(int64_t* shape) const noexcept {
-      arenaFree(shape);
-    }
+    void operator()(int64_t* shape) const noexcept { arenaFree(shape); }
   };
   using Shape = std::unique_ptr<int64_t[], Free>;
   Shape newShape() const;

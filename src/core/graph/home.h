@@ -18,33 +18,19 @@ class Home {
   void stamp(c10::StorageImpl* storage);
 
   // The storage, which other code may free.
-  const Weak& storage() const {
-    return storage_;
-  }
+  const Weak& storage() const { return storage_; }
   // The bytes, if ebb holds them; else null.
-  const c10::Storage& bytes() const {
-    return bytes_;
-  }
+  const c10::Storage& bytes() const { return bytes_; }
   // Size of the storage in this state.
-  size_t nbytes() const {
-    return nbytes_;
-  }
+  size_t nbytes() const { return nbytes_; }
   // Address of the storage's memory in this state.
-  const void* address() const {
-    return address_;
-  }
+  const void* address() const { return address_; }
   // True if only ebb can write to bytes().
-  bool isPrivate() const {
-    return isPrivate_;
-  }
+  bool isPrivate() const { return isPrivate_; }
   // True if the storage holds, or may hold, a later state than this one.
-  bool isOverwritten() const {
-    return isOverwritten_;
-  }
+  bool isOverwritten() const { return isOverwritten_; }
   // Fingerprint of a kept leaf; 0: unknown. See Note [Fingerprints of leaves].
-  uint64_t fingerprint() const {
-    return fingerprint_;
-  }
+  uint64_t fingerprint() const { return fingerprint_; }
 
   // True if `storage` still has the memory of this state. Other code may have resized the storage
   // to 0 bytes, or given it other memory.
@@ -65,26 +51,16 @@ class Home {
   void share(const c10::Storage& bytes);
 
   // Releases the bytes.
-  c10::Storage take() {
-    return std::exchange(bytes_, c10::Storage());
-  }
+  c10::Storage take() { return std::exchange(bytes_, c10::Storage()); }
   // Releases the bytes, and keeps a weak reference to their storage as storage().
   void demoteToWeak();
 
   // Drops the weak reference to the storage.
-  void forgetStorage() {
-    storage_.reset();
-  }
-  void markOverwritten() {
-    isOverwritten_ = true;
-  }
+  void forgetStorage() { storage_.reset(); }
+  void markOverwritten() { isOverwritten_ = true; }
   // Notes that no other code can write to the bytes, in memory or in a stash.
-  void own() {
-    isPrivate_ = true;
-  }
-  void setFingerprint(uint64_t fingerprint) {
-    fingerprint_ = fingerprint;
-  }
+  void own() { isPrivate_ = true; }
+  void setFingerprint(uint64_t fingerprint) { fingerprint_ = fingerprint; }
 
  private:
   Weak storage_{c10::intrusive_ptr<c10::StorageImpl>()};

@@ -22,13 +22,9 @@ class ObserverList {
   ObserverList() = default;
   ObserverList(const ObserverList&) = delete;
   ObserverList& operator=(const ObserverList&) = delete;
-  ~ObserverList() {
-    clear();
-  }
+  ~ObserverList() { clear(); }
 
-  bool empty() const {
-    return first_.load(std::memory_order_acquire) == nullptr;
-  }
+  bool empty() const { return first_.load(std::memory_order_acquire) == nullptr; }
   template <class Act>
   void forEach(const Act& act) const {
     for (const Entry* entry = first_.load(std::memory_order_acquire); entry != nullptr;
@@ -75,9 +71,7 @@ class Observers {
   void clear();
 
   // True if an observer has OpEvents. The core then holds the lock while it records results.
-  bool seeOps() const {
-    return !ops_.empty();
-  }
+  bool seeOps() const { return !ops_.empty(); }
 
   // Calls a method of each observer that has the method.
   template <class Events, class... Parameters, class... Arguments>
@@ -120,8 +114,7 @@ class Observers {
 
   template <class Events, class... Parameters, class... Arguments>
   [[gnu::cold, gnu::noinline]] static void tellAll(
-      const ObserverList<Events>& all,
-      void (Events::*what)(Parameters...),
+      const ObserverList<Events>& all, void (Events::*what)(Parameters...),
       Arguments&... arguments) {
     all.forEach([&](Events& observer) { (observer.*what)(arguments...); });
   }

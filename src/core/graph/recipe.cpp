@@ -43,17 +43,11 @@ void drop(c10::intrusive_ptr<Value>&& value) {
 
 }  // namespace
 
-void* Recipe::operator new(size_t size, size_t extra, Extra) {
-  return arenaAllocate(size + extra);
-}
+void* Recipe::operator new(size_t size, size_t extra, Extra) { return arenaAllocate(size + extra); }
 
-void Recipe::operator delete(void* block, size_t, Extra) {
-  arenaFree(block);
-}
+void Recipe::operator delete(void* block, size_t, Extra) { arenaFree(block); }
 
-void Recipe::operator delete(void* block) {
-  arenaFree(block);
-}
+void Recipe::operator delete(void* block) { arenaFree(block); }
 
 c10::intrusive_ptr<Recipe> Recipe::make(
     const OpTraits& op, uint32_t inputCount, uint32_t shapeCount) {
@@ -90,20 +84,15 @@ std::string where(const Graph& graph, const Recipe& recipe) {
 std::string otherBits(
     const Graph& graph, const Recipe& recipe, const Output& output, const char* cause) {
   return c10::str(
-      "ebb: cannot recompute ",
-      where(graph, recipe),
+      "ebb: cannot recompute ", where(graph, recipe),
       ": with the same arguments the operator gave other bits than in the forward, in ",
-      output.written ? "argument " : "result ",
-      output.slot,
-      ".",
-      cause,
+      output.written ? "argument " : "result ", output.slot, ".", cause,
       " The operator keeps state that its arguments do not show (a counter, a cache, a generator "
       "of its own), or it is not deterministic. Give ",
       recipe.op.name,
       " the decision SAVE: a rule of the policy, MUST_SAVE in a context_fn, or "
       "EBB='recompute_all,",
-      recipe.op.op.schema().name(),
-      ":save'.");
+      recipe.op.op.schema().name(), ":save'.");
 }
 
 }  // namespace ebb

@@ -40,17 +40,11 @@ struct Input {
   static bool isNumber(const GeometryFlags& flags, ArgUse use) {
     return flags.wrappedNumber && flags.device.is_cpu() && use == ArgUse::Read;
   }
-  bool isNumber() const {
-    return isNumber(flags, use);
-  }
+  bool isNumber() const { return isNumber(flags, use); }
 
   // True if the contents do not matter: a replay passes other memory.
-  static bool isStandIn(ArgUse use) {
-    return use == ArgUse::Scratch || use == ArgUse::Unread;
-  }
-  bool isStandIn() const {
-    return isStandIn(use);
-  }
+  static bool isStandIn(ArgUse use) { return use == ArgUse::Scratch || use == ArgUse::Unread; }
+  bool isStandIn() const { return isStandIn(use); }
 
   // True if a replay passes this input with its storage offset. False for a number and an unread
   // input: the replay makes a new tensor, whose offset is 0.

@@ -21,9 +21,7 @@ class RegionNames {
   const std::string& operator[](uint16_t index) const;
 
   // The name of the outermost region.
-  const std::string& front() const {
-    return (*this)[0];
-  }
+  const std::string& front() const { return (*this)[0]; }
 
   // Nobody reads a name any more.
   void clear();

@@ -18,9 +18,7 @@ constexpr size_t kBits = 8;
 // A reader of bytes made on such a stream waits for all of these streams.
 constexpr size_t kLastMaker = 32;
 
-uint8_t bitOf(size_t place) {
-  return place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0;
-}
+uint8_t bitOf(size_t place) { return place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0; }
 
 }  // namespace
 

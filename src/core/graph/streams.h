@@ -63,17 +63,11 @@ class GraphStreams {
   void takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values);
 
   // Number of streams on which the graph's ops have run, on all devices.
-  size_t count() const {
-    return all_.size();
-  }
-  c10::Stream first() const {
-    return all_.front();
-  }
+  size_t count() const { return all_.size(); }
+  c10::Stream first() const { return all_.front(); }
 
   // True if a device has several streams.
-  bool areSeveral() const {
-    return several_;
-  }
+  bool areSeveral() const { return several_; }
 
  private:
   size_t currentOf(c10::Device device);

@@ -159,13 +159,9 @@ bool Value::isShownBy(const at::Tensor& tensor) {
   return isNew;
 }
 
-void Value::watch(uint64_t fingerprint) {
-  home_.setFingerprint(fingerprint);
-}
+void Value::watch(uint64_t fingerprint) { home_.setFingerprint(fingerprint); }
 
-void Value::loseStorage() {
-  home_.forgetStorage();
-}
+void Value::loseStorage() { home_.forgetStorage(); }
 
 bool Value::releaseGone() {
   const bool isGone = !facts_.compared && home_.storage().expired();

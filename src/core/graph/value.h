@@ -48,13 +48,9 @@ enum class ValueState : uint8_t {
 class Uses {
  public:
   // How many times autograd has packed the value.
-  uint32_t packed() const {
-    return packed_;
-  }
+  uint32_t packed() const { return packed_; }
   // How many handles own the value now.
-  uint32_t handles() const {
-    return handles_.load(std::memory_order_acquire);
-  }
+  uint32_t handles() const { return handles_.load(std::memory_order_acquire); }
   // Autograd has packed the value. `showsWrites`: see showsWrites(). `relyOnBytes`: see
   // relyOnBytes(). Returns true for the first pack.
   bool notePacked(bool showsWrites, bool relyOnBytes) {
@@ -62,46 +58,26 @@ class Uses {
     letRelyOnBytes(relyOnBytes);
     return packed_++ == 0;
   }
-  void gainHandle() {
-    ++handles_;
-  }
-  void loseHandle() {
-    --handles_;
-  }
+  void gainHandle() { ++handles_; }
+  void loseHandle() { --handles_; }
 
   // How many recipe inputs refer to the value.
-  uint32_t readers() const {
-    return read_ - unread_.load(std::memory_order_acquire);
-  }
-  void gainReader() {
-    ++read_;
-  }
-  void loseReader() {
-    unread_.fetch_add(1, std::memory_order_release);
-  }
+  uint32_t readers() const { return read_ - unread_.load(std::memory_order_acquire); }
+  void gainReader() { ++read_; }
+  void loseReader() { unread_.fetch_add(1, std::memory_order_release); }
 
   // True if handles hold no storage: they rely on Home::bytes().
-  bool relyOnBytes() const {
-    return relyOnBytes_;
-  }
-  void letRelyOnBytes(bool rely) {
-    relyOnBytes_ |= rely;
-  }
+  bool relyOnBytes() const { return relyOnBytes_; }
+  void letRelyOnBytes(bool rely) { relyOnBytes_ |= rely; }
 
   // True if the value was packed through a tensor whose version does not show all writes: an inner
   // tensor of a wrapper subclass, or an alias with a counter of its own. Eager's backward sees such
   // writes, so handles show the new contents.
-  bool showsWrites() const {
-    return showsWrites_;
-  }
+  bool showsWrites() const { return showsWrites_; }
 
   // True if a plug-in holds the storage too.
-  bool isPinned() const {
-    return isPinned_;
-  }
-  void pin(bool on) {
-    isPinned_ = on;
-  }
+  bool isPinned() const { return isPinned_; }
+  void pin(bool on) { isPinned_ = on; }
 
  private:
   std::atomic<uint32_t> handles_{0};
@@ -122,33 +98,20 @@ class ValueDecision {
       : chosen_(chosen),
         byPolicy_(byPolicy && !recomputes(chosen)),
         due_(isStored(chosen)),
-        rule_(rule) {
-  }
+        rule_(rule) {}
 
-  Decision chosen() const {
-    return chosen_;
-  }
+  Decision chosen() const { return chosen_; }
   // The policy's deciding rule; see Verdict::rule.
-  uint16_t rule() const {
-    return rule_;
-  }
+  uint16_t rule() const { return rule_; }
   // True if a store has yet to take the bytes.
-  bool isDue() const {
-    return due_;
-  }
+  bool isDue() const { return due_; }
   // True unless the value is recomputed: ebb then holds or stores the bytes once autograd packs the
   // value or a recipe reads it. Not related to ValueState::Kept.
-  bool isKept() const {
-    return !recomputes(chosen_);
-  }
+  bool isKept() const { return !recomputes(chosen_); }
   // True if the bytes are kept because of the policy.
-  bool isSaved() const {
-    return isKept() && byPolicy_;
-  }
+  bool isSaved() const { return isKept() && byPolicy_; }
   // See Note [Made each time]
-  bool isMadeEachTime() const {
-    return chosen_ == Decision::RecomputeEachTime;
-  }
+  bool isMadeEachTime() const { return chosen_ == Decision::RecomputeEachTime; }
 
   // The same decision, but a store has yet to take the bytes (`due`), or will not.
   ValueDecision withDue(bool due) const {
@@ -228,21 +191,11 @@ class EBB_API ValueData : public c10::intrusive_ptr_target, public InArena {
   ~ValueData() override;
   void release_resources() override;
 
-  const Home& home() const {
-    return home_;
-  }
-  const ValueDecision& decision() const {
-    return decision_;
-  }
-  const Versions& versions() const {
-    return versions_;
-  }
-  const StateFacts& facts() const {
-    return facts_;
-  }
-  const Uses& uses() const {
-    return uses_;
-  }
+  const Home& home() const { return home_; }
+  const ValueDecision& decision() const { return decision_; }
+  const Versions& versions() const { return versions_; }
+  const StateFacts& facts() const { return facts_; }
+  const Uses& uses() const { return uses_; }
   ValueState state() const {
     return stash()                    ? ValueState::Away
            : home_.bytes() && recipe_ ? ValueState::Kept
@@ -252,18 +205,12 @@ class EBB_API ValueData : public c10::intrusive_ptr_target, public InArena {
   }
 
   // How to recompute the value; null for a leaf.
-  const c10::intrusive_ptr<Recipe>& recipe() const {
-    return recipe_;
-  }
+  const c10::intrusive_ptr<Recipe>& recipe() const { return recipe_; }
   // The stash, or null. See Note [Stored values].
-  const c10::intrusive_ptr<Stash>& stash() const {
-    return rare().stash;
-  }
+  const c10::intrusive_ptr<Stash>& stash() const { return rare().stash; }
   // The storage that handles show in place of the value's bytes; nearly always null. See Note
   // [Silent writes].
-  const c10::Storage& redefined() const {
-    return rare().redefined;
-  }
+  const c10::Storage& redefined() const { return rare().redefined; }
 
   // The data that a plug-in has attached to the value; null if there is none.
   template <class Part>
@@ -271,13 +218,9 @@ class EBB_API ValueData : public c10::intrusive_ptr_target, public InArena {
     return rare().extras.get<Part>();
   }
   // True if a plug-in needs the value until its region ends.
-  bool waitsForEnd() const {
-    return rare_ && rare_->extras.waitForEnd();
-  }
+  bool waitsForEnd() const { return rare_ && rare_->extras.waitForEnd(); }
   // True if a replay or a stash gives back only a part of the bytes.
-  bool isPartial() const {
-    return rare_ && rare_->extras.isPartial();
-  }
+  bool isPartial() const { return rare_ && rare_->extras.isPartial(); }
 
   // A storage that has this value's bytes now: one that ebb holds, or one that other code keeps
   // alive and has not written. Null if there is neither, so at most a recipe or a stash is left.
@@ -290,9 +233,7 @@ class EBB_API ValueData : public c10::intrusive_ptr_target, public InArena {
 
  protected:
   ValueData();
-  const RareParts& rare() const {
-    return rare_ ? *rare_ : kNone;
-  }
+  const RareParts& rare() const { return rare_ ? *rare_ : kNone; }
 
   // In this order, small members fill the padding of larger ones.
   [[no_unique_address]] Home home_;
@@ -328,15 +269,11 @@ struct EBB_API Value final : ValueData {
   // The state that the storage of `tensor` has now. `before`: the writers of the storage's last
   // state; null: there is none.
   explicit Value(
-      const at::Tensor& tensor,
-      StateFacts facts = {},
-      ValueDecision decision = {},
+      const at::Tensor& tensor, StateFacts facts = {}, ValueDecision decision = {},
       const Versions* before = nullptr);
 
   // The policy or a plug-in decides what happens to the bytes.
-  void decide(ValueDecision decision) {
-    decision_ = decision;
-  }
+  void decide(ValueDecision decision) { decision_ = decision; }
 
   // From now on `recipe` recomputes the value.
   void recomputeFrom(c10::intrusive_ptr<Recipe> recipe);
@@ -388,12 +325,8 @@ struct EBB_API Value final : ValueData {
 
   using ValueData::uses;
   using ValueData::versions;
-  Uses& uses() {
-    return uses_;
-  }
-  Versions& versions() {
-    return versions_;
-  }
+  Uses& uses() { return uses_; }
+  Versions& versions() { return versions_; }
 
  private:
   friend class GraphStreams;  // writes its notes, `streams_`
@@ -410,17 +343,13 @@ class CountedRef {
       (value_->uses().*kGain)();
     }
   }
-  CountedRef(const CountedRef& other) : CountedRef(other.value_) {
-  }
-  CountedRef(CountedRef&& other) noexcept : value_(std::move(other.value_)) {
-  }
+  CountedRef(const CountedRef& other) : CountedRef(other.value_) {}
+  CountedRef(CountedRef&& other) noexcept : value_(std::move(other.value_)) {}
   CountedRef& operator=(CountedRef other) noexcept {
     std::swap(value_, other.value_);
     return *this;
   }
-  ~CountedRef() {
-    take();
-  }
+  ~CountedRef() { take(); }
 
   // Returns an ordinary reference, which the value does not count.
   c10::intrusive_ptr<Value> take() {
@@ -430,21 +359,11 @@ class CountedRef {
     return std::move(value_);
   }
 
-  const c10::intrusive_ptr<Value>& pointer() const {
-    return value_;
-  }
-  Value* get() const {
-    return value_.get();
-  }
-  Value& operator*() const {
-    return *value_;
-  }
-  Value* operator->() const {
-    return value_.get();
-  }
-  explicit operator bool() const {
-    return value_.defined();
-  }
+  const c10::intrusive_ptr<Value>& pointer() const { return value_; }
+  Value* get() const { return value_.get(); }
+  Value& operator*() const { return *value_; }
+  Value* operator->() const { return value_.get(); }
+  explicit operator bool() const { return value_.defined(); }
 
  private:
   c10::intrusive_ptr<Value> value_;

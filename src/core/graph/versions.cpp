@@ -17,9 +17,7 @@ void Versions::stamp(const at::Tensor& tensor) {
   before.forEach([&](const VersionStamp& stamp) { learn(stamp.counter, stamp.version); });
 }
 
-bool Versions::othersHold() const {
-  return std::ranges::all_of(others_, &VersionStamp::holds);
-}
+bool Versions::othersHold() const { return std::ranges::all_of(others_, &VersionStamp::holds); }
 
 void Versions::learn(const c10::VariableVersion& seen) {
   learn(seen, seen.enabled() ? seen.current_version() : 0);

@@ -30,9 +30,7 @@ struct VersionStamp {
   uint32_t version = 0;
 
   // True if the counter still has this version.
-  bool holds() const {
-    return !counter.enabled() || counter.current_version() == version;
-  }
+  bool holds() const { return !counter.enabled() || counter.current_version() == version; }
 };
 
 // The version counters of all tensors known to share a value's storage, each with its version in
@@ -43,21 +41,15 @@ class Versions {
   void stamp(const at::Tensor& tensor);
 
   // Version of the last writer of the storage.
-  const VersionStamp& written() const {
-    return written_;
-  }
+  const VersionStamp& written() const { return written_; }
   // False for an inference tensor: a write to it goes unnoticed.
-  bool areCounted() const {
-    return written_.counter.enabled();
-  }
+  bool areCounted() const { return written_.counter.enabled(); }
   bool isWriters(const c10::VariableVersion& counter) const {
     return sameCounter(counter, written_.counter);
   }
 
   // True if every writer's counter still has its recorded version.
-  bool areUnmoved() const {
-    return written_.holds() && (others_.empty() || othersHold());
-  }
+  bool areUnmoved() const { return written_.holds() && (others_.empty() || othersHold()); }
 
   // True if `seen` is the counter of a known writer of the storage.
   bool know(const c10::VariableVersion& seen) const;
@@ -75,14 +67,10 @@ class Versions {
   void allowOne(const c10::VariableVersion& seen);
 
   // Learns `seen`; allows one increment if it is known.
-  void accept(const c10::VariableVersion& seen) {
-    know(seen) ? allowOne(seen) : learn(seen);
-  }
+  void accept(const c10::VariableVersion& seen) { know(seen) ? allowOne(seen) : learn(seen); }
 
   // Accepts one increment of the last writer's version. More increments mean that other code wrote.
-  void countWrite() {
-    ++written_.version;
-  }
+  void countWrite() { ++written_.version; }
 
   // Releases a counter that has not moved, and that nothing else refers to, so it cannot move.
   void releaseOwn() {
@@ -91,9 +79,7 @@ class Versions {
     }
   }
 
-  void forgetOthers() {
-    others_.clear();
-  }
+  void forgetOthers() { others_.clear(); }
 
   // Calls `act` with each stamp.
   template <class Act>

@@ -14,9 +14,7 @@ namespace {
 
 constinit std::atomic<void (*)(const at::Tensor&)> watcher{nullptr};
 
-bool isWritten(ArgUse use) {
-  return use == ArgUse::Write || use == ArgUse::Overwrite;
-}
+bool isWritten(ArgUse use) { return use == ArgUse::Write || use == ArgUse::Overwrite; }
 
 std::vector<at::Tensor> writtenBy(const OpTraits& traits, const torch::jit::Stack& stack) {
   std::vector<at::Tensor> written;

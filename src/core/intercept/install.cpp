@@ -21,12 +21,8 @@ namespace {
 // Shows a boxed call to the interceptor; `run` runs the call's kernel.
 template <class Run>
 void show(
-    Interceptor& interceptor,
-    const c10::OperatorHandle& op,
-    c10::DispatchKeySet below,
-    bool repeatable,
-    torch::jit::Stack* stack,
-    Run&& run) {
+    Interceptor& interceptor, const c10::OperatorHandle& op, c10::DispatchKeySet below,
+    bool repeatable, torch::jit::Stack* stack, Run&& run) {
   const OpTraits& traits = opTraits(op);
   const size_t first = stack->size() - traits.arguments.types.size();
   auto runAndShow = [&]() -> const c10::IValue* {
@@ -58,8 +54,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
 // dense arguments become new values. Calls without such an argument never reach these kernels.
 class KernelAbove final : public c10::OperatorKernel {
  public:
-  explicit KernelAbove(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {
-  }
+  explicit KernelAbove(c10::SafeKernelFunction kernel) : kernel_(std::move(kernel)) {}
 
   void operator()(
       const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -79,8 +74,7 @@ class KernelAbove final : public c10::OperatorKernel {
 std::vector<c10::BackendComponent> allBackends() {
   std::vector<c10::BackendComponent> backends;
   for (auto i = static_cast<uint8_t>(c10::BackendComponent::CPUBit);
-       i <= static_cast<uint8_t>(c10::BackendComponent::EndOfBackendKeys);
-       ++i) {
+       i <= static_cast<uint8_t>(c10::BackendComponent::EndOfBackendKeys); ++i) {
     backends.push_back(static_cast<c10::BackendComponent>(i));
   }
   return backends;
@@ -107,15 +101,9 @@ c10::KernelFunction interceptKernel() {
 
 bool hasDeviceKernel(const c10::OperatorHandle& op) {
   using c10::DispatchKey;
-  constexpr DispatchKey kDevices[] = {
-      DispatchKey::CPU,
-      DispatchKey::CUDA,
-      DispatchKey::HIP,
-      DispatchKey::XPU,
-      DispatchKey::MPS,
-      DispatchKey::MTIA,
-      DispatchKey::HPU,
-      DispatchKey::PrivateUse1};
+  constexpr DispatchKey kDevices[] = {DispatchKey::CPU, DispatchKey::CUDA,       DispatchKey::HIP,
+                                      DispatchKey::XPU, DispatchKey::MPS,        DispatchKey::MTIA,
+                                      DispatchKey::HPU, DispatchKey::PrivateUse1};
   return std::ranges::any_of(
       kDevices, [&](DispatchKey key) { return op.hasKernelForDispatchKey(key); });
 }
@@ -254,9 +242,8 @@ class Installation final {
     for (const c10::DispatchKey key : keys) {
       if (!passesThrough(op) && op.hasKernelForDispatchKey(key) &&
           !op.isKernelFallthroughKernel(key)) {
-        add(key,
-            c10::KernelFunction::makeFromBoxedFunctor(
-                std::make_unique<KernelAbove>(op.getComputedKernelForDispatchKey(key))));
+        add(key, c10::KernelFunction::makeFromBoxedFunctor(
+                     std::make_unique<KernelAbove>(op.getComputedKernelForDispatchKey(key))));
       }
     }
   }
@@ -277,8 +264,7 @@ class Installation final {
   }
 
   struct Ignored final : c10::WarningHandler {
-    void process(const c10::Warning&) override {
-    }
+    void process(const c10::Warning&) override {}
   };
 
   Ignored ignored_;
@@ -305,8 +291,6 @@ void setCurrentInterceptor(Interceptor* interceptor) {
   c10::impl::tls_set_dispatch_key_included(kInterceptionKey, interceptor != nullptr);
 }
 
-void installInterception() {
-  Installation::get().update();
-}
+void installInterception() { Installation::get().update(); }
 
 }  // namespace ebb

@@ -34,9 +34,7 @@ class Interceptor {
   virtual void aliased(const at::Tensor& tensor, const at::Tensor& result) = 0;
 
   // The interceptor that records the calls: this one, or the one to which this one forwards.
-  virtual Interceptor& recorder() {
-    return *this;
-  }
+  virtual Interceptor& recorder() { return *this; }
 
  protected:
   Interceptor() = default;

@@ -7,40 +7,20 @@ namespace ebb {
 namespace {
 
 constexpr std::array<std::string_view, 11> kWholeOverwrites{
-    "aten::fill_",
-    "aten::zero_",
-    "aten::copy_",
-    "aten::normal_",
-    "aten::bernoulli_",
-    "aten::uniform_",
-    "aten::random_",
-    "aten::exponential_",
-    "aten::geometric_",
-    "aten::log_normal_",
-    "aten::cauchy_",
+    "aten::fill_",      "aten::zero_",       "aten::copy_",   "aten::normal_",
+    "aten::bernoulli_", "aten::uniform_",    "aten::random_", "aten::exponential_",
+    "aten::geometric_", "aten::log_normal_", "aten::cauchy_",
 };
 
 constexpr std::array<std::string_view, 7> kUninitialised{
-    "aten::empty",
-    "aten::empty_like",
-    "aten::empty_strided",
-    "aten::empty_permuted",
-    "aten::empty_quantized",
-    "aten::new_empty",
-    "aten::new_empty_strided",
+    "aten::empty",           "aten::empty_like", "aten::empty_strided",     "aten::empty_permuted",
+    "aten::empty_quantized", "aten::new_empty",  "aten::new_empty_strided",
 };
 
 constexpr std::array<std::string_view, 10> kConstant{
-    "aten::zeros",
-    "aten::zeros_like",
-    "aten::new_zeros",
-    "aten::ones",
-    "aten::ones_like",
-    "aten::new_ones",
-    "aten::full",
-    "aten::full_like",
-    "aten::new_full",
-    "aten::scalar_tensor",
+    "aten::zeros",     "aten::zeros_like",    "aten::new_zeros", "aten::ones",
+    "aten::ones_like", "aten::new_ones",      "aten::full",      "aten::full_like",
+    "aten::new_full",  "aten::scalar_tensor",
 };
 
 // Note [Never replayed]
@@ -51,11 +31,7 @@ constexpr std::array<std::string_view, 10> kConstant{
 // all these operators are kept whatever the policy says, unless a rule with force names the
 // operator exactly. Such a rule is an error for a collective that is not in kRepeatable.
 constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
-    "c10d::",
-    "_c10d_functional::",
-    "_c10d_functional_autograd::",
-    "symm_mem::",
-    "_dtensor::",
+    "c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "symm_mem::", "_dtensor::",
 };
 // Note [Communication]
 // The operators of these namespaces start writes on other threads. The writes are complete only
@@ -135,25 +111,13 @@ constexpr std::array<std::string_view, 3> kNeverReplayed{
 };
 
 // Parts of the names of operators that multiply matrices.
-constexpr std::array<std::string_view, 8> kProducts{
-    "mm", "mv", "matmul", "linear", "attention", "dot", "addr", "cdist"};
+constexpr std::array<std::string_view, 8> kProducts{"mm",        "mv",  "matmul", "linear",
+                                                    "attention", "dot", "addr",   "cdist"};
 
 // Parts of the names of operators for which torch prefers one of several libraries.
 constexpr std::array<std::string_view, 14> kSolvers{
-    "solve",
-    "cholesky",
-    "linalg_inv",
-    "linalg_lu",
-    "_lu_",
-    "linalg_qr",
-    "linalg_ldl",
-    "svd",
-    "_eig",
-    "geqrf",
-    "ormqr",
-    "lstsq",
-    "_det",
-    "slogdet"};
+    "solve", "cholesky", "linalg_inv", "linalg_lu", "_lu_",  "linalg_qr", "linalg_ldl",
+    "svd",   "_eig",     "geqrf",      "ormqr",     "lstsq", "_det",      "slogdet"};
 
 // Parts of the names of convolutions and recurrent operators, which have precision settings of
 // their own and may be computed as matrix products.
@@ -250,18 +214,9 @@ constexpr LyingSchema kLyingSchemas[] = {
 };
 
 constexpr std::array<std::string_view, 12> kReadsOnlyShapes{
-    "aten::empty_like",
-    "aten::zeros_like",
-    "aten::ones_like",
-    "aten::full_like",
-    "aten::rand_like",
-    "aten::randn_like",
-    "aten::randint_like",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-    "aten::new_zeros",
-    "aten::new_ones",
-    "aten::new_full",
+    "aten::empty_like",        "aten::zeros_like", "aten::ones_like",    "aten::full_like",
+    "aten::rand_like",         "aten::randn_like", "aten::randint_like", "aten::new_empty",
+    "aten::new_empty_strided", "aten::new_zeros",  "aten::new_ones",     "aten::new_full",
 };
 
 // Corrects the ArgUse of arguments, and sets ArgumentTraits::condition, for schemas that are wrong
@@ -308,9 +263,7 @@ void applyTables(OpTraits& traits) {
   applyLyingSchemas(traits);
 }
 
-bool isWholeOverwrite(std::string_view name) {
-  return contains(kWholeOverwrites, name);
-}
+bool isWholeOverwrite(std::string_view name) { return contains(kWholeOverwrites, name); }
 
 bool communicates(std::string_view name) {
   return std::ranges::any_of(

@@ -208,9 +208,7 @@ bool isTorchsOwn(std::string_view name) {
   return name.starts_with("aten::") || name.starts_with("prims::");
 }
 
-bool passesThrough(const c10::OperatorHandle& op) {
-  return classify(op) == OpKind::PassThrough;
-}
+bool passesThrough(const c10::OperatorHandle& op) { return classify(op) == OpKind::PassThrough; }
 
 void forgetOpTraits(const c10::OperatorHandle& op) {
   Registry& shared = registry();

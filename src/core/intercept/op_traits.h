@@ -97,8 +97,7 @@ struct OpState {
 // All facts about one operator; read-only after the first call, except for `state`. The members
 // that each call reads come first: a call's traits are seldom in the L1 cache.
 struct OpTraits {
-  explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {
-  }
+  explicit OpTraits(c10::OperatorHandle handle) : op(std::move(handle)) {}
 
   c10::OperatorHandle op;  // valid while `state.registered`
   uint32_t index = 0;      // dense; compiled policies are tables over it

@@ -91,9 +91,7 @@ class Shown final {
   Shown(const Shown&) = delete;
   Shown& operator=(const Shown&) = delete;
 
-  c10::IValue* data() {
-    return reinterpret_cast<c10::IValue*>(memory_);
-  }
+  c10::IValue* data() { return reinterpret_cast<c10::IValue*>(memory_); }
 
  private:
   static void show(c10::IValue* place, const at::Tensor& tensor) {
@@ -126,16 +124,14 @@ class Shown final {
 // An op's result, one tensor or several, as IValues.
 template <class Result>
 struct ShownResult {
-  explicit ShownResult(const at::Tensor& result) : values(result) {
-  }
+  explicit ShownResult(const at::Tensor& result) : values(result) {}
   Shown<at::Tensor> values;
 };
 
 template <class... Tensors>
 struct ShownResult<std::tuple<Tensors...>> {
   explicit ShownResult(const std::tuple<Tensors...>& results)
-      : values(std::make_from_tuple<Shown<Tensors...>>(results)) {
-  }
+      : values(std::make_from_tuple<Shown<Tensors...>>(results)) {}
   Shown<Tensors...> values;
 };
 
@@ -179,9 +175,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
  private:
   // A result by value, or a reference to the argument that the op wrote.
   using Stored = std::conditional_t<
-      std::is_reference_v<Result>,
-      std::reference_wrapper<std::remove_reference_t<Result>>,
-      Result>;
+      std::is_reference_v<Result>, std::reference_wrapper<std::remove_reference_t<Result>>, Result>;
 
   const OpTraits& traits_;
   c10::TypedOperatorHandle<Result(Arguments...)> op_;
@@ -192,8 +186,7 @@ class Unboxed<Result(Arguments...)> final : public c10::OperatorKernel {
 class UnsafeView final : public c10::OperatorKernel {
  public:
   explicit UnsafeView(const c10::OperatorHandle& op)
-      : op_(op.typed<at::_ops::_unsafe_view::schema>()) {
-  }
+      : op_(op.typed<at::_ops::_unsafe_view::schema>()) {}
 
   at::Tensor operator()(
       c10::DispatchKeySet keys, const at::Tensor& tensor, c10::SymIntArrayRef size) {
@@ -229,68 +222,19 @@ const Kernels& kernels() {
   namespace ops = at::_ops;
   static const auto* all = new Kernels(
       kernelsOf<
-          ops::_log_softmax,
-          ops::_scaled_dot_product_efficient_attention,
+          ops::_log_softmax, ops::_scaled_dot_product_efficient_attention,
           ops::_scaled_dot_product_flash_attention,
-          ops::_scaled_dot_product_flash_attention_for_cpu,
-          ops::_softmax,
-          ops::_to_copy,
-          ops::abs,
-          ops::adaptive_avg_pool3d_out,
-          ops::add__Tensor,
-          ops::add_Tensor,
-          ops::addmm,
-          ops::baddbmm,
-          ops::bmm,
-          ops::cat,
-          ops::clamp,
-          ops::clone,
-          ops::convolution,
-          ops::copy_,
-          ops::cos,
-          ops::div_Tensor,
-          ops::embedding,
-          ops::empty_memory_format,
-          ops::eq_Scalar,
-          ops::exp,
-          ops::gather,
-          ops::gelu,
-          ops::gt_Scalar,
-          ops::hardtanh_out,
-          ops::index_add,
-          ops::index_select,
-          ops::index_Tensor,
-          ops::leaky_relu,
-          ops::log,
-          ops::lt_Scalar,
-          ops::masked_fill_Scalar,
-          ops::maximum,
-          ops::mean,
-          ops::mean_dim,
-          ops::mean_out,
-          ops::mm,
-          ops::mul__Tensor,
-          ops::mul_Tensor,
-          ops::native_batch_norm,
-          ops::native_layer_norm,
-          ops::ne_Scalar,
-          ops::neg,
-          ops::nonzero,
-          ops::pow_Tensor_Scalar,
-          ops::relu,
-          ops::relu_,
-          ops::rsqrt,
-          ops::sigmoid,
-          ops::silu,
-          ops::sin,
-          ops::sqrt,
-          ops::std_correction_out,
-          ops::sub_Tensor,
-          ops::sum,
-          ops::sum_dim_IntList,
-          ops::tanh,
-          ops::topk,
-          ops::where_self,
+          ops::_scaled_dot_product_flash_attention_for_cpu, ops::_softmax, ops::_to_copy, ops::abs,
+          ops::adaptive_avg_pool3d_out, ops::add__Tensor, ops::add_Tensor, ops::addmm, ops::baddbmm,
+          ops::bmm, ops::cat, ops::clamp, ops::clone, ops::convolution, ops::copy_, ops::cos,
+          ops::div_Tensor, ops::embedding, ops::empty_memory_format, ops::eq_Scalar, ops::exp,
+          ops::gather, ops::gelu, ops::gt_Scalar, ops::hardtanh_out, ops::index_add,
+          ops::index_select, ops::index_Tensor, ops::leaky_relu, ops::log, ops::lt_Scalar,
+          ops::masked_fill_Scalar, ops::maximum, ops::mean, ops::mean_dim, ops::mean_out, ops::mm,
+          ops::mul__Tensor, ops::mul_Tensor, ops::native_batch_norm, ops::native_layer_norm,
+          ops::ne_Scalar, ops::neg, ops::nonzero, ops::pow_Tensor_Scalar, ops::relu, ops::relu_,
+          ops::rsqrt, ops::sigmoid, ops::silu, ops::sin, ops::sqrt, ops::std_correction_out,
+          ops::sub_Tensor, ops::sum, ops::sum_dim_IntList, ops::tanh, ops::topk, ops::where_self,
           ops::zeros_like>());
   return *all;
 }

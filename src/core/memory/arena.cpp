@@ -23,13 +23,9 @@ namespace ebb {
 #if defined(EBB_WITH_ADDRESS_SANITIZER)
 
 // The sanitizer detects a use after free only if each object is a separate allocation.
-void* arenaAllocate(size_t bytes) {
-  return ::operator new(bytes);
-}
+void* arenaAllocate(size_t bytes) { return ::operator new(bytes); }
 
-void arenaFree(void* object) noexcept {
-  ::operator delete(object);
-}
+void arenaFree(void* object) noexcept { ::operator delete(object); }
 
 #else
 
@@ -104,9 +100,7 @@ void retire(Chunk* chunk) noexcept {
 // See Note [Static TLS]
 [[gnu::tls_model("initial-exec")]] constinit thread_local Chunk* tlsChunk = nullptr;
 
-void retireOwn(void*) {
-  retire(std::exchange(tlsChunk, nullptr));
-}
+void retireOwn(void*) { retire(std::exchange(tlsChunk, nullptr)); }
 
 void* cut(Chunk& chunk, size_t bytes) {
   void* object = reinterpret_cast<char*>(&chunk) + chunk.used;

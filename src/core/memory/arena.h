@@ -21,12 +21,8 @@ EBB_API void arenaFree(void* object) noexcept;
 
 // Base of classes whose objects live in the arena.
 struct InArena {
-  static void* operator new(size_t bytes) {
-    return arenaAllocate(bytes);
-  }
-  static void operator delete(void* object) noexcept {
-    arenaFree(object);
-  }
+  static void* operator new(size_t bytes) { return arenaAllocate(bytes); }
+  static void operator delete(void* object) noexcept { arenaFree(object); }
 };
 
 // For containers whose nodes live about as long as the objects in the arena.
@@ -35,15 +31,12 @@ struct ArenaAllocator {
   using value_type = T;
   ArenaAllocator() = default;
   template <typename Other>
-  ArenaAllocator(const ArenaAllocator<Other>&) {
-  }
+  ArenaAllocator(const ArenaAllocator<Other>&) {}
   T* allocate(size_t count) {
     static_assert(alignof(T) <= kArenaAlignment);
     return static_cast<T*>(arenaAllocate(count * sizeof(T)));
   }
-  void deallocate(T* elements, size_t) noexcept {
-    arenaFree(elements);
-  }
+  void deallocate(T* elements, size_t) noexcept { arenaFree(elements); }
   bool operator==(const ArenaAllocator&) const = default;
 };
 

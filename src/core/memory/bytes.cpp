@@ -12,9 +12,7 @@
 
 namespace ebb {
 
-at::Tensor bytesOf(const c10::Storage& storage) {
-  return bytesOf(storage, storage.nbytes());
-}
+at::Tensor bytesOf(const c10::Storage& storage) { return bytesOf(storage, storage.nbytes()); }
 
 at::Tensor bytesOf(const c10::Storage& storage, size_t nbytes) {
   constexpr auto kByte = c10::ScalarType::Byte;
@@ -39,9 +37,7 @@ c10::Storage allocateZeroed(size_t nbytes, c10::Device device) {
 
 namespace {
 
-void dropOwner(void* owner) {
-  delete static_cast<c10::Storage*>(owner);
-}
+void dropOwner(void* owner) { delete static_cast<c10::Storage*>(owner); }
 
 }  // namespace
 
@@ -65,9 +61,7 @@ size_t misalignment(const c10::Storage& storage) {
   return reinterpret_cast<uintptr_t>(storage.data()) % alignment;
 }
 
-c10::Storage copyOf(const c10::Storage& storage) {
-  return copyOf(storage, storage.nbytes());
-}
+c10::Storage copyOf(const c10::Storage& storage) { return copyOf(storage, storage.nbytes()); }
 
 c10::Storage copyOf(const c10::Storage& storage, size_t nbytes) {
   const auto below = belowEverything();

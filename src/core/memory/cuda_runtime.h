@@ -37,12 +37,8 @@ const CudaRuntime& cudaRuntime();
 // nothing if there is no CUDA runtime.
 class RelaxedCaptures {
  public:
-  RelaxedCaptures() {
-    exchange();
-  }
-  ~RelaxedCaptures() {
-    exchange();
-  }
+  RelaxedCaptures() { exchange(); }
+  ~RelaxedCaptures() { exchange(); }
   RelaxedCaptures(const RelaxedCaptures&) = delete;
   RelaxedCaptures& operator=(const RelaxedCaptures&) = delete;
 

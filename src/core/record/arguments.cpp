@@ -41,9 +41,7 @@ PartsInside partsInside(const at::Tensor& tensor) {
 
 namespace {
 
-bool isWrite(ArgUse use) {
-  return use != ArgUse::Read && use != ArgUse::Unread;
-}
+bool isWrite(ArgUse use) { return use != ArgUse::Read && use != ArgUse::Unread; }
 
 }  // namespace
 
@@ -55,8 +53,7 @@ Arguments::Arguments(const Call& call, ValueMap& values, bool trustCustomOps)
                                                : given.isScalar() && given.toScalar().equal(0);
   }
   forEachTensor(
-      call.arguments,
-      op_.arguments.types,
+      call.arguments, op_.arguments.types,
       [&](const at::Tensor& tensor, size_t i, int32_t element) { scan(tensor, i, element); });
 }
 
@@ -111,16 +108,8 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     return;
   }
   writes_.push_back(
-      {storage,
-       tensor,
-       values_.current(tensor),
-       static_cast<uint16_t>(argument),
-       element,
-       whole,
-       counted,
-       versionOf(tensor),
-       use == ArgUse::Scratch,
-       movedFirst});
+      {storage, tensor, values_.current(tensor), static_cast<uint16_t>(argument), element, whole,
+       counted, versionOf(tensor), use == ArgUse::Scratch, movedFirst});
 }
 
 // Note [Versions that move first]

@@ -53,31 +53,21 @@ class Arguments {
   // Scans all arguments and finds the written values. Called under the graph's lock.
   Arguments(const Call& call, ValueMap& values, bool trustCustomOps);
 
-  const c10::SmallVector<Argument, 4>& tensors() const {
-    return tensors_;
-  }
+  const c10::SmallVector<Argument, 4>& tensors() const { return tensors_; }
   const c10::SmallVector<Write, 1>& writes() const {  // one per written storage
     return writes_;
   }
 
   // True if a recipe can hold every tensor argument.
-  bool areRecordable() const {
-    return recordable_;
-  }
+  bool areRecordable() const { return recordable_; }
 
   // True if a tensor argument is not on the CPU.
-  bool areOffCpu() const {
-    return !device_.is_cpu();
-  }
+  bool areOffCpu() const { return !device_.is_cpu(); }
   // Device of the first tensor argument off the CPU; else the CPU.
-  c10::Device device() const {
-    return device_;
-  }
+  c10::Device device() const { return device_; }
 
   // See Note [A recipe is one block]
-  uint32_t shapeCount() const {
-    return shapeCount_;
-  }
+  uint32_t shapeCount() const { return shapeCount_; }
 
   // See Note [Writes to leaves]
   bool writesCanBeReplayed() const;
@@ -91,9 +81,7 @@ class Arguments {
       const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted);
   bool hasMovedFirst(const at::Tensor& tensor);
   bool isUnfilled(const at::Tensor& tensor) const;
-  ArgUse useOf(size_t argument) const {
-    return op_.arguments.useOf(argument, condition_);
-  }
+  ArgUse useOf(size_t argument) const { return op_.arguments.useOf(argument, condition_); }
 
   const OpTraits& op_;
   ValueMap& values_;

@@ -26,13 +26,9 @@ struct Context {
 
   // True if the rule behind `verdict`, or the checkpointed call around the op, declares a custom
   // operator repeatable: a second call gives the same results. See Note [Custom operators].
-  bool trusts(const Verdict& verdict) const {
-    return trustCustomOps || verdict.byRule;
-  }
+  bool trusts(const Verdict& verdict) const { return trustCustomOps || verdict.byRule; }
 
-  const std::string& regionName() const {
-    return graph->names[region];
-  }
+  const std::string& regionName() const { return graph->names[region]; }
 };
 
 }  // namespace ebb

@@ -22,8 +22,7 @@ bool isActivation(const at::Tensor& tensor);
 // See Note [Stored values]
 class Keeper {
  public:
-  explicit Keeper(const Context& context) : context_(context) {
-  }
+  explicit Keeper(const Context& context) : context_(context) {}
 
   // From now on the value, shown by `tensor`, holds its bytes. `handlesRely`: see
   // Uses::relyOnBytes().
@@ -53,12 +52,8 @@ class Keeper {
   void joinStreams();
 
   // Bytes kept since the last call of forgetBytes().
-  size_t keptBytes() const {
-    return keptBytes_;
-  }
-  void forgetBytes() {
-    keptBytes_ = 0;
-  }
+  size_t keptBytes() const { return keptBytes_; }
+  void forgetBytes() { keptBytes_ = 0; }
 
   // The outermost region ends.
   void clear();

@@ -128,8 +128,7 @@ OpRecording::OpRecording(const Context& context, ValueMap& values, Call& call)
       call_(call),
       op_(call.op),
       lock_(context.graph->mutex),
-      arguments_(call, values.applyDeferred(), context.trustCustomOps) {
-}
+      arguments_(call, values.applyDeferred(), context.trustCustomOps) {}
 
 void OpRecording::run() {
   writeRecipe();
@@ -272,9 +271,7 @@ void OpRecording::runKernel() {
 }
 
 void OpRecording::giveRecipe(
-    const c10::intrusive_ptr<Value>& after,
-    const Write& write,
-    const Verdict& verdict,
+    const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict,
     const char* veto) {
   if (replay_.recipe && veto == nullptr && isTrusted(verdict) && canBeRepeated(write)) {
     addOutput(
@@ -340,11 +337,8 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
 }
 
 void OpRecording::decideOnResult(
-    const c10::intrusive_ptr<Value>& value,
-    const at::Tensor& tensor,
-    const Verdict& verdict,
-    const char* veto,
-    Output output) {
+    const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, const Verdict& verdict,
+    const char* veto, Output output) {
   const bool takesAll =
       isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe();
   const bool mayStore =

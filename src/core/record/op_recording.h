@@ -59,20 +59,15 @@ class OpRecording {
   void recordWrites();
   // Gives `after`, the state after a write, its recipe. Without a recipe, its bytes must be kept.
   void giveRecipe(
-      const c10::intrusive_ptr<Value>& after,
-      const Write& write,
-      const Verdict& verdict,
+      const c10::intrusive_ptr<Value>& after, const Write& write, const Verdict& verdict,
       const char* veto);
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
   // Applies the policy's decision to a result, and gives the result its recipe, unless there is a
   // `veto`.
   void decideOnResult(
-      const c10::intrusive_ptr<Value>& value,
-      const at::Tensor& tensor,
-      const Verdict& verdict,
-      const char* veto,
-      Output output);
+      const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, const Verdict& verdict,
+      const char* veto, Output output);
   // Makes `value`, which `tensor` shows, an output of the recipe.
   void addOutput(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, Output output);
 

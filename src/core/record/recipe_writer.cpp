@@ -21,8 +21,7 @@ class RecipeWriter {
  public:
   RecipeWriter(
       const Context& context, ValueMap& values, const Call& call, const Arguments& arguments)
-      : context_(context), values_(values), call_(call), op_(call.op), arguments_(arguments) {
-  }
+      : context_(context), values_(values), call_(call), op_(call.op), arguments_(arguments) {}
 
   c10::intrusive_ptr<Recipe> write() {
     Graph& graph = *context_.graph;

@@ -109,17 +109,11 @@ Recorder* openRecorder() {
   return tlsInterceptor ? static_cast<Recorder*>(&tlsInterceptor->recorder()) : nullptr;
 }
 
-void Recorder::open(c10::intrusive_ptr<Graph> graph) {
-  context_.graph = std::move(graph);
-}
+void Recorder::open(c10::intrusive_ptr<Graph> graph) { context_.graph = std::move(graph); }
 
 void Recorder::enter(
-    Decider& decider,
-    RegionCounters& counters,
-    uint16_t region,
-    uint32_t nested,
-    bool trustCustomOps,
-    RegionNotes& notes) {
+    Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested,
+    bool trustCustomOps, RegionNotes& notes) {
   context_.decider = &decider;
   context_.counters = &counters;
   context_.region = region;

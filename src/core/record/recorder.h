@@ -57,24 +57,16 @@ class Recorder final : public Interceptor {
   // Sets the members of the context that describe the innermost region. `decider` and `counters`
   // must live until the next call.
   void enter(
-      Decider& decider,
-      RegionCounters& counters,
-      uint16_t region,
-      uint32_t nested,
-      bool trustCustomOps,
-      RegionNotes& notes);
+      Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested,
+      bool trustCustomOps, RegionNotes& notes);
 
   // Ends the outermost region, or only a part: see Note [Regions that are split]. Called when
   // autograd has counted all writes.
   void close(bool onlyPart = false);
 
-  const Context& context() const {
-    return context_;
-  }
+  const Context& context() const { return context_; }
   // The known values of the open region. The graph's lock guards them.
-  ValueMap& values() {
-    return values_;
-  }
+  ValueMap& values() { return values_; }
 
  private:
   void callInplaceView(Call& call);

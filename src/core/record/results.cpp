@@ -89,8 +89,7 @@ const WeakGraph* Results::madeBy(const at::Tensor& tensor) const {
 // ebb copies no leaf that the program has emptied since the part read the leaf: FSDP gathers such a
 // parameter again, and restores its contents before backward.
 void EarlierNeeds::add(
-    const c10::intrusive_ptr<Value>& value,
-    const c10::intrusive_ptr<Graph>& graph,
+    const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph,
     bool untilRegionEnds) {
   const c10::StorageImpl* storage = value->home().storage()._unsafe_get_target();
   const bool isUsed = value->uses().readers() > 0 || value->uses().handles() > 0;

@@ -39,13 +39,10 @@ class EarlierNeeds {
   // The region of `graph`, or a part of it, has ended. Backward needs the contents of `value`.
   // `untilRegionEnds`: the entry ends with the open region. Later writes are then unseen.
   void add(
-      const c10::intrusive_ptr<Value>& value,
-      const c10::intrusive_ptr<Graph>& graph,
+      const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph,
       bool untilRegionEnds);
 
-  bool any() const {
-    return !all_.empty();
-  }
+  bool any() const { return !all_.empty(); }
 
   // Called before an operator that writes. The caller holds no graph's lock.
   void beforeCall(const Call& call, const Context& context);

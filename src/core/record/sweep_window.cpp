@@ -9,9 +9,7 @@ std::atomic<size_t> lookedAt{0};
 
 }  // namespace
 
-size_t valuesLookedAt() {
-  return lookedAt.load(std::memory_order_relaxed);
-}
+size_t valuesLookedAt() { return lookedAt.load(std::memory_order_relaxed); }
 
 // Note [When dead values are looked for]
 // A value is dead if only the recorder's map refers to the value, and only ebb holds its storage.

@@ -25,19 +25,13 @@ class SweepWindow {
     ++new_;
   }
 
-  size_t size() const {
-    return entries_.size();
-  }
+  size_t size() const { return entries_.size(); }
 
   // True if it is time to examine all values.
-  bool isFull() const {
-    return entries_.size() >= fullAt_;
-  }
+  bool isFull() const { return entries_.size() >= fullAt_; }
 
   // True if it is time to examine the newest values.
-  bool hasNew() const {
-    return new_ >= kNew;
-  }
+  bool hasNew() const { return new_ >= kNew; }
   // How many newest values to examine now. From here on, hasNew() counts anew.
   size_t newWindow() {
     new_ = 0;

@@ -220,13 +220,9 @@ ValueMap& ValueMap::applyDeferred() {
   auto leaf = c10::make_intrusive<Value>(
       tensor, facts, ValueDecision(Decision::Save, false), &before->versions());
   context_.graph->observers.tell(
-      &OpEvents::made,
-      Made{
-          context_,
-          *leaf,
-          tensor,
-          kOpaque,
-          "written by code that torch does not see (ebb.opaque)"});
+      &OpEvents::made, Made{
+                           context_, *leaf, tensor, kOpaque,
+                           "written by code that torch does not see (ebb.opaque)"});
   put(storageOf(tensor), std::move(leaf));
 }
 

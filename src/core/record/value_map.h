@@ -43,13 +43,10 @@ class ValueMap {
   // The table lives as long as the thread, because regions come again and again.
   using Map = ska::flat_hash_map<c10::StorageImpl*, c10::intrusive_ptr<Value>>;
 
-  ValueMap(const Context& context, Keeper& keeper) : context_(context), keeper_(keeper) {
-  }
+  ValueMap(const Context& context, Keeper& keeper) : context_(context), keeper_(keeper) {}
 
   // Keeps or stores the bytes of the values.
-  Keeper& keeper() const {
-    return keeper_;
-  }
+  Keeper& keeper() const { return keeper_; }
 
   // The known value of `tensor`'s storage, or null. An unseen write may have changed the storage
   // after ebb recorded the value.
@@ -70,9 +67,7 @@ class ValueMap {
   }
 
   // From now on the state of this storage is unknown.
-  void forget(c10::StorageImpl* storage) {
-    values_.erase(storage);
-  }
+  void forget(c10::StorageImpl* storage) { values_.erase(storage); }
 
   // The storage of `value` is about to be written: see Note [Copy on write]. `indifferent`: number
   // of recipe inputs that refer to `value` and do not need its old contents.
@@ -85,9 +80,7 @@ class ValueMap {
   void storageGrew(const c10::intrusive_ptr<Value>& value, const c10::Storage& storage);
 
   // Adds a write to be settled at the next op, pack or exit: see Note [Version stamps].
-  void deferVersionCheck(Unsettled written) {
-    unsettled_.push_back(std::move(written));
-  }
+  void deferVersionCheck(Unsettled written) { unsettled_.push_back(std::move(written)); }
   // Settles all added writes.
   ValueMap& applyDeferred();
 
@@ -100,9 +93,7 @@ class ValueMap {
   // Values that a store has yet to take; latest first.
   std::vector<c10::intrusive_ptr<Value>> due() const;
 
-  const Map& all() const {
-    return values_;
-  }
+  const Map& all() const { return values_; }
 
   void clear();
 

@@ -37,9 +37,7 @@ struct Frame {
   RegionCounters counters{};         // added to the statistics when the frame ends
 };
 
-size_t hookDepth() {
-  return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
-}
+size_t hookDepth() { return at::SavedTensorDefaultHooks::get_tls_state().stack.size(); }
 
 // True if this thread runs under a tracer that identifies tensors by object. Such a tracer would
 // record each tensor that a handle unpacks as a constant. The tracer was started inside the region,
@@ -123,13 +121,7 @@ class ThreadRegions {
     constexpr uint64_t kMostNested = (1 << Recipe::kNestedBits) - 1;
     const uint32_t nested = frames_.empty() ? 0 : static_cast<uint32_t>(1 + id % kMostNested);
     frames_.push_back(
-        {id,
-         repeats,
-         std::move(name),
-         region,
-         nested,
-         std::move(decider),
-         hookDepth(),
+        {id, repeats, std::move(name), region, nested, std::move(decider), hookDepth(),
          std::move(notes)});
     frames_.back().counters.entered = 1;
     activate();
@@ -190,9 +182,7 @@ class ThreadRegions {
     const std::string inner = open > 0 ? frames_.back().name : "";
     closeDownTo(depth - 1);
     TORCH_CHECK(
-        open == 0,
-        "ebb: regions must be left in the reverse order of entering: region '",
-        inner,
+        open == 0, "ebb: regions must be left in the reverse order of entering: region '", inner,
         "' was still open. It has been closed too.");
   }
 
@@ -295,11 +285,7 @@ class ThreadRegions {
   // The recorder works for `frame` from now on, and refers to its members.
   void attach(Frame& frame) {
     recorder_.enter(
-        *frame.decider,
-        frame.counters,
-        frame.region,
-        frame.nested,
-        frame.repeats == Repeats::All,
+        *frame.decider, frame.counters, frame.region, frame.nested, frame.repeats == Repeats::All,
         frames_.empty() ? frame.notes : frames_.front().notes);
   }
 
@@ -319,22 +305,17 @@ class ThreadRegions {
 // See Note [Static TLS]
 [[gnu::tls_model("initial-exec")]] constinit thread_local ThreadRegions* tlsRegions = nullptr;
 
-ThreadRegions& threadRegions() {
-  return threadOwned(tlsRegions);
-}
+ThreadRegions& threadRegions() { return threadOwned(tlsRegions); }
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks() {
   return threadRegions().recorderForPacking() ? std::make_unique<Handle>() : nullptr;
 }
 
-void splitThreadsRegion() {
-  threadRegions().split();
-}
+void splitThreadsRegion() { threadRegions().split(); }
 
 }  // namespace
 
-Region::Region(PolicyPtr policy, std::string name) : id_(enterRegion(policy, std::move(name))) {
-}
+Region::Region(PolicyPtr policy, std::string name) : id_(enterRegion(policy, std::move(name))) {}
 
 Region::~Region() {
   try {
@@ -348,17 +329,11 @@ uint64_t enterRegion(const PolicyPtr& policy, std::string name, Repeats repeats)
   return threadRegions().enter(policy, std::move(name), repeats);
 }
 
-void leaveRegion(uint64_t id) {
-  threadRegions().leave(id);
-}
+void leaveRegion(uint64_t id) { threadRegions().leave(id); }
 
-void storageEmptied(c10::StorageImpl* storage) {
-  threadRegions().storageEmptied(storage);
-}
+void storageEmptied(c10::StorageImpl* storage) { threadRegions().storageEmptied(storage); }
 
-Recorder* recorderThatEndsWith(uint64_t id) {
-  return threadRegions().recorderThatEndsWith(id);
-}
+Recorder* recorderThatEndsWith(uint64_t id) { return threadRegions().recorderThatEndsWith(id); }
 
 Opaque::Opaque(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
   for (const at::Tensor& tensor : tensors_) {
@@ -376,13 +351,9 @@ Opaque::~Opaque() {
   }
 }
 
-void opaqueWriteBegins(const at::Tensor& tensor) {
-  threadRegions().opaqueWriteBegins(tensor);
-}
+void opaqueWriteBegins(const at::Tensor& tensor) { threadRegions().opaqueWriteBegins(tensor); }
 
-void opaqueWriteEnds(const at::Tensor& tensor) {
-  threadRegions().opaqueWriteEnds(tensor);
-}
+void opaqueWriteEnds(const at::Tensor& tensor) { threadRegions().opaqueWriteEnds(tensor); }
 
 void collectiveWrites(const at::Tensor& tensor) {
   beforeUnseenWrite(tensor);
@@ -399,8 +370,6 @@ void nameValue(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
-bool inRegion() {
-  return openRecorder() != nullptr;
-}
+bool inRegion() { return openRecorder() != nullptr; }
 
 }  // namespace ebb

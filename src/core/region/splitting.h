@@ -22,26 +22,19 @@ namespace ebb {
 class Splitter final : public Interceptor {
  public:
   // `recorder` records all parts. `split` ends the thread's part and begins the next one.
-  Splitter(Recorder& recorder, void (*split)()) : recorder_(recorder), split_(split) {
-  }
+  Splitter(Recorder& recorder, void (*split)()) : recorder_(recorder), split_(split) {}
 
   // The program is about to empty `storage`. Returns true if the region must be split.
   bool storageEmptied(c10::StorageImpl* storage);
 
   // True if the next op or pack begins another part.
-  bool isDue() const {
-    return isDue_;
-  }
+  bool isDue() const { return isDue_; }
   // The part, or the region, ends.
-  void partEnds() {
-    isDue_ = false;
-  }
+  void partEnds() { isDue_ = false; }
 
   void call(Call& call) override;
   void aliased(const at::Tensor& tensor, const at::Tensor& result) override;
-  Interceptor& recorder() override {
-    return recorder_;
-  }
+  Interceptor& recorder() override { return recorder_; }
 
  private:
   Recorder& recorder_;

@@ -16,8 +16,7 @@ class Buffers {
   // `mayTake`: the op may write to values' own buffers. False if a failed run must leave all values
   // unchanged.
   Buffers(Graph& graph, const Recipe& recipe, const TransientValues& transient, bool mayTake)
-      : graph_(graph), recipe_(recipe), transient_(transient), mayTake_(mayTake) {
-  }
+      : graph_(graph), recipe_(recipe), transient_(transient), mayTake_(mayTake) {}
 
   // A private copy of the value of `input`, or the value's own buffer if nothing else needs the
   // buffer. Arguments that aliased in forward refer to one value, and get the same buffer.

@@ -44,12 +44,10 @@ class Slice {
  public:
   // `watch` is set for a replay ahead; null: backward waits for the value.
   Slice(Graph& graph, Value& wanted, ReplayWatch* watch = nullptr)
-      : graph_(graph), watch_(watch), transient_(wanted, watch == nullptr) {
-  }
+      : graph_(graph), watch_(watch), transient_(wanted, watch == nullptr) {}
 
   // For a recipe that must run even if nothing needs its results.
-  explicit Slice(Graph& graph) : graph_(graph), watch_(nullptr) {
-  }
+  explicit Slice(Graph& graph) : graph_(graph), watch_(nullptr) {}
 
   // Finds the recipes to run, up to `root`. Returns false if a replay ahead may not run them.
   bool collect(const c10::intrusive_ptr<Recipe>& root) {
@@ -174,14 +172,12 @@ class Slice {
         ", but one of its inputs has changed since the forward. Likely causes: a write through "
         ".data, a fused optimizer step, batch norm statistics, or numpy, before backward. Move the "
         "write after backward, or give ",
-        consumer.op.name,
-        " the decision SAVE.");
+        consumer.op.name, " the decision SAVE.");
   }
 
   void checkRegistered(const Recipe& recipe) const {
     TORCH_CHECK(
-        recipe.op.state.registered.load(std::memory_order_acquire),
-        "ebb: cannot recompute ",
+        recipe.op.state.registered.load(std::memory_order_acquire), "ebb: cannot recompute ",
         where(graph_, recipe),
         ": the operator was unregistered after the forward. Keep its library alive until backward "
         "has run, or give it the decision SAVE.");
@@ -192,36 +188,26 @@ class Slice {
     const std::string who = where(graph_, consumer);
     const c10::Storage& bytes = value.home().bytes();
     TORCH_CHECK(
-        !bytes || bytes.nbytes() == value.home().nbytes(),
-        "ebb: cannot recompute ",
-        who,
-        ": the storage of one of its inputs was resized from ",
-        value.home().nbytes(),
-        " to ",
+        !bytes || bytes.nbytes() == value.home().nbytes(), "ebb: cannot recompute ", who,
+        ": the storage of one of its inputs was resized from ", value.home().nbytes(), " to ",
         bytes.nbytes(),
         " bytes after the region (a parameter or a buffer that was freed). Restore it before "
         "backward, make each block whose parameters are freed a region of its own (ebb.apply), or "
         "give ",
-        consumer.op.name,
-        " the decision SAVE.");
+        consumer.op.name, " the decision SAVE.");
     TORCH_CHECK(
-        value.state() != ValueState::Unneeded,
-        "ebb: cannot recompute ",
-        who,
+        value.state() != ValueState::Unneeded, "ebb: cannot recompute ", who,
         ": an earlier backward failed while it recomputed the inputs. Run the forward again.");
     TORCH_CHECK(
         false,
         "one of the variables needed for gradient computation has been modified by an inplace "
         "operation: ebb must recompute ",
-        who,
-        ", and one of its inputs is at version ",
+        who, ", and one of its inputs is at version ",
         value.versions().areCounted() ? value.versions().written().counter.current_version() : 0,
-        "; expected version ",
-        value.versions().written().version,
+        "; expected version ", value.versions().written().version,
         " instead. Move the write after backward, run all forwards that update this input (batch "
         "norm statistics, a momentum buffer) in one region, or give ",
-        consumer.op.name,
-        " the decision SAVE.");
+        consumer.op.name, " the decision SAVE.");
   }
 
   Graph& graph_;
@@ -255,9 +241,7 @@ c10::Storage materialise(const ReplayLock& locked, Value& value) {
     return storage;
   }
   TORCH_CHECK(
-      value.recipe(),
-      "ebb: cannot recompute a tensor saved in region '",
-      graph.names.front(),
+      value.recipe(), "ebb: cannot recompute a tensor saved in region '", graph.names.front(),
       "': an earlier backward of this graph failed while it recomputed the tensor. Run the forward "
       "again.");
   if (graph.rules.sameOnAllRanks) [[unlikely]] {

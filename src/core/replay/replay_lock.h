@@ -13,12 +13,9 @@ namespace ebb {
 // that replays recipes takes a ReplayLock. See Note [Locks and the GIL].
 class ReplayLock {
  public:
-  explicit ReplayLock(Graph& graph) : graph_(graph), lock_(graph.mutex) {
-  }
+  explicit ReplayLock(Graph& graph) : graph_(graph), lock_(graph.mutex) {}
 
-  Graph& graph() const {
-    return graph_;
-  }
+  Graph& graph() const { return graph_; }
 
  private:
   Graph& graph_;

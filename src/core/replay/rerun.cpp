@@ -20,20 +20,13 @@
 namespace ebb {
 namespace {
 
-bool isWrite(ArgUse use) {
-  return use == ArgUse::Write || use == ArgUse::Overwrite;
-}
+bool isWrite(ArgUse use) { return use == ArgUse::Write || use == ArgUse::Overwrite; }
 
 void checkSize(
     const Graph& graph, const Recipe& recipe, const Value& value, const c10::Storage& storage) {
   TORCH_CHECK(
-      storage.nbytes() == value.home().nbytes(),
-      "ebb: replaying ",
-      where(graph, recipe),
-      " gave ",
-      storage.nbytes(),
-      " bytes where the forward gave ",
-      value.home().nbytes(),
+      storage.nbytes() == value.home().nbytes(), "ebb: replaying ", where(graph, recipe), " gave ",
+      storage.nbytes(), " bytes where the forward gave ", value.home().nbytes(),
       ". Likely causes: 1. the operator depends on state outside its arguments; 2. an input was "
       "changed by code that bypasses torch. Give this operator the decision SAVE.");
 }
@@ -43,18 +36,14 @@ class Rerun {
  public:
   // `stack` is empty; its memory is reused.
   Rerun(
-      Graph& graph,
-      Recipe& recipe,
-      torch::jit::Stack& stack,
-      TransientValues& transient,
+      Graph& graph, Recipe& recipe, torch::jit::Stack& stack, TransientValues& transient,
       bool ahead)
       : graph_(graph),
         recipe_(recipe),
         stack_(stack),
         transient_(transient),
         ahead_(ahead),
-        buffers_(graph, recipe, transient, !ahead) {
-  }
+        buffers_(graph, recipe, transient, !ahead) {}
 
   void run() {
     RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
@@ -130,13 +119,10 @@ class Rerun {
     }
     const c10::Storage storage = input.value->available();
     TORCH_CHECK(
-        storage,
-        "ebb: cannot recompute ",
-        where(graph_, recipe_),
+        storage, "ebb: cannot recompute ", where(graph_, recipe_),
         ": another thread wrote or freed one of its inputs meanwhile. Let that thread wait for "
         "backward, or give ",
-        recipe_.op.name,
-        " the decision SAVE.");
+        recipe_.op.name, " the decision SAVE.");
     graph_.streams.use(*input.value, storage);
     return show(storage, input, shape);
   }
@@ -153,14 +139,11 @@ class Rerun {
       recipe_.op.guard->hasReplayed(recipe_, stack_);
     }
     TORCH_CHECK(
-        random.drewTheSame() && resultIsTheSame(),
-        "ebb: cannot recompute ",
-        where(graph_, recipe_),
+        random.drewTheSame() && resultIsTheSame(), "ebb: cannot recompute ", where(graph_, recipe_),
         ": its replay draws other random numbers than the forward, because another thread used the "
         "same generator during the forward. Give that thread a torch.Generator of its own, or "
         "give ",
-        recipe_.op.name,
-        " the decision SAVE.");
+        recipe_.op.name, " the decision SAVE.");
     random.putBack();
   }
 
@@ -174,8 +157,7 @@ class Rerun {
       const c10::Storage storage = input.value->available();
       TORCH_CHECK(
           storage && !hasChanged(*input.value, storage, FingerprintOf::Samples),
-          "ebb: an input of ",
-          where(graph_, recipe_),
+          "ebb: an input of ", where(graph_, recipe_),
           " was written while it was being recomputed ahead");
     }
   }
@@ -189,28 +171,23 @@ class Rerun {
   void checkCapture() const {
     TORCH_CHECK(
         recipe_.kernel.random == nullptr || recipe_.kernel.random->canBeSetNow(),
-        "ebb: cannot recompute ",
-        where(graph_, recipe_),
-        ": it drew random numbers ",
+        "ebb: cannot recompute ", where(graph_, recipe_), ": it drew random numbers ",
         recipe_.kernel.random->capture == 0 ? "outside of" : "inside",
         " a CUDA graph capture, and its replay is not in the same place. Capture forward and "
         "backward together, or give ",
-        recipe_.op.name,
-        " the decision SAVE.");
+        recipe_.op.name, " the decision SAVE.");
   }
 
   void checkPrecision() const {
     TORCH_CHECK(
         recipe_.kernel.precision ==
             productPrecision(recipe_.op.kernel.precision, recipe_.kernel.keys),
-        "ebb: cannot recompute ",
-        where(graph_, recipe_),
+        "ebb: cannot recompute ", where(graph_, recipe_),
         ": a matmul precision setting (set_float32_matmul_precision, fp32_precision, allow_tf32, "
         "allow_fp16_accumulation, allow_.._reduced_precision_reduction, preferred_blas_library, "
         "preferred_linalg_library, _set_sm_carveout_experimental) was changed after the forward. "
         "Change it between steps, or give ",
-        recipe_.op.name,
-        " the decision SAVE.");
+        recipe_.op.name, " the decision SAVE.");
   }
 
   // True if `value` needs no bytes from this replay.
@@ -218,9 +195,7 @@ class Rerun {
     return value.available() && !(repeatsAll() && value.recipe());
   }
 
-  bool repeatsAll() const {
-    return recipe_.op.guard != nullptr && recipe_.op.guard->repeatsAll();
-  }
+  bool repeatsAll() const { return recipe_.op.guard != nullptr && recipe_.op.guard->repeatsAll(); }
 
   void handOut() {
     for (const Output& output : recipe_.outputs) {
@@ -266,9 +241,7 @@ class Rerun {
     }
     const at::Tensor& tensor = resultOf(output);
     TORCH_CHECK(
-        tensor.defined() && tensor.has_storage(),
-        "ebb: replaying ",
-        where(graph_, recipe_),
+        tensor.defined() && tensor.has_storage(), "ebb: replaying ", where(graph_, recipe_),
         " gave no tensor where the forward gave one. Give this operator the decision SAVE.");
     return tensor.storage();
   }
@@ -289,10 +262,7 @@ class Rerun {
 }  // namespace
 
 void rerun(
-    Graph& graph,
-    Recipe& recipe,
-    torch::jit::Stack& stack,
-    TransientValues& transient,
+    Graph& graph, Recipe& recipe, torch::jit::Stack& stack, TransientValues& transient,
     bool ahead) {
   Rerun(graph, recipe, stack, transient, ahead).run();
 }

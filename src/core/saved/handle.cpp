@@ -9,18 +9,14 @@
 namespace ebb {
 
 static_assert(alignof(Handle) <= kArenaAlignment);
-Handle::Handle() {
-  count(liveCounts().handles, 1);
-}
+Handle::Handle() { count(liveCounts().handles, 1); }
 
 Handle::Handle(const Handle& other)
     : SavedVariableHooks(), saved_(other.saved_), packed_(other.packed_) {
   count(liveCounts().handles, 1);
 }
 
-Handle::~Handle() {
-  count(liveCounts().handles, -1);
-}
+Handle::~Handle() { count(liveCounts().handles, -1); }
 
 void Handle::call_pack_hook(const at::Tensor& tensor) {
   packed_.counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -28,9 +24,7 @@ void Handle::call_pack_hook(const at::Tensor& tensor) {
   saved_.pack(*openRecorder(), tensor);
 }
 
-at::Tensor Handle::call_unpack_hook() {
-  return unpack();
-}
+at::Tensor Handle::call_unpack_hook() { return unpack(); }
 
 at::Tensor Handle::unpack() {
   statisticsBackwardSeen();
@@ -56,13 +50,8 @@ void Handle::checkVersion() const {
       packed_.holds(),
       "one of the variables needed for gradient computation has been modified by an inplace "
       "operation: [",
-      saved_.description(),
-      "], ",
-      saved_.origin(),
-      ", is at version ",
-      packed_.counter.current_version(),
-      "; expected version ",
-      packed_.version,
+      saved_.description(), "], ", saved_.origin(), ", is at version ",
+      packed_.counter.current_version(), "; expected version ", packed_.version,
       " instead. Hint: eager raises here too; write to a copy (out of place), or after backward.");
 }
 

@@ -134,28 +134,23 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
       packed_.producer = saved.packed_.producer;
     }
   }
-  const bool recomputed =
-      std::any_of(parts->inner.begin(), parts->inner.end(), [](const auto& part) {
-        return part.isRecomputed();
-      });
+  const bool recomputed = std::any_of(
+      parts->inner.begin(), parts->inner.end(),
+      [](const auto& part) { return part.isRecomputed(); });
   if (recomputed) {
     parts_ = std::move(parts);
   }
   return recomputed;
 }
 
-bool SavedTensor::isRecomputed() const {
-  return packed_.recompute || parts_ != nullptr;
-}
+bool SavedTensor::isRecomputed() const { return packed_.recompute || parts_ != nullptr; }
 
 bool SavedTensor::isOfOpenRegion() const {
   const Recorder* recorder = openRecorder();
   return recorder != nullptr && recorder->context().graph == graph_;
 }
 
-bool SavedTensor::isOffloaded() const {
-  return packed_.value && packed_.value->stash();
-}
+bool SavedTensor::isOffloaded() const { return packed_.value && packed_.value->stash(); }
 
 // Note [One tensor for all unpacks]
 // If a saved tensor needs no grad, eager's unpack gives the saved tensor itself. If a backward
@@ -270,31 +265,24 @@ c10::Storage SavedTensor::materialised(const ReplayLock& locked) const {
 c10::Storage SavedTensor::broughtBack(const ReplayLock& locked) const {
   TORCH_CHECK(
       !packed_.value->uses().showsWrites() || packed_.value->versions().areUnmoved(),
-      "ebb: ",
-      origin(),
+      "ebb: ", origin(),
       " was freed after a write through a tensor that does not share its version counter (an inner "
       "tensor of a subclass, an alias from .data). Move the write after backward, or keep a "
       "reference to the tensor until then.");
   TORCH_CHECK(
-      !givenUp_,
-      "ebb: ",
-      origin(),
+      !givenUp_, "ebb: ", origin(),
       " is unpacked again, after backward has recomputed and freed it. Call backward with "
       "retain_graph=True, or give its operator the decision SAVE.");
   const bool lost = packed_.value->state() == ValueState::Held &&
                     packed_.value->home().bytes().nbytes() != packed_.value->home().nbytes();
   TORCH_CHECK(
-      !lost,
-      "ebb: the storage of ",
-      origin(),
+      !lost, "ebb: the storage of ", origin(),
       " was freed or resized after the region, but backward still needs it. Free it after the last "
       "backward, or ",
       howToSave(packed_.producer));
   c10::Storage storage = materialise(locked, *packed_.value);
   TORCH_CHECK(
-      storage,
-      "ebb: cannot restore ",
-      origin(),
+      storage, "ebb: cannot restore ", origin(),
       " after offloading: its storage was written or replaced through a tensor that does not share "
       "its version counter (such as .data). Do this after backward, or ",
       howToSave(packed_.producer));
@@ -304,10 +292,7 @@ c10::Storage SavedTensor::broughtBack(const ReplayLock& locked) const {
 at::Tensor SavedTensor::unpackKept() const {
   TORCH_CHECK(
       !isRecordable(kept_) || kept_.numel() == 0 || kept_.storage().nbytes() > 0,
-      "ebb: a saved tensor of shape ",
-      kept_.sizes(),
-      ", ",
-      origin(),
+      "ebb: a saved tensor of shape ", kept_.sizes(), ", ", origin(),
       ", has no data any more: its storage was resized to zero after the forward (a parameter that "
       "was resharded, or a buffer that was freed). Restore it before backward.");
   const c10::Storage storage =
@@ -323,10 +308,8 @@ at::Tensor SavedTensor::unpackKept() const {
 std::string SavedTensor::origin() const {
   return c10::str(
       packed_.producer != nullptr ? "the output of " : "an input",
-      packed_.producer != nullptr ? packed_.producer : "",
-      " saved in region '",
-      graph_->names[region_],
-      "'");
+      packed_.producer != nullptr ? packed_.producer : "", " saved in region '",
+      graph_->names[region_], "'");
 }
 
 // Returns the tensor's type and sizes. Torch's Python bindings turn a type such as "CPUFloatType"
@@ -335,8 +318,7 @@ std::string SavedTensor::description() const {
   if (isRebuilt()) {
     const at::Tensor typed(
         c10::make_intrusive<c10::TensorImpl>(
-            c10::DispatchKeySet(),
-            c10::scalarTypeToTypeMeta(geometry_.dtype()),
+            c10::DispatchKeySet(), c10::scalarTypeToTypeMeta(geometry_.dtype()),
             geometry_.device()));
     return c10::str(typed.toString(), " ", geometry_.sizes());
   }

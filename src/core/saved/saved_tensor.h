@@ -39,9 +39,7 @@ class SavedTensor {
   bool isOffloaded() const;
 
   // True if unpack gives a tensor with another version counter than the packed tensor's.
-  bool isRebuilt() const {
-    return !kept_.defined();
-  }
+  bool isRebuilt() const { return !kept_.defined(); }
 
   // True if the region that packed the tensor is still open on this thread.
   bool isOfOpenRegion() const;

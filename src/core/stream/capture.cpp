@@ -9,9 +9,7 @@ namespace ebb {
 namespace {
 
 // CUDA's error numbers for captures.
-bool isAboutCaptures(int error) {
-  return error >= 900 && error <= 908;
-}
+bool isAboutCaptures(int error) { return error >= 900 && error <= 908; }
 
 }  // namespace
 

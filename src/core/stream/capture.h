@@ -40,9 +40,7 @@ EBB_API uint64_t captureForCuda(void* stream);
 class CaptureWatch {
  public:
   // The number of the current capture; 0: none.
-  uint64_t current() const {
-    return current_;
-  }
+  uint64_t current() const { return current_; }
 
   // True if the current capture is over. Checks the stream `own` of ebb if `own` has joined the
   // capture; else checks `compute`.
@@ -51,9 +49,7 @@ class CaptureWatch {
   }
 
   // Notes that the current capture is over. Returns the capture's number.
-  uint64_t end() {
-    return std::exchange(current_, 0);
-  }
+  uint64_t end() { return std::exchange(current_, 0); }
 
   // Numbers a new capture if `compute` is being captured and there is no current capture. Returns
   // true if so.
@@ -67,14 +63,10 @@ class CaptureWatch {
   }
 
   // Notes that ebb's stream has been given work in the current capture, if there is one.
-  void join() {
-    joined_ = true;
-  }
+  void join() { joined_ = true; }
 
   // True if ebb's stream and the compute stream are in the same capture, or both in none.
-  bool areTogether() const {
-    return current_ == 0 || joined_;
-  }
+  bool areTogether() const { return current_ == 0 || joined_; }
 
  private:
   uint64_t count_ = 0;    // captures so far

@@ -70,12 +70,9 @@ EventPtr recordEvent(c10::Stream stream, c10::EventFlag flag) {
 }
 
 DeviceTimer::DeviceTimer(c10::Stream stream)
-    : stream_(stream), first_(recordEvent(stream, c10::EventFlag::BACKEND_DEFAULT)) {
-}
+    : stream_(stream), first_(recordEvent(stream, c10::EventFlag::BACKEND_DEFAULT)) {}
 
-void DeviceTimer::stop() {
-  last_ = recordEvent(stream_, c10::EventFlag::BACKEND_DEFAULT);
-}
+void DeviceTimer::stop() { last_ = recordEvent(stream_, c10::EventFlag::BACKEND_DEFAULT); }
 
 int64_t DeviceTimer::elapsed() const {
   last_->synchronize();

@@ -16,19 +16,12 @@ namespace ebb {
 // other threads].
 class Event {
  public:
-  Event(c10::DeviceType type, c10::EventFlag flag) : event_(type, flag) {
-  }
+  Event(c10::DeviceType type, c10::EventFlag flag) : event_(type, flag) {}
 
-  void record(c10::Stream stream) {
-    event_.record(stream);
-  }
+  void record(c10::Stream stream) { event_.record(stream); }
   // Work given to `stream` from now on runs after the event.
-  void block(c10::Stream stream) const {
-    event_.block(stream);
-  }
-  c10::Device device() const {
-    return event_.device();
-  }
+  void block(c10::Stream stream) const { event_.block(stream); }
+  c10::Device device() const { return event_.device(); }
   bool query() const;
   void synchronize() const;
   double elapsedTime(const Event& later) const;  // in milliseconds

@@ -57,9 +57,7 @@ class PythonMutex {
   }
 
   // How many times the calling thread holds the lock. Called with the lock held.
-  size_t depth() const {
-    return depth_;
-  }
+  size_t depth() const { return depth_; }
 
  private:
   std::recursive_mutex mutex_;

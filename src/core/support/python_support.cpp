@@ -11,9 +11,7 @@ void setPythonSupport(const PythonSupport& given) {
   support = new PythonSupport(given);  // set once, at import; never freed
 }
 
-const PythonSupport* pythonSupport() {
-  return support;
-}
+const PythonSupport* pythonSupport() { return support; }
 
 WithoutGil::WithoutGil() {
   if (support != nullptr && support->holdsGil()) {

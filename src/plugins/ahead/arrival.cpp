@@ -52,9 +52,7 @@ class Ahead {
     return settings_;
   }
 
-  bool isOn() const {
-    return regions_.load(std::memory_order_relaxed) != 0;
-  }
+  bool isOn() const { return regions_.load(std::memory_order_relaxed) != 0; }
 
   Worker& worker(c10::Device device) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -73,13 +71,9 @@ class Ahead {
     }
   }
 
-  bool areIdle() {
-    return std::ranges::all_of(all(), &Worker::isIdle);
-  }
+  bool areIdle() { return std::ranges::all_of(all(), &Worker::isIdle); }
 
-  uint64_t running() {
-    return std::ranges::count_if(all(), &Worker::isRunning);
-  }
+  uint64_t running() { return std::ranges::count_if(all(), &Worker::isRunning); }
 
  private:
   std::vector<Worker*> all() {
@@ -100,9 +94,7 @@ class Ahead {
     }
   }
 
-  static void inParent() {
-    get().forks_.fetch_sub(1);
-  }
+  static void inParent() { get().forks_.fetch_sub(1); }
 
   // Gives the child a new Ahead. Another thread may have held a lock of the old Ahead at the fork,
   // and that thread does not exist in the child.
@@ -126,9 +118,7 @@ class Ahead {
 // See replayWhenClosed().
 std::atomic<bool> fromTheStart{false};
 
-bool isInBackward() {
-  return torch::autograd::get_current_node() != nullptr;
-}
+bool isInBackward() { return torch::autograd::get_current_node() != nullptr; }
 
 // See Note [Writes under a replay ahead]
 void checkInputs(const Graph& graph) {
@@ -137,14 +127,11 @@ void checkInputs(const Graph& graph) {
       reader == nullptr,
       "one of the variables needed for gradient computation has been modified by an inplace "
       "operation: ebb has recomputed ",
-      reader != nullptr ? *reader : "",
-      " in region '",
-      graph.names.front(),
+      reader != nullptr ? *reader : "", " in region '", graph.names.front(),
       "' ahead of backward, and one of its inputs was written after that. Move the write after "
       "backward, run all forwards that update this input (batch norm statistics, a momentum "
       "buffer) in one region, or give ",
-      reader != nullptr ? *reader : "",
-      " the decision SAVE.");
+      reader != nullptr ? *reader : "", " the decision SAVE.");
 }
 
 // On the CPU, backward and the worker each run torch.get_num_threads() threads. With fewer than
@@ -178,9 +165,7 @@ void configureAhead(const AheadSettings& settings) {
   Ahead::get().configure(settings);
 }
 
-AheadSettings aheadSettings() {
-  return Ahead::get().settings();
-}
+AheadSettings aheadSettings() { return Ahead::get().settings(); }
 
 AheadStats aheadStats() {
   const AheadCounts& counts = AheadCounts::get();
@@ -197,21 +182,13 @@ AheadStats aheadStats() {
   return stats;
 }
 
-void stopAhead() {
-  Ahead::get().stop();
-}
+void stopAhead() { Ahead::get().stop(); }
 
-void endAhead() {
-  Ahead::get().end();
-}
+void endAhead() { Ahead::get().end(); }
 
-void replayWhenClosed(bool on) {
-  fromTheStart.store(on);
-}
+void replayWhenClosed(bool on) { fromTheStart.store(on); }
 
-bool replaysAheadAreIdle() {
-  return Ahead::get().areIdle();
-}
+bool replaysAheadAreIdle() { return Ahead::get().areIdle(); }
 
 namespace {
 
@@ -266,8 +243,7 @@ void arriveAt(Graph& graph) {
 // See Note [Replays ahead of backward]
 class AheadObserver final : public RegionEvents, public BackwardEvents {
  public:
-  explicit AheadObserver(Lookahead& lookahead) : lookahead_(lookahead) {
-  }
+  explicit AheadObserver(Lookahead& lookahead) : lookahead_(lookahead) {}
 
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
     const bool isFirst = retention == Retention::Recomputed && value.uses().packed() == 1;
@@ -276,12 +252,8 @@ class AheadObserver final : public RegionEvents, public BackwardEvents {
     }
     return {};
   }
-  void readsResultOf(const WeakGraph& maker) override {
-    lookahead_.reads(maker);
-  }
-  void willClose() override {
-    lookahead_.close();
-  }
+  void readsResultOf(const WeakGraph& maker) override { lookahead_.reads(maker); }
+  void willClose() override { lookahead_.close(); }
   void left(const c10::intrusive_ptr<Graph>& graph) override {
     Room::get().closed(graph);
     if (!fromTheStart.load(std::memory_order_relaxed)) {

@@ -12,8 +12,7 @@ namespace ebb {
 std::atomic<void (*)(uint64_t sequence)> beforeReplayAhead{nullptr};
 
 GraphReplay::GraphReplay(Graph& graph, const std::atomic<bool>& ends)
-    : graph_(graph), lookahead_(*lookaheadOf(graph)), ends_(ends) {
-}
+    : graph_(graph), lookahead_(*lookaheadOf(graph)), ends_(ends) {}
 
 AheadEnd GraphReplay::run() {
   while (makeNext()) {

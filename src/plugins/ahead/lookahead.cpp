@@ -33,8 +33,7 @@ AheadCounts& AheadCounts::get() {
 const SlotNumber Lookahead::kSlot = takeSlot();
 
 Lookahead::Lookahead(uint64_t number, const Observers& observers, bool hasRoom)
-    : number(number), observers(observers), hasRoom(hasRoom) {
-}
+    : number(number), observers(observers), hasRoom(hasRoom) {}
 
 Lookahead::~Lookahead() {
   const AheadState last = state.load();
@@ -71,8 +70,7 @@ void Lookahead::wants(Value& value, const c10::Storage& storage) {
     holds.store(true);
   }
   wanted.push_back(
-      {c10::weak_intrusive_ptr<Value>::reclaim_copy(&value),
-       isHeld ? storage : c10::Storage(),
+      {c10::weak_intrusive_ptr<Value>::reclaim_copy(&value), isHeld ? storage : c10::Storage(),
        value.home().nbytes()});
 }
 
@@ -143,9 +141,7 @@ void Lookahead::close() {
   }
 }
 
-uint64_t Lookahead::closings() {
-  return allClosings.load();
-}
+uint64_t Lookahead::closings() { return allClosings.load(); }
 
 void OnArrival::hasRead(const Value& leaf, const std::string& op) {
   leaf.versions().forEach([&](const VersionStamp& stamp) { leavesRead.push_back({stamp, &op}); });

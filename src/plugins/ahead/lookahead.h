@@ -56,9 +56,7 @@ struct AheadCounts {
   std::array<std::atomic<uint64_t>, kAheadFates.size()> graphs{};  // by AheadFate
   std::atomic<uint64_t> failures{0};                               // replays that raised
 
-  uint64_t of(AheadFate fate) const {
-    return graphs[static_cast<size_t>(fate)].load();
-  }
+  uint64_t of(AheadFate fate) const { return graphs[static_cast<size_t>(fate)].load(); }
 
   static AheadCounts& get();
 };
@@ -153,9 +151,7 @@ struct EBB_API Lookahead final : Extra {
   // Bytes of all held storages.
   size_t keptBytes() const;
 
-  bool hasArrived() const {
-    return state.load(std::memory_order_acquire) == AheadState::Checked;
-  }
+  bool hasArrived() const { return state.load(std::memory_order_acquire) == AheadState::Checked; }
   // Backward has arrived. Values take over the held storages. Returns the living values.
   std::vector<c10::intrusive_ptr<Value>> reached();
 
@@ -189,8 +185,6 @@ struct EBB_API Lookahead final : Extra {
 };
 
 // The graph's; null if nothing of the graph is replayed ahead or held.
-inline Lookahead* lookaheadOf(const Graph& graph) {
-  return graph.extras.get<Lookahead>();
-}
+inline Lookahead* lookaheadOf(const Graph& graph) { return graph.extras.get<Lookahead>(); }
 
 }  // namespace ebb

@@ -160,13 +160,9 @@ void changeBegins() {
   }
 }
 
-void changeEnds() {
-  stateChanges.fetch_sub(1);
-}
+void changeEnds() { stateChanges.fetch_sub(1); }
 
-void willResize(const c10::Storage& storage) {
-  excludeFromAhead(storage, kForEver);
-}
+void willResize(const c10::Storage& storage) { excludeFromAhead(storage, kForEver); }
 
 size_t countWithoutOwn(const c10::Storage& storage, size_t (*count)(const c10::Storage& storage)) {
   Hands& hands = Hands::get();

@@ -29,9 +29,7 @@ class EBB_API AheadRecipeScope {
   AheadRecipeScope(const AheadRecipeScope&) = delete;
   AheadRecipeScope& operator=(const AheadRecipeScope&) = delete;
 
-  bool holds() const {
-    return holds_;
-  }
+  bool holds() const { return holds_; }
 
  private:
   bool holds_;
@@ -66,9 +64,7 @@ class EBB_API ReadAhead {
   ReadAhead& operator=(const ReadAhead&) = delete;
 
   // True if the recipe may read the storages: see Note [Hands on a storage].
-  bool isAllowed() const {
-    return allowed_;
-  }
+  bool isAllowed() const { return allowed_; }
 
  private:
   std::vector<c10::Storage> storages_;

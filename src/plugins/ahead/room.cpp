@@ -205,12 +205,8 @@ size_t Room::graphs() {
   return closed_.size() + open_.size();
 }
 
-void keepWhileThereIsRoom(size_t limit) {
-  Room::get().setLimit(limit);
-}
+void keepWhileThereIsRoom(size_t limit) { Room::get().setLimit(limit); }
 
-RoomStats roomStats() {
-  return Room::get().stats();
-}
+RoomStats roomStats() { return Room::get().stats(); }
 
 }  // namespace ebb

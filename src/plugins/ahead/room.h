@@ -35,9 +35,7 @@ class EBB_API Room {
   // The limit of one device.
   void setLimit(size_t nbytes, c10::Device device);
   size_t limit(c10::Device device);
-  bool isOn() const {
-    return isOn_.load(std::memory_order_relaxed);
-  }
+  bool isOn() const { return isOn_.load(std::memory_order_relaxed); }
 
   // Recording of a graph that may keep values has begun.
   void opened(const c10::intrusive_ptr<Graph>& graph);

@@ -17,8 +17,7 @@ namespace {
 // Suppresses the warnings of replays, since the forward has already given the same warnings.
 class Silent final : public c10::WarningHandler {
  public:
-  void process(const c10::Warning&) override {
-  }
+  void process(const c10::Warning&) override {}
 };
 
 // The time for which the worker spins before it sleeps. Waking a thread takes longer than a small
@@ -38,9 +37,7 @@ bool canBegin(const Graph& graph) {
          !lookaheadOf(graph)->asked.load();
 }
 
-bool isAhead(const Graph& graph) {
-  return !lookaheadOf(graph)->asked.load();
-}
+bool isAhead(const Graph& graph) { return !lookaheadOf(graph)->asked.load(); }
 
 // Removes graphs that no longer exist or for which `stays` is false.
 void keepOnly(std::vector<WeakGraph>& graphs, bool (*stays)(const Graph&), Upcoming::Seen& seen) {
@@ -100,12 +97,9 @@ bool Bell::wait(bool atOnce) {
 }
 
 Worker::Worker(c10::Device device, const std::atomic<uint32_t>& forks)
-    : side_(device), forks_(forks) {
-}
+    : side_(device), forks_(forks) {}
 
-Worker::~Worker() {
-  stop();
-}
+Worker::~Worker() { stop(); }
 
 void Worker::reached(
     c10::ArrayRef<WeakGraph> before, bool expected, const AheadSettings& settings) {
@@ -169,9 +163,7 @@ void Worker::loop() {
   }
 }
 
-bool Worker::isIdle() {
-  return !running_.load() || bell_.isSilent();
-}
+bool Worker::isIdle() { return !running_.load() || bell_.isSilent(); }
 
 c10::intrusive_ptr<Graph> Worker::next() {
   Upcoming::Seen seen;
@@ -194,10 +186,9 @@ AheadEnd Worker::replay(Graph& graph) {
     lookaheadOf(graph)->became(AheadFate::Stopped);
   }
   leave(
-      graph,
-      end == AheadEnd::Done    ? AheadState::Done
-      : end == AheadEnd::Asked ? AheadState::Begun
-                               : AheadState::Stopped);
+      graph, end == AheadEnd::Done    ? AheadState::Done
+             : end == AheadEnd::Asked ? AheadState::Begun
+                                      : AheadState::Stopped);
   return end;
 }
 

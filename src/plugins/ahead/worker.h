@@ -22,8 +22,7 @@ namespace ebb {
 // The side stream of one worker thread: see Note [Side streams].
 class SideStream {
  public:
-  explicit SideStream(c10::Device device) : device_(device) {
-  }
+  explicit SideStream(c10::Device device) : device_(device) {}
 
   // Returns the side stream, after making it wait for all work that produced the inputs of `graph`.
   // `compute` is the stream on which `graph` was recorded, and backward will run. Called under the
@@ -49,9 +48,7 @@ class Upcoming {
   }
 
   // Called when backward reaches another graph than expected.
-  void forgetAhead() {
-    ahead_.clear();
-  }
+  void forgetAhead() { ahead_.clear(); }
 
   // Takes the most recently recorded candidate, since autograd reaches that graph first, and adds
   // the graph to those replayed ahead. Null if there is no candidate, or if `most` graphs have been
@@ -81,12 +78,8 @@ class Bell {
     ends_.store(true);
     wake_.notify_one();
   }
-  void begin() {
-    ends_.store(false);
-  }
-  const std::atomic<bool>& ends() const {
-    return ends_;
-  }
+  void begin() { ends_.store(false); }
+  const std::atomic<bool>& ends() const { return ends_; }
 
   void listen() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -130,9 +123,7 @@ class Worker {
   // True if there is nothing to do for now.
   bool isIdle();
 
-  bool isRunning() const {
-    return running_.load();
-  }
+  bool isRunning() const { return running_.load(); }
 
  private:
   void start();

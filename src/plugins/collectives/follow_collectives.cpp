@@ -31,9 +31,7 @@ void compareWithOtherRanks(const Graph& graph, const RepeatedCollectives& collec
   const std::string& region = graph.names.front();
   const CollectivesOfRanks* ranks = collectivesOfRanks();
   TORCH_CHECK(
-      ranks != nullptr,
-      "ebb: cannot recompute the collectives of region '",
-      region,
+      ranks != nullptr, "ebb: cannot recompute the collectives of region '", region,
       "' in a program without Python: its ranks cannot compare them. Use a policy that keeps the "
       "results of collectives.");
   const bool always = graph.rules.compareAll;
@@ -48,9 +46,7 @@ void repeat(const ReplayLock& locked, RepeatedCollectives& collectives) {
   Graph& graph = locked.graph();
   const std::string& region = graph.names.front();
   TORCH_CHECK(
-      !collectives.areUnfinished(),
-      "ebb: cannot recompute region '",
-      region,
+      !collectives.areUnfinished(), "ebb: cannot recompute region '", region,
       "': an earlier backward failed while it repeated the region's collectives. Run the forward "
       "again.");
   if (!collectives.areDue()) {
@@ -63,9 +59,7 @@ void repeat(const ReplayLock& locked, RepeatedCollectives& collectives) {
     return;
   }
   TORCH_CHECK(
-      isInBackward,
-      "ebb: a saved tensor of region '",
-      region,
+      isInBackward, "ebb: a saved tensor of region '", region,
       "' was read outside of backward. Its recomputation repeats collectives, in which all ranks "
       "must take part. Read it in a hook that runs in backward on all ranks, or use a policy that "
       "keeps the results of collectives.");
@@ -88,8 +82,7 @@ void takeFingerprint(Value& value, const at::Tensor& tensor) {
 class CollectivesObserver final : public RegionEvents, public BackwardEvents {
  public:
   explicit CollectivesObserver(Graph& graph)
-      : graph_(graph), collectives_(*graph.extras.get<RepeatedCollectives>()) {
-  }
+      : graph_(graph), collectives_(*graph.extras.get<RepeatedCollectives>()) {}
 
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
     if (retention == Retention::Recomputed) {
@@ -97,9 +90,7 @@ class CollectivesObserver final : public RegionEvents, public BackwardEvents {
     }
     return {};
   }
-  void willClose() override {
-    collectives_.close(graph_);
-  }
+  void willClose() override { collectives_.close(graph_); }
   // Called at the first unpack of the graph, whether or not the unpacked bytes need a replay.
   void unpacks(Graph& graph) override {
     if (collectives_.areDue()) {
@@ -113,13 +104,11 @@ class CollectivesObserver final : public RegionEvents, public BackwardEvents {
   }
   void willNeed(const Graph& graph, const Recipe& recipe) override {
     TORCH_CHECK(
-        !recipe.op.limits.communicates || collectives_.areUnfinished(),
-        "ebb: cannot recompute ",
+        !recipe.op.limits.communicates || collectives_.areUnfinished(), "ebb: cannot recompute ",
         where(graph, recipe),
         ": ebb repeats only the collectives on which saved tensors depended when the region ended. "
         "Give ",
-        recipe.op.name,
-        " the decision SAVE.");
+        recipe.op.name, " the decision SAVE.");
   }
 
  private:
@@ -140,8 +129,7 @@ void records(Graph& graph, const std::string& group) {
 // Waits for the communication, and takes fingerprints of the complete results.
 class WaitingRun final : public GuardedRun {
  public:
-  WaitingRun(const OpTraits& op, std::string group) : op_(op), group_(std::move(group)) {
-  }
+  WaitingRun(const OpTraits& op, std::string group) : op_(op), group_(std::move(group)) {}
 
   void hasRun(const c10::IValue* results) override {
     waitForCollective(results, op_.results.size(), group_);
@@ -195,9 +183,7 @@ class Collectives final : public CallGuard {
   // A repeated collective runs only once in backward, so a value takes the result of that run, even
   // if the forward's result is still in memory because the program or a thread of the backend holds
   // the storage.
-  bool repeatsAll() const override {
-    return true;
-  }
+  bool repeatsAll() const override { return true; }
 
   void check(const ReplayedResult& result) override {
     const auto* expected = result.value.extra<ResultFingerprint>();

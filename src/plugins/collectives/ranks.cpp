@@ -13,9 +13,7 @@ void setCollectivesOfRanks(const CollectivesOfRanks& given) {
   ranks = new CollectivesOfRanks(given);  // set once, at import; never freed
 }
 
-const CollectivesOfRanks* collectivesOfRanks() {
-  return ranks;
-}
+const CollectivesOfRanks* collectivesOfRanks() { return ranks; }
 
 void checkOtherRanks(const std::string& group) {
   if (ranks != nullptr) {

@@ -16,18 +16,13 @@ struct CollectivesOfRanks {
   // Makes a list known, so that ebb can answer other ranks. Returns true if the ranks have not
   // compared such a list before.
   bool (*tell)(
-      const std::string& group,
-      const std::string& region,
-      const std::string& place,
+      const std::string& group, const std::string& region, const std::string& place,
       const std::string& list);
   // Compares a list with those of the other ranks, unless such a list was compared before.
   // `always`: compares in any case. Returns why the ranks cannot repeat the list; empty: they can.
   std::string (*compare)(
-      const std::string& group,
-      const std::string& region,
-      const std::string& place,
-      const std::string& list,
-      bool always);
+      const std::string& group, const std::string& region, const std::string& place,
+      const std::string& list, bool always);
   // Why another rank cannot take part in a collective for which this rank waits; empty: unknown.
   std::string (*problem)(const std::string& group);
 };

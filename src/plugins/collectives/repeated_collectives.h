@@ -44,8 +44,7 @@ class RepeatedCollectives final : public Extra {
 
   // `rules`: of the graph.
   explicit RepeatedCollectives(GraphRules& rules)
-      : rules_(rules), wasOnlyInBackward_(rules.onlyInBackward) {
-  }
+      : rules_(rules), wasOnlyInBackward_(rules.onlyInBackward) {}
 
   // The region records a collective of the process group `group`, which a replay may repeat.
   void records(const std::string& group);
@@ -61,14 +60,10 @@ class RepeatedCollectives final : public Extra {
 
   // False if nothing is to be repeated, and other ranks need not know. True while the region is
   // open and has recorded a collective. May be called without the lock.
-  bool areDue() const {
-    return due_.load(std::memory_order_acquire);
-  }
+  bool areDue() const { return due_.load(std::memory_order_acquire); }
 
   // True between take() and finished(): the list is being repeated, or a repetition has failed.
-  bool areUnfinished() const {
-    return unfinished_;
-  }
+  bool areUnfinished() const { return unfinished_; }
 
   // One collective of the list.
   struct Repeated {
@@ -88,9 +83,7 @@ class RepeatedCollectives final : public Extra {
     setDue(isOpen_);
   }
 
-  bool isOpen() const {
-    return isOpen_;
-  }
+  bool isOpen() const { return isOpen_; }
 
   // A list in words.
   struct InWords {

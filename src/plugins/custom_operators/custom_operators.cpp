@@ -41,8 +41,7 @@ class CustomRun final : public GuardedRun {
       : context_(call.context),
         op_(call.call.op),
         unsaid_(op_, call.arguments),
-        isNotDeclared_(call.obstacle == kNotDeclared) {
-  }
+        isNotDeclared_(call.obstacle == kNotDeclared) {}
 
   const char* whyToGiveUp(ValueMap& values) override {
     if (!unsaid_.giveUp(values)) {
@@ -51,9 +50,7 @@ class CustomRun final : public GuardedRun {
     isNotDeclared_ = false;
     return "it writes to an argument that its schema does not declare as written";
   }
-  void warn() override {
-    unsaid_.warn();
-  }
+  void warn() override { unsaid_.warn(); }
   void made(const GuardedResult& result) override {
     if (result.value->recipe()) {
       takeFingerprint(result);

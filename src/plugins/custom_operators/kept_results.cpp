@@ -13,11 +13,8 @@ namespace ebb {
 namespace {
 
 struct GraphEnd final : RegionEvents {
-  explicit GraphEnd(KeptResults& results) : results(results) {
-  }
-  void willClose() override {
-    results.closing();
-  }
+  explicit GraphEnd(KeptResults& results) : results(results) {}
+  void willClose() override { results.closing(); }
 
   KeptResults& results;  // lives until the thread has left the region
 };
@@ -37,8 +34,7 @@ KeptResults& KeptResults::of(const Context& context) {
 }
 
 void KeptResults::add(
-    const c10::intrusive_ptr<Graph>& graph,
-    const c10::intrusive_ptr<Value>& result,
+    const c10::intrusive_ptr<Graph>& graph, const c10::intrusive_ptr<Value>& result,
     const OpTraits& op) {
   if (WeakGraph weak(graph); weak != graph_) {
     graph->observers.add(std::make_unique<GraphEnd>(*this));

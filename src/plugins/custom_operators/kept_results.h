@@ -18,8 +18,7 @@ namespace ebb {
 // once. A region may have several graphs: see Note [Regions that are split].
 class KeptResults final : public RegionNote {
  public:
-  explicit KeptResults(std::string region) : region_(std::move(region)) {
-  }
+  explicit KeptResults(std::string region) : region_(std::move(region)) {}
   KeptResults(const KeptResults&) = delete;
   KeptResults& operator=(const KeptResults&) = delete;
   ~KeptResults() override;
@@ -28,8 +27,7 @@ class KeptResults final : public RegionNote {
   static KeptResults& of(const Context& context);
 
   void add(
-      const c10::intrusive_ptr<Graph>& graph,
-      const c10::intrusive_ptr<Value>& result,
+      const c10::intrusive_ptr<Graph>& graph, const c10::intrusive_ptr<Value>& result,
       const OpTraits& op);
 
   // Called when a graph ends, before the recorder drops its values. Notes which results autograd

@@ -45,9 +45,7 @@ void UnsaidWrites::warn() {
     return;
   }
   TORCH_WARN(
-      "ebb: the operator ",
-      op_.name,
-      " writes to its argument '",
+      "ebb: the operator ", op_.name, " writes to its argument '",
       op_.op.schema().arguments()[written_].name(),
       "', but its schema does not declare that. Declare it (mutates_args of "
       "torch.library.custom_op), or wrap the call in `with ebb.opaque(tensor):`: ebb detects such "

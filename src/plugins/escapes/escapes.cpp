@@ -30,9 +30,7 @@ struct Escape {
 class Escapes final : public BackwardEvents {
  public:
   // The escape has been emptied. The caller holds the graph's lock.
-  void add(Escape escape) {
-    emptied_.push_back(std::move(escape));
-  }
+  void add(Escape escape) { emptied_.push_back(std::move(escape)); }
 
   void unpacks(Graph& graph) override {
     if (any_.load(std::memory_order_relaxed)) {
@@ -84,12 +82,8 @@ Escape emptied(
   emptyStorage(
       storage,
       c10::str(
-          "ebb: an output of ",
-          value->recipe()->op.name,
-          " (",
-          value->home().nbytes(),
-          " bytes) was read before backward restored it: region '",
-          name,
+          "ebb: an output of ", value->recipe()->op.name, " (", value->home().nbytes(),
+          " bytes) was read before backward restored it: region '", name,
           "' has escapes='placeholder' and freed it at its end. Return it from the region or name "
           "it with region.returns(), read it inside the region, or use escapes='keep'."));
   return {value, std::move(storage)};
@@ -110,9 +104,7 @@ bool isAmong(const std::vector<at::Tensor>& results, const c10::Storage& storage
 
 // Empties the escapes of the open region, as leaveRegionEmptyingEscapes() does.
 c10::intrusive_ptr<Graph> emptyEscapes(
-    Recorder& recorder,
-    const std::vector<at::Tensor>& results,
-    bool onlyResults,
+    Recorder& recorder, const std::vector<at::Tensor>& results, bool onlyResults,
     bool hasBackward) {
   const auto graph = recorder.context().graph;
   if (graph->hasUnpacked) {

@@ -35,9 +35,7 @@ struct HookedStash final : Stash {
   }
 
   // Hooks run on the thread of backward.
-  c10::Storage fetchAhead(const c10::Storage& /*living*/) override {
-    return {};
-  }
+  c10::Storage fetchAhead(const c10::Storage& /*living*/) override { return {}; }
 
   // The hooks may have kept the storage itself.
   void beforeWrite() override {
@@ -78,8 +76,7 @@ struct HookedStash final : Stash {
         unpacked.defined() && unpacked.sizes() == geometry.sizes() &&
             unpacked.scalar_type() == geometry.dtype() && unpacked.device() == geometry.device(),
         "ebb: saved-tensor hooks around a checkpointed call packed an input of shape ",
-        geometry.sizes(),
-        " and gave back ",
+        geometry.sizes(), " and gave back ",
         unpacked.defined() ? c10::str("a ", unpacked.toString(), " of shape ", unpacked.sizes())
                            : "nothing",
         ". Let the unpack hook restore dtype, device and shape, or set EBB_DISABLE=1.");
@@ -109,8 +106,7 @@ void sendInput(Recorder& recorder, const at::Tensor& tensor, StashPtr stash) {
 // collectives and escapes come later, and replay recipes, which would unpack the inputs anyway.
 class UnpacksInputs final : public BackwardEvents {
  public:
-  explicit UnpacksInputs(std::shared_ptr<HookedInputs> inputs) : inputs_(std::move(inputs)) {
-  }
+  explicit UnpacksInputs(std::shared_ptr<HookedInputs> inputs) : inputs_(std::move(inputs)) {}
 
   void unpacks(Graph& graph) override {
     const ReplayLock locked(graph);
@@ -134,8 +130,7 @@ HookedInputs::HookedInputs(const std::vector<at::Tensor>& tensors) {
   inputs_.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {
     inputs_.push_back(
-        {torch::autograd::SavedVariable(tensor, /*is_output=*/false),
-         tensor,
+        {torch::autograd::SavedVariable(tensor, /*is_output=*/false), tensor,
          c10::weak_intrusive_ptr<Stash>(c10::intrusive_ptr<Stash>())});
   }
 }

@@ -209,10 +209,9 @@ void Copies::beforeWrite(HostStash& stash) {
 
 void Copies::finishLeaving(HostStash& stash) {
   via_.wait(via_.computeStream(stash.device()), stash.left);
-  const auto place =
-      std::find_if(now_.leaving.begin(), now_.leaving.end(), [&](const Leaving& leaving) {
-        return leaving.stash == &stash;
-      });
+  const auto place = std::find_if(
+      now_.leaving.begin(), now_.leaving.end(),
+      [&](const Leaving& leaving) { return leaving.stash == &stash; });
   now_.leaving.erase(place);
   now_.leavingBytes -= stash.sent.nbytes;
   if (!stash.left->error().empty()) {

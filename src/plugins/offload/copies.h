@@ -65,8 +65,7 @@ namespace ebb {
 // Copies has many methods: one for each step in the life of a stash, and some for all stashes.
 class Copies {
  public:
-  explicit Copies(OffloadContext& context) : context_(context) {
-  }
+  explicit Copies(OffloadContext& context) : context_(context) {}
 
   // Notices the begin or end of a capture; must be called before all other methods. Without
   // `device`: uses the device of the last call.
@@ -74,25 +73,17 @@ class Copies {
   void noticeCapture();
 
   // The number of the current capture; 0: none.
-  uint64_t capture() const {
-    return captures_.current();
-  }
+  uint64_t capture() const { return captures_.current(); }
 
   // Sends a stash to the host once keepLast later stashes have been sent; at once if keepLast is 0.
   void send(HostStash& stash);
-  size_t leavingBytes() const {
-    return now_.leavingBytes + outside_.leavingBytes;
-  }
+  size_t leavingBytes() const { return now_.leavingBytes + outside_.leavingBytes; }
 
   // Number of stashes sent and not yet fetched.
-  size_t unfetched() const {
-    return now_.unfetched + outside_.unfetched;
-  }
+  size_t unfetched() const { return now_.unfetched + outside_.unfetched; }
 
   // Like unfetched(), but only the stashes for which isHere() is true.
-  size_t unfetchedHere() const {
-    return now_.unfetched;
-  }
+  size_t unfetchedHere() const { return now_.unfetched; }
 
   // Called before a write, on the current stream, to the storage of a stash. If the bytes are still
   // on the device, the copy to the host comes first.
@@ -141,9 +132,7 @@ class Copies {
 
   // True if the stash was sent in the current capture or, without a capture, outside of all
   // captures.
-  bool isHere(const HostStash& stash) const {
-    return stash.sent.capture == capture();
-  }
+  bool isHere(const HostStash& stash) const { return stash.sent.capture == capture(); }
 
  private:
   // Memory of a stash: on the device, on the host, or both. Host memory that is freed returns to

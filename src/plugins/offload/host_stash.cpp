@@ -12,47 +12,31 @@
 namespace ebb {
 
 HostStash::HostStash(
-    std::shared_ptr<Offload> sender,
-    c10::Storage bytes,
-    size_t size,
-    TransferAccountPtr bookedOn,
+    std::shared_ptr<Offload> sender, c10::Storage bytes, size_t size, TransferAccountPtr bookedOn,
     c10::Stream stream)
     : engine(std::move(sender)),
       account(std::move(bookedOn)),
       onDevice(std::move(bytes)),
-      sent{size, stream, onDevice.data()} {
-}
+      sent{size, stream, onDevice.data()} {}
 
-HostStash::~HostStash() {
-  engine->forget(*this);
-}
+HostStash::~HostStash() { engine->forget(*this); }
 
-c10::Storage HostStash::fetch(const c10::Storage& living) {
-  return engine->fetch(*this, living);
-}
+c10::Storage HostStash::fetch(const c10::Storage& living) { return engine->fetch(*this, living); }
 
-void HostStash::beforeWrite() {
-  engine->beforeWrite(*this);
-}
+void HostStash::beforeWrite() { engine->beforeWrite(*this); }
 
 void HostStash::become(State next) {
   const auto* end = std::end(kTransitions);
   TORCH_INTERNAL_ASSERT(
       std::find(std::begin(kTransitions), end, std::pair(state_, next)) != end,
-      static_cast<int>(state_),
-      " to ",
-      static_cast<int>(next));
+      static_cast<int>(state_), " to ", static_cast<int>(next));
   state_ = next;
 }
 
 void HostStash::checkCameBack(const TransferEvent& event) const {
   const std::string error = event.error();
   TORCH_CHECK(
-      error.empty(),
-      "ebb: cannot restore ",
-      account->of,
-      ": ",
-      error,
+      error.empty(), "ebb: cannot restore ", account->of, ": ", error,
       ". Run the forward again, with another folder for the disk tier or without one "
       "(ebb.offload.configure(disk='')).");
 }
@@ -60,12 +44,7 @@ void HostStash::checkCameBack(const TransferEvent& event) const {
 void HostStash::warnOfFailure(const char* remains, const std::string& error) const {
   if (!std::exchange(OffloadShared::get().warnedOfFailure, true)) {
     TORCH_WARN(
-        "ebb: copying ",
-        account->of,
-        " failed, so it ",
-        remains,
-        ": ",
-        error,
+        "ebb: copying ", account->of, " failed, so it ", remains, ": ", error,
         " (Shown once; other tensors may be affected.)");
   }
 }

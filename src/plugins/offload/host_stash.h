@@ -32,8 +32,8 @@ using HostStashPtr = c10::intrusive_ptr<HostStash>;
 // stash. So code that finds a stash in such a list must call ifAlive().
 
 // Stashes by HostStash::Sent::sequence.
-using StashesInOrder = std::
-    map<uint64_t, HostStash*, std::less<>, ArenaAllocator<std::pair<const uint64_t, HostStash*>>>;
+using StashesInOrder = std::map<
+    uint64_t, HostStash*, std::less<>, ArenaAllocator<std::pair<const uint64_t, HostStash*>>>;
 
 // Only the engine that sent the stash accesses the members, under the engine's lock.
 struct EBB_API HostStash final : Stash, InArena {
@@ -65,17 +65,12 @@ struct EBB_API HostStash final : Stash, InArena {
   };
 
   HostStash(
-      std::shared_ptr<Offload> sender,
-      c10::Storage bytes,
-      size_t size,
-      TransferAccountPtr bookedOn,
+      std::shared_ptr<Offload> sender, c10::Storage bytes, size_t size, TransferAccountPtr bookedOn,
       c10::Stream stream);
   ~HostStash() override;
 
   c10::Storage fetch(const c10::Storage& living) override;
-  c10::Storage fetchAhead(const c10::Storage& living) override {
-    return fetch(living);
-  }
+  c10::Storage fetchAhead(const c10::Storage& living) override { return fetch(living); }
   void beforeWrite() override;
 
   // True if the storage on the device still has the memory that was sent.
@@ -90,9 +85,7 @@ struct EBB_API HostStash final : Stash, InArena {
   // the warning's sentence, such as "stays in memory".
   void warnOfFailure(const char* remains, const std::string& error) const;
 
-  c10::Device device() const {
-    return sent.stream.device();
-  }
+  c10::Device device() const { return sent.stream.device(); }
 
   // The bytes that were sent, and the time of sending.
   struct Sent {
@@ -120,9 +113,7 @@ struct EBB_API HostStash final : Stash, InArena {
 
   // `next` must be in kTransitions.
   void become(State next);
-  State state() const {
-    return state_;
-  }
+  State state() const { return state_; }
 
   const std::shared_ptr<Offload> engine;  // sent the stash
   const TransferAccountPtr account;       // counts the stash's transfers

@@ -28,12 +28,9 @@ struct OffloadShared {
 
 // State of one engine.
 struct OffloadContext {
-  explicit OffloadContext(Transfer& transfer) : via(transfer) {
-  }
+  explicit OffloadContext(Transfer& transfer) : via(transfer) {}
 
-  void drop(c10::Storage& storage) {
-    shared.mutex.drop(storage);
-  }
+  void drop(c10::Storage& storage) { shared.mutex.drop(storage); }
 
   // Removes the stash from both lists below.
   void takeOut(const HostStash& stash) {

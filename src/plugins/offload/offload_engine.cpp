@@ -45,8 +45,7 @@ OffloadShared& OffloadShared::get() {
 }
 
 Offload::Offload(std::shared_ptr<Transfer> via)
-    : owned_(std::move(via)), via_(*owned_), context_(via_) {
-}
+    : owned_(std::move(via)), via_(*owned_), context_(via_) {}
 
 bool Offload::takes(const at::Tensor& tensor) {
   {
@@ -59,8 +58,7 @@ bool Offload::takes(const at::Tensor& tensor) {
   }
   if (!via_.isDevice(tensor.device())) {
     TORCH_WARN_ONCE(
-        "ebb: tensors on ",
-        tensor.device(),
+        "ebb: tensors on ", tensor.device(),
         " are saved instead of offloaded: OFFLOAD needs an accelerator or a disk tier "
         "(ebb.offload.configure(disk=...)). Shown once.");
     return false;
@@ -157,10 +155,7 @@ void Offload::regionEnds() {
 // has run before the launch.
 void Offload::checkPlace(const HostStash& stash) const {
   TORCH_CHECK(
-      copies_.isHere(stash),
-      "ebb: cannot restore ",
-      stash.account->of,
-      ": it was offloaded ",
+      copies_.isHere(stash), "ebb: cannot restore ", stash.account->of, ": it was offloaded ",
       stash.sent.capture == 0 ? "before this CUDA graph capture and is needed inside it"
                               : "inside a CUDA graph capture and is needed outside of it",
       ", where nothing can wait for the copy. Capture forward and backward together, or give its "
@@ -182,9 +177,7 @@ void Offload::bringBack(HostStash& stash, c10::Stream compute) {
     checkPlace(stash);
   }
   TORCH_CHECK(
-      onDevice ? stash.hasWhatWasSent() : !stash.lost,
-      "ebb: cannot restore ",
-      stash.account->of,
+      onDevice ? stash.hasWhatWasSent() : !stash.lost, "ebb: cannot restore ", stash.account->of,
       ": its storage was freed or resized while it was being copied to the host. Free it after "
       "backward, or give its operator the decision SAVE.");
   if (onDevice) {

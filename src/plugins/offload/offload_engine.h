@@ -30,9 +30,7 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
  public:
   explicit Offload(std::shared_ptr<Transfer> via);
 
-  Transfer& transfer() {
-    return via_;
-  }
+  Transfer& transfer() { return via_; }
 
   // True if a tensor's storage may be sent: on a device, large enough, and not excluded by the
   // user.

@@ -34,9 +34,7 @@ class OffloadStore final : public Store {
     return "no pinned host memory was left for OFFLOAD (pinned_limit)";
   }
 
-  void regionEnds() override {
-    offloadEngine().regionEnds();
-  }
+  void regionEnds() override { offloadEngine().regionEnds(); }
 };
 
 OffloadStore store;

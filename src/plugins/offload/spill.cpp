@@ -35,8 +35,7 @@ c10::Storage Spill::hostMemoryOfCapture(size_t nbytes, c10::Device device) {
   context_.host.setLimit(context_.settings.pinnedLimit, true);
   c10::Storage memory = context_.host.takeForCapture(nbytes, device);
   TORCH_CHECK(
-      memory || !context_.host.hasRoomFor(nbytes),
-      "ebb: OFFLOAD has no free host memory for ",
+      memory || !context_.host.hasRoomFor(nbytes), "ebb: OFFLOAD has no free host memory for ",
       nbytes,
       " bytes, and none can be allocated during CUDA graph capture. Run a few steps, forward and "
       "backward, with ebb.offload.configure(static=True) right before each capture, because each "
@@ -133,9 +132,7 @@ void Spill::bringToHost(HostStash& stash) {
     memory = context_.host.take(stash.sent.nbytes, stash.device(), HostUser::Host, true);
   }
   TORCH_CHECK(
-      memory,
-      "ebb: cannot restore ",
-      stash.account->of,
+      memory, "ebb: cannot restore ", stash.account->of,
       " from disk: no host memory could be allocated for it. Free host memory, or let ebb take "
       "less of it (pinned_limit of ebb.offload.configure).");
   startReading(stash, std::move(memory));

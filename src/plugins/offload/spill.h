@@ -18,8 +18,7 @@ namespace ebb {
 // on to disk. The host waits until there is room. Reads start ahead of need if host memory allows.
 class Spill {
  public:
-  Spill(OffloadContext& context, Copies& copies) : context_(context), copies_(copies) {
-  }
+  Spill(OffloadContext& context, Copies& copies) : context_(context), copies_(copies) {}
 
   // Host memory for `user`; null if there is none and spilling cannot make room.
   c10::Storage hostMemory(size_t nbytes, c10::Device device, HostUser user);

@@ -25,24 +25,16 @@ class Stretches {
   }
 
   // Number of the current stretch.
-  uint64_t current() const {
-    return current_;
-  }
+  uint64_t current() const { return current_; }
 
   // Backward needs a value of a stretch. Returns true if its last value was of another stretch.
-  bool moveTo(uint64_t stretch) {
-    return std::exchange(inBackward_, stretch) != stretch;
-  }
+  bool moveTo(uint64_t stretch) { return std::exchange(inBackward_, stretch) != stretch; }
 
   // Bytes of two stretches, as the largest one of this step.
-  size_t bytesOfTwo() const {
-    return 2 * std::max(longest_, nbytes_);
-  }
+  size_t bytesOfTwo() const { return 2 * std::max(longest_, nbytes_); }
 
   // No value is away any more.
-  void stepIsOver() {
-    longest_ = 0;
-  }
+  void stepIsOver() { longest_ = 0; }
 
  private:
   uint64_t current_ = 0;

@@ -24,9 +24,7 @@ class HeldUntil {
     all_.push_back({std::move(until), stream, std::move(memory)});
   }
 
-  const std::deque<Held>& all() const {
-    return all_;
-  }
+  const std::deque<Held>& all() const { return all_; }
 
   // Removes the entries for which `isOver` is true, and calls `release` with each.
   template <class IsOver, class Release>

@@ -91,9 +91,7 @@ class PageLane {
   // The capture that the compute stream takes part in; 0: none.
   uint64_t capture();
 
-  bool isBesideCompute() const {
-    return stream_.has_value();
-  }
+  bool isBesideCompute() const { return stream_.has_value(); }
 
  private:
   using Storages = HeldUntil<Call, std::vector<c10::Storage>>;

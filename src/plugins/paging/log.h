@@ -58,9 +58,7 @@ struct PageLog {
   void stepBegins();
 
   // True if the log of the recorded step can size pools.
-  bool isComplete() const {
-    return isRecording && !records_.empty();
-  }
+  bool isComplete() const { return isRecording && !records_.empty(); }
 
   // Logs a tensor of `total` rows, of which `rows` are valid. Returns the tensor's number.
   size_t stashed(const PoolKey& pool, int64_t rows, int64_t total, const ScheduleEntry& entry);

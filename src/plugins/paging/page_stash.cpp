@@ -13,14 +13,8 @@ std::string PageSource::describe(const PageGroup& group) const {
 
 void PageSource::checkCount(int64_t live, const PageGroup& group) const {
   TORCH_CHECK_VALUE(
-      live >= 0 && live <= totalRows,
-      "ebb: cannot page ",
-      describe(group),
-      ": ebb.mark_rows was given ",
-      live,
-      " valid rows, but the tensor has ",
-      totalRows,
-      " rows.");
+      live >= 0 && live <= totalRows, "ebb: cannot page ", describe(group),
+      ": ebb.mark_rows was given ", live, " valid rows, but the tensor has ", totalRows, " rows.");
 }
 
 PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
@@ -29,8 +23,7 @@ PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
       kind{source.storage.device(), source.dtype, whole.bytes},
       showDeadRows(source.showDeadRows),
       group(std::move(of)),
-      step(number) {
-}
+      step(number) {}
 
 // After a device error, every call on the device throws. The destructor ignores the exception; the
 // user's next call on the device raises the error.
@@ -64,11 +57,8 @@ bool PageStash::mayComeAhead() const {
 void PageStash::checkNotCondemned() const {
   const int64_t errors = pool ? pool->flags().condemned : 0;
   TORCH_CHECK(
-      errors == 0,
-      "ebb: cannot restore a tensor that was paged in region '",
-      group->region,
-      "': its page pool failed in the meantime (",
-      describePageErrors(errors),
+      errors == 0, "ebb: cannot restore a tensor that was paged in region '", group->region,
+      "': its page pool failed in the meantime (", describePageErrors(errors),
       "). Run the forward again.");
 }
 
@@ -94,8 +84,6 @@ c10::Storage PageStash::fetchAhead(const c10::Storage& living) {
   return Paging::get().fetchAhead(*this, living);
 }
 
-void PageStash::beforeWrite() {
-  Paging::get().beforeWrite(*this);
-}
+void PageStash::beforeWrite() { Paging::get().beforeWrite(*this); }
 
 }  // namespace ebb

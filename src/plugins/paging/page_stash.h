@@ -29,8 +29,7 @@ struct PageStash;
 
 // The stashes of one outermost region: a layer, on one micro-batch.
 struct PageGroup {
-  explicit PageGroup(std::string name) : region(std::move(name)) {
-  }
+  explicit PageGroup(std::string name) : region(std::move(name)) {}
 
   const std::string region;         // name of the region
   uint64_t step = 0;                // step of the stashes; 0: none yet, `forward` is not set
@@ -79,13 +78,9 @@ struct PageStash final : Stash, InArena {
 
   c10::Storage fetch(const c10::Storage& living) override;
   c10::Storage fetchAhead(const c10::Storage& living) override;
-  bool awaitsBackward() const override {
-    return true;
-  }
+  bool awaitsBackward() const override { return true; }
   // False if a fetch gives padding rows other contents than the forward's: see Note [Dead rows].
-  bool isExact() const {
-    return group->resident;
-  }
+  bool isExact() const { return group->resident; }
   void beforeWrite() override;
 
   // The bytes of padding rows after a restore, and of the whole tensor after an error.

@@ -37,8 +37,7 @@ GraphPages& pagesOf(Graph& graph) {
 // Follows the backward of a graph with rows.
 class RowsInBackward final : public BackwardEvents {
  public:
-  explicit RowsInBackward(const GraphPages& pages) : pages_(pages) {
-  }
+  explicit RowsInBackward(const GraphPages& pages) : pages_(pages) {}
 
   void fetches(Value& value) override {
     if (Rows* rows = value.extra<Rows>()) {
@@ -71,16 +70,10 @@ class PageStore final : public Store {
   bool accepts(const Value& value, const at::Tensor& tensor) override {
     return Paging::takes(tensor.device());
   }
-  bool isReady(const Value& value) const override {
-    return value.extra<Rows>() != nullptr;
-  }
-  bool takesWithoutRecipe() const override {
-    return true;
-  }
+  bool isReady(const Value& value) const override { return value.extra<Rows>() != nullptr; }
+  bool takesWithoutRecipe() const override { return true; }
   // Earlier readers may have mixed rows, and paging would not restore padding rows.
-  bool mayBeChosen(const Value& value) const override {
-    return value.uses().readers() == 0;
-  }
+  bool mayBeChosen(const Value& value) const override { return value.uses().readers() == 0; }
 
   StashPtr put(const Context& context, Value& value, const c10::Storage& storage) override {
     RECORD_USER_SCOPE("ebb::stash");

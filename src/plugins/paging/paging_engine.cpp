@@ -41,8 +41,7 @@ bool Paging::takes(c10::Device device) {
   const bool taken = hasPageMover(device.type());
   if (!taken) {
     TORCH_WARN_ONCE(
-        "ebb: tensors on ",
-        device,
+        "ebb: tensors on ", device,
         " are saved instead of paged: PAGE supports only CUDA devices and the CPU. Shown once.");
   }
   return taken;
@@ -97,9 +96,7 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
     step_.log().recordNext = true;  // the recorded step had no tensor of this kind
   }
   TORCH_CHECK(
-      !isCapturing(stash.kind.device),
-      "ebb: cannot page ",
-      source.describe(*stash.group),
+      !isCapturing(stash.kind.device), "ebb: cannot page ", source.describe(*stash.group),
       " during CUDA graph capture: ebb sizes the page pools in a first step without pools. Run one "
       "step with the same shapes before the capture.");
   const int64_t live = source.count.item<int64_t>();
@@ -148,10 +145,7 @@ void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const Pa
 void Paging::tellOverflow(int64_t errors, const std::string& what) {
   noteErrors(errors);
   const auto message = c10::str(
-      "ebb: ",
-      what,
-      describePageErrors(errors),
-      ". The gradients of this step are invalid. ",
+      "ebb: ", what, describePageErrors(errors), ". The gradients of this step are invalid. ",
       remedyOfPageErrors(errors));
   TORCH_CHECK_VALUE(errors == kPagesUsedUp, message);
   throw PageOverflow({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message);
@@ -244,8 +238,7 @@ void Paging::takeRestored(PageStash& stash) {
   PageLane& lane = stash.pool->lane();
   const uint64_t capture = stash.slot->stashed.capture;
   TORCH_CHECK(
-      capture == 0 || lane.capture() != 0,
-      "ebb: cannot restore a tensor that region '",
+      capture == 0 || lane.capture() != 0, "ebb: cannot restore a tensor that region '",
       stash.group->region,
       "' paged during CUDA graph capture. Capture forward and backward together.");
   startRestoring(stash);

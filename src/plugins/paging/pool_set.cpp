@@ -33,16 +33,9 @@ void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size
   const int64_t largest = at::ceil_div(largestRows, options.pageRows);
   TORCH_CHECK_VALUE(
       std::max(options.devicePages, options.hostPages) >= largest,
-      "ebb: device_limit of ebb.paging.configure, ",
-      most,
-      " bytes, is too small: a tensor with rows of ",
-      options.rowBytes,
-      " bytes needs ",
-      largest,
-      " pages of ",
-      options.pageRows,
-      " rows, and its page pool gets ",
-      options.devicePages,
+      "ebb: device_limit of ebb.paging.configure, ", most,
+      " bytes, is too small: a tensor with rows of ", options.rowBytes, " bytes needs ", largest,
+      " pages of ", options.pageRows, " rows, and its page pool gets ", options.devicePages,
       ". Raise the limit, or give the pool a second tier in pinned memory "
       "(host_headroom of ebb.paging.configure).");
 }
@@ -64,11 +57,7 @@ void tryOut(c10::Device device) {
     why = error.what();
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      false,
-      "ebb: PAGE does not work on ",
-      device,
-      ": ",
-      why,
+      false, "ebb: PAGE does not work on ", device, ": ", why,
       "\nLikely causes: 1. ebb's kernels were built for other GPUs, or with a CUDA Toolkit that is "
       "newer than the driver: build ebb again with EBB_CUDA=1 on this machine, with a toolkit that "
       "the driver knows. 2. Something failed on the device before. Until then use a policy without "
@@ -83,8 +72,7 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
         "ebb: could not allocate the page pools, so steps run without them and the host waits for "
         "each tensor. Lower device_limit of ebb.paging.configure, or give fewer operators the "
         "decision PAGE. (",
-        error.what_without_backtrace(),
-        ")");
+        error.what_without_backtrace(), ")");
   };
   try {
     if (options.hostPages > 0) {
@@ -92,12 +80,10 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
         return std::make_shared<TrackedPool>(options, lane);
       } catch (const NoPinnedMemory& error) {
         TORCH_WARN(
-            "ebb: could not allocate ",
-            options.hostPages * options.pageRows * options.rowBytes,
+            "ebb: could not allocate ", options.hostPages * options.pageRows * options.rowBytes,
             " bytes of pinned memory for the second tier of a page pool, so the pool has no second "
             "tier. Lower host_headroom of ebb.paging.configure. (",
-            error.what_without_backtrace(),
-            ")");
+            error.what_without_backtrace(), ")");
         options.hostPages = 0;
       }
     }
@@ -320,14 +306,8 @@ void PoolSet::addTo(PagingStats& stats) const {
     stats.poolBytes += pages.deviceBytes();
     stats.hostPoolBytes += pages.hostBytes();
     stats.pools.push_back(
-        {key.device.str(),
-         key.dtype,
-         key.rowBytes,
-         options.pageRows,
-         options.devicePages,
-         options.hostPages,
-         options.isStack,
-         pages.deviceBytes()});
+        {key.device.str(), key.dtype, key.rowBytes, options.pageRows, options.devicePages,
+         options.hostPages, options.isStack, pages.deviceBytes()});
   }
 }
 

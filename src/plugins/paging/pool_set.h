@@ -25,8 +25,7 @@ namespace ebb {
 class PoolSet {
  public:
   // `mutex` is the lock under which all methods are called.
-  explicit PoolSet(DroppingMutex& mutex) : mutex_(mutex) {
-  }
+  explicit PoolSet(DroppingMutex& mutex) : mutex_(mutex) {}
 
   // The lane of a device. The first call for a device tests if ebb can move pages there (but not in
   // a capture), and throws c10::NotImplementedError if not.

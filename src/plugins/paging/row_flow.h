@@ -24,8 +24,7 @@ using RowsPtr = c10::intrusive_ptr<Rows>;
 class RowFlow {
  public:
   RowFlow(const OpTraits& op, const c10::IValue* arguments)
-      : op_(op), rows_(rowTraitsOf(op)), arguments_(arguments) {
-  }
+      : op_(op), rows_(rowTraitsOf(op)), arguments_(arguments) {}
 
   // Adds an argument that the call reads. `value`: its value; null: the argument has no known rows.
   void add(const at::Tensor& tensor, size_t argument, const Value* value);
@@ -42,9 +41,7 @@ class RowFlow {
 
   // True if the call reads the data of an argument whose padding rows ebb does not restore
   // (Rows::lossy). ebb then cannot recompute those results of the call that have no rows.
-  bool isLossy() const {
-    return lossy_ && !op_.arguments.readsOnlyShapes;
-  }
+  bool isLossy() const { return lossy_ && !op_.arguments.readsOnlyShapes; }
 
  private:
   bool keepsApart(const at::Tensor& tensor, size_t argument) const;

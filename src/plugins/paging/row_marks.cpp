@@ -17,9 +17,7 @@
 namespace ebb {
 namespace {
 
-bool isPaged(const Value& value) {
-  return value.decision().chosen() == Decision::Page;
-}
+bool isPaged(const Value& value) { return value.decision().chosen() == Decision::Page; }
 
 }  // namespace
 
@@ -49,10 +47,7 @@ c10::Storage NodeRows::shown(Unpacked unpacked) {
 
 // Called before the op writes its arguments or changes their geometry.
 void RowMarks::willRun(
-    const Context& context,
-    ValueMap& values,
-    const Call& call,
-    const Arguments& arguments,
+    const Context& context, ValueMap& values, const Call& call, const Arguments& arguments,
     bool replayable) {
   if (counts_.empty()) {
     return;

@@ -23,13 +23,10 @@ class ValueMap;
 // The values with rows that one autograd node has saved: see Note [Dead rows]. Their counts and
 // numbers of rows are equal. The node's handles keep this.
 struct NodeRows final : Extra {
-  explicit NodeRows(RowFacts rows) : rows(std::move(rows)) {
-  }
+  explicit NodeRows(RowFacts rows) : rows(std::move(rows)) {}
 
   // True if all values of the node need the same kind of padding rows.
-  bool pads() const {
-    return several && rows.lossy && !mixes;
-  }
+  bool pads() const { return several && rows.lossy && !mixes; }
   c10::Storage shown(Unpacked unpacked) override;
 
   RowFacts rows;         // lossy: one of the values is
@@ -41,17 +38,13 @@ using NodeRowsPtr = c10::intrusive_ptr<NodeRows>;
 // Follows the rows of one graph while its region is open.
 class RowMarks final : public OpEvents, public RegionEvents, public ResultVeto {
  public:
-  RowMarks(const Context& context, ValueMap& values) : context_(context), values_(values) {
-  }
+  RowMarks(const Context& context, ValueMap& values) : context_(context), values_(values) {}
 
   // Marks the first rows of `tensor` as valid. Throws as ebb::markRows does.
   void mark(const at::Tensor& tensor, const at::Tensor& rows);
 
   void willRun(
-      const Context& context,
-      ValueMap& values,
-      const Call& call,
-      const Arguments& arguments,
+      const Context& context, ValueMap& values, const Call& call, const Arguments& arguments,
       bool replayable) override;
   const char* whyNotReplayed(const NewState& state) override;
   void made(const Made& made) override;

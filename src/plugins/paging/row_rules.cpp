@@ -12,16 +12,11 @@ namespace {
 
 // Operators that torch does not tag as pointwise, but that treat rows as pointwise operators do.
 constexpr std::array<std::string_view, 10> kEachRow{
-    "aten::_to_copy",
-    "aten::copy_",
-    "aten::native_dropout",
-    "aten::_fused_dropout",
-    "aten::masked_fill",
-    "aten::masked_fill_",
-    "aten::floor_divide",
-    "aten::floor_divide_",
-    "aten::_prelu_kernel",
-    "aten::rrelu_with_noise_functional",
+    "aten::_to_copy",       "aten::copy_",
+    "aten::native_dropout", "aten::_fused_dropout",
+    "aten::masked_fill",    "aten::masked_fill_",
+    "aten::floor_divide",   "aten::floor_divide_",
+    "aten::_prelu_kernel",  "aten::rrelu_with_noise_functional",
 };
 
 struct RowArgument {

@@ -17,13 +17,9 @@ PerThread<PipelinePlace>& places() {
 
 }  // namespace
 
-PipelinePlace pipelinePlace() {
-  return places().get();
-}
+PipelinePlace pipelinePlace() { return places().get(); }
 
-PipelinePlace exchangePipelinePlace(PipelinePlace place) {
-  return places().exchange(place);
-}
+PipelinePlace exchangePipelinePlace(PipelinePlace place) { return places().exchange(place); }
 
 void PageSchedule::begin() {
   following_ = true;
@@ -44,9 +40,7 @@ void PageSchedule::end() {
   isRecorded_ = !recorded_.empty();
 }
 
-void PageSchedule::abandon() {
-  following_ = false;
-}
+void PageSchedule::abandon() { following_ = false; }
 
 ScheduleEntry PageSchedule::forward(
     const std::string& region, int32_t stage, std::optional<int32_t> microbatch) {
@@ -61,9 +55,7 @@ ScheduleEntry PageSchedule::forward(
   return entry;
 }
 
-void PageSchedule::backward(const ScheduleEntry& forward) {
-  add(forward.reversed());
-}
+void PageSchedule::backward(const ScheduleEntry& forward) { add(forward.reversed()); }
 
 void PageSchedule::add(const ScheduleEntry& entry) {
   if (!following_) {
@@ -86,11 +78,7 @@ void PageSchedule::throwDiffers(const std::string& came, size_t place) {
       false,
       "ebb: this step of ebb.paging runs its layers in another order than the recorded step: "
       "entry ",
-      place,
-      " is ",
-      came,
-      ", but was ",
-      expected,
+      place, " is ", came, ", but was ", expected,
       ". ebb records the next step again; if your steps differ, use "
       "ebb.paging.step(fixed_order=False).");
 }
@@ -113,13 +101,8 @@ std::optional<ScheduleEntry> PageSchedule::nextBackward() const {
 
 std::string PageSchedule::describe(const ScheduleEntry& entry) const {
   return c10::str(
-      entry.backward ? "backward" : "forward",
-      " of '",
-      layers_.at(entry.layer),
-      "', stage ",
-      entry.stage,
-      ", micro-batch ",
-      entry.microbatch);
+      entry.backward ? "backward" : "forward", " of '", layers_.at(entry.layer), "', stage ",
+      entry.stage, ", micro-batch ", entry.microbatch);
 }
 
 }  // namespace ebb

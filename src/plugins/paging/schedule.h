@@ -33,9 +33,7 @@ struct ScheduleEntry {
   int32_t microbatch = 0;  // from 0
   bool backward = false;
 
-  ScheduleEntry reversed() const {
-    return {stage, layer, microbatch, !backward};
-  }
+  ScheduleEntry reversed() const { return {stage, layer, microbatch, !backward}; }
   auto operator<=>(const ScheduleEntry&) const = default;
 };
 
@@ -78,17 +76,11 @@ class PageSchedule {
   std::string describe(const ScheduleEntry& entry) const;
 
   // Restarts the count of micro-batches at 0.
-  void restartCounts() {
-    forwards_.clear();
-  }
+  void restartCounts() { forwards_.clear(); }
 
   // True if there is a recorded step to compare with.
-  bool isRecorded() const {
-    return isRecorded_;
-  }
-  const std::vector<ScheduleEntry>& recorded() const {
-    return recorded_;
-  }
+  bool isRecorded() const { return isRecorded_; }
+  const std::vector<ScheduleEntry>& recorded() const { return recorded_; }
 
  private:
   void add(const ScheduleEntry& entry);

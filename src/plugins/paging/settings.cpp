@@ -7,9 +7,7 @@ namespace {
 
 constexpr double kMostHeadroom = 1000;
 
-void check(bool good, const char* what) {
-  TORCH_CHECK_VALUE(good, "ebb: paging: ", what);
-}
+void check(bool good, const char* what) { TORCH_CHECK_VALUE(good, "ebb: paging: ", what); }
 
 }  // namespace
 
@@ -27,16 +25,10 @@ void configurePaging(const PagingSettings& settings) {
   Paging::get().configure(settings);
 }
 
-PagingSettings pagingSettings() {
-  return Paging::get().settings();
-}
+PagingSettings pagingSettings() { return Paging::get().settings(); }
 
-bool pagingStepOk() {
-  return Paging::get().stepOk();
-}
+bool pagingStepOk() { return Paging::get().stepOk(); }
 
-PagingStats pagingStats() {
-  return Paging::get().stats();
-}
+PagingStats pagingStats() { return Paging::get().stats(); }
 
 }  // namespace ebb

@@ -50,9 +50,7 @@ void PageStep::abandonBracket() {
   }
 }
 
-bool PageStep::isOver() const {
-  return !open_ || (!bracketed_ && groupsEntered_ > kEndless);
-}
+bool PageStep::isOver() const { return !open_ || (!bracketed_ && groupsEntered_ > kEndless); }
 
 bool PageStep::enter(const PageGroupPtr& entered) {
   PageGroup& group = *entered;
@@ -85,9 +83,7 @@ PageGroupPtr PageStep::backwardBegins(PageGroup& group) {
   return ahead.get() == &group ? nullptr : ahead;
 }
 
-void PageStep::noteComeback(const PageStash& stash) {
-  cameBack_ |= stash.step == number_;
-}
+void PageStep::noteComeback(const PageStash& stash) { cameBack_ |= stash.step == number_; }
 
 void PageStep::countBack(const PageStash& stash) {
   auto& siblings = stash.group->stashes;
@@ -103,9 +99,7 @@ void PageStep::countBack(const PageStash& stash) {
   }
 }
 
-void PageStep::endIfDone() {
-  open_ = open_ && (bracketed_ || count_ > 0 || !cameBack_);
-}
+void PageStep::endIfDone() { open_ = open_ && (bracketed_ || count_ > 0 || !cameBack_); }
 
 bool PageStep::endUnlessBracketed() {
   open_ = bracketed_;

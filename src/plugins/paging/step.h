@@ -22,21 +22,15 @@ class PageStep {
   void begin();
 
   // Decides which steps are recorded.
-  PageLog& log() {
-    return log_;
-  }
+  PageLog& log() { return log_; }
 
   // The user begins a step. With `fixedOrder` the step has a schedule. With `raisesLate` an
   // overflow raises only at the end of the step.
   void openBracket(bool fixedOrder, bool raisesLate);
   void closeBracket();
   void abandonBracket();
-  bool isBracketed() const {
-    return bracketed_;
-  }
-  bool raisesLate() const {
-    return bracketed_ && raisesLate_;
-  }
+  bool isBracketed() const { return bracketed_; }
+  bool raisesLate() const { return bracketed_ && raisesLate_; }
 
   // True if the next stash begins a new step: this step has ended, or cannot end because the
   // program keeps an autograd graph alive.
@@ -63,9 +57,7 @@ class PageStep {
   void endIfDone();
 
   // True if no stash of the step is left.
-  bool allIsBack() const {
-    return count_ == 0;
-  }
+  bool allIsBack() const { return count_ == 0; }
 
   // Ends the step, unless it is an explicit step. Returns whether the step has ended.
   bool endUnlessBracketed();
@@ -76,9 +68,7 @@ class PageStep {
   // Forgets all state.
   void clear();
 
-  uint64_t number() const {
-    return number_;
-  }
+  uint64_t number() const { return number_; }
   std::vector<std::string> schedule() const;
 
  private:

@@ -25,12 +25,8 @@ struct PoolFlags {
   int64_t condemned = 0;        // error bits read last before the pool was dropped
 
   // Error bits of the last reading, see pool/layout.h.
-  int64_t errors() const {
-    return seen.const_data_ptr<int64_t>()[0];
-  }
-  bool spilled() const {
-    return seen.const_data_ptr<int64_t>()[1] != 0;
-  }
+  int64_t errors() const { return seen.const_data_ptr<int64_t>()[0]; }
+  bool spilled() const { return seen.const_data_ptr<int64_t>()[1] != 0; }
 };
 
 // A pool whose calls run on its device's lane. Not thread-safe: the engine's lock guards the pool.
@@ -81,27 +77,17 @@ class TrackedPool {
 
   // Starts to copy the flags to the host. The caller notes the end in flags().
   void startReading();
-  PoolFlags& flags() {
-    return flags_;
-  }
+  PoolFlags& flags() { return flags_; }
 
   // True if a CUDA graph has recorded the pool's address.
-  bool isCaptured() const {
-    return captured_;
-  }
+  bool isCaptured() const { return captured_; }
 
   // Frees all pages and clears all errors.
   void reset();
 
-  PageLane& lane() {
-    return lane_;
-  }
-  const PagePool& pages() const {
-    return *pages_;
-  }
-  const PagePoolOptions& options() const {
-    return pages_->options();
-  }
+  PageLane& lane() { return lane_; }
+  const PagePool& pages() const { return *pages_; }
+  const PagePoolOptions& options() const { return pages_->options(); }
 
  private:
   PageLane::After afterGraphs() const;

@@ -18,9 +18,7 @@ Placeholder::Placeholder(const at::Tensor& tensor) {
   saved_.emplace();
   saved_->pack(*recorder, tensor);
   TORCH_CHECK_VALUE(
-      saved_->isRecomputed() && !saved_->isOffloaded(),
-      "ebb: ",
-      saved_->origin(),
+      saved_->isRecomputed() && !saved_->isOffloaded(), "ebb: ", saved_->origin(),
       " cannot be discarded: it is an input of the region, or its operator has the decision SAVE "
       "or OFFLOAD. Give the operator the decision RECOMPUTE.");
   mark_.counter = tensor.unsafeGetTensorImpl()->version_counter();
@@ -31,25 +29,18 @@ Placeholder::~Placeholder() = default;
 
 void Placeholder::discard(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(
-      mark_.holds(),
-      "ebb: ",
-      saved_->origin(),
+      mark_.holds(), "ebb: ", saved_->origin(),
       " was written after ebb.discardable marked it, so it cannot be recomputed. Mark it after the "
       "write, inside the region.");
   c10::Storage storage = tensor.storage();
   TORCH_CHECK_VALUE(
-      storage.resizable(),
-      "ebb: ",
-      saved_->origin(),
+      storage.resizable(), "ebb: ", saved_->origin(),
       " cannot be discarded: its memory belongs to other code (numpy, from_blob) or is shared by "
       "ebb.share_storage. Mark a clone instead.");
   emptyStorage(
       storage,
       c10::str(
-          "ebb: ",
-          saved_->origin(),
-          " (",
-          saved_->description(),
+          "ebb: ", saved_->origin(), " (", saved_->description(),
           ") was read after ebb.discard freed it and before backward reached restore_at. Read it "
           "before ebb.discard, or pass a restore_at that backward reaches earlier."));
   storage_ = std::move(storage);

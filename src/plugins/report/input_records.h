@@ -20,9 +20,7 @@ class InputRecords {
   static bool has(const ValueRecord& record);
 
   // True if the storage counts as kept in this record. A storage counts in one record only.
-  bool isKept(const ValueRecord& record) const {
-    return kept_.count(&record) > 0;
-  }
+  bool isKept(const ValueRecord& record) const { return kept_.count(&record) > 0; }
 
   // True if eager would hold the storage for backward, and no record of an earlier region counts
   // it.

@@ -32,13 +32,10 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
       : ProfilerStateBase(
             torch::profiler::impl::ProfilerConfig(
                 torch::profiler::impl::ProfilerState::Disabled, false, true)),
-        trace(std::move(trace)) {
-  }
+        trace(std::move(trace)) {}
 
   // True if torch's profiler or another log is installed on this thread.
-  static bool isTaken() {
-    return c10::ThreadLocalDebugInfo::get(kKind) != nullptr;
-  }
+  static bool isTaken() { return c10::ThreadLocalDebugInfo::get(kKind) != nullptr; }
 
   void install(std::shared_ptr<MemoryLog> self) {
     // While a profiler or log is installed, torch's CPU allocator warns if a block that was

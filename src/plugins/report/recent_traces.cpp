@@ -88,9 +88,7 @@ uint32_t setReporting(uint32_t steps) {
   return before;
 }
 
-bool isReporting() {
-  return recentTraces().steps.load(std::memory_order_relaxed) > 0;
-}
+bool isReporting() { return recentTraces().steps.load(std::memory_order_relaxed) > 0; }
 
 void clearReports() {
   std::deque<StepTracePtr> old;

@@ -70,11 +70,8 @@ void noteRules(StepTrace& trace, const Policy& policy) {
 
 struct RegionSpan final : RegionNote {
   RegionSpan(StepTracePtr of, std::string name)
-      : trace(std::move(of)), name(std::move(name)), entered(trace->now()) {
-  }
-  ~RegionSpan() override {
-    trace->add("region", name, entered);
-  }
+      : trace(std::move(of)), name(std::move(name)), entered(trace->now()) {}
+  ~RegionSpan() override { trace->add("region", name, entered); }
 
   const StepTracePtr trace;
   const std::string name;
@@ -125,8 +122,7 @@ std::unique_ptr<DeviceTimer> timerOnDevice(const Recipe& recipe) {
 class ForwardReporter final : public OpEvents, public RegionEvents {
  public:
   explicit ForwardReporter(StepTracePtr trace)
-      : trace_(std::move(trace)), number_(trace_->countRegion()) {
-  }
+      : trace_(std::move(trace)), number_(trace_->countRegion()) {}
 
   std::unique_ptr<RegionNote> enters(
       const std::string& name, const std::shared_ptr<const Policy>& policy) override {
@@ -137,15 +133,10 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   }
 
   // The report then shows when backward unpacks a tensor that was computed outside of the region.
-  bool wantsInput(const at::Tensor& tensor) override {
-    return tensor.grad_fn() != nullptr;
-  }
+  bool wantsInput(const at::Tensor& tensor) override { return tensor.grad_fn() != nullptr; }
 
   void willRun(
-      const Context& context,
-      ValueMap& values,
-      const Call& call,
-      const Arguments& arguments,
+      const Context& context, ValueMap& values, const Call& call, const Arguments& arguments,
       bool replayable) override {
     if (!trace_->isProfile()) {
       return;
@@ -300,8 +291,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   MadeBy originOf(const Context& context, const std::string& op) {
     TraceNames& names = trace_->names();
     return {
-        names.intern(context.regionName()),
-        names.intern(context.decider->module()),
+        names.intern(context.regionName()), names.intern(context.decider->module()),
         names.intern(op)};
   }
 
@@ -332,12 +322,9 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 // Notes the graph's replays.
 class BackwardReporter final : public BackwardEvents {
  public:
-  explicit BackwardReporter(StepTracePtr trace) : trace_(std::move(trace)) {
-  }
+  explicit BackwardReporter(StepTracePtr trace) : trace_(std::move(trace)) {}
 
-  void fetches(Value& value) override {
-    fetchBegan_ = trace_->now();
-  }
+  void fetches(Value& value) override { fetchBegan_ = trace_->now(); }
 
   void fetched(Value& value) override {
     std::string op;
@@ -407,9 +394,7 @@ class BackwardReporter final : public BackwardEvents {
     }
   }
 
-  void counted(const char* what) override {
-    trace_->count(what);
-  }
+  void counted(const char* what) override { trace_->count(what); }
 
  private:
   // A replay in progress.

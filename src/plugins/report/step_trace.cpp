@@ -28,30 +28,15 @@ const char* const kOnlyHere = "made outside of the region, and needed by its bac
 const char* const kHandedOn = "needed by another region's backward";
 
 // The name of each Fate, in the order of the enum.
-constexpr std::array kFates{
-    "unneeded",
-    "saved",
-    "kept",
-    "recomputed",
-    "offloaded",
-    "paged",
-    "escaped",
-    "result",
-    "copied",
-    "outside"};
+constexpr std::array kFates{"unneeded", "saved",   "kept",   "recomputed", "offloaded",
+                            "paged",    "escaped", "result", "copied",     "outside"};
 static_assert(kFates.size() == static_cast<size_t>(Fate::Outside) + 1);
 
-const char* nameOf(Fate fate) {
-  return kFates[static_cast<size_t>(fate)];
-}
+const char* nameOf(Fate fate) { return kFates[static_cast<size_t>(fate)]; }
 
-double inSeconds(TraceTime time) {
-  return static_cast<double>(time) * 1e-9;
-}
+double inSeconds(TraceTime time) { return static_cast<double>(time) * 1e-9; }
 
-std::string textOf(const std::string* text) {
-  return text == nullptr ? "" : *text;
-}
+std::string textOf(const std::string* text) { return text == nullptr ? "" : *text; }
 
 }  // namespace
 
@@ -66,9 +51,7 @@ RecordRef::~RecordRef() {
   }
 }
 
-void RecordRef::unpacks(uint32_t node) {
-  trace_->asked(*this, node);
-}
+void RecordRef::unpacks(uint32_t node) { trace_->asked(*this, node); }
 
 const std::string* TraceNames::intern(const std::string& text) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -120,17 +103,11 @@ StepTrace::StepTrace(uint64_t step, For what) : step_(step), what_(what), start_
   ++liveTraces;
 }
 
-StepTrace::~StepTrace() {
-  --liveTraces;
-}
+StepTrace::~StepTrace() { --liveTraces; }
 
-int64_t StepTrace::live() {
-  return liveTraces;
-}
+int64_t StepTrace::live() { return liveTraces; }
 
-TraceTime StepTrace::now() const {
-  return c10::getTime() - start_;
-}
+TraceTime StepTrace::now() const { return c10::getTime() - start_; }
 
 RecordRefPtr StepTrace::add(ValueRecord record) {
   record.times.made = now();
@@ -240,8 +217,7 @@ namespace {
 class ReportRows {
  public:
   ReportRows(Report& report, const InputRecords& inputs, const Frames& frames)
-      : report_(report), inputs_(inputs), frames_(frames) {
-  }
+      : report_(report), inputs_(inputs), frames_(frames) {}
 
   void add(const ValueRecord& record) {
     if (record.fate == Fate::Unneeded && record.replays.count == 0) {
@@ -275,12 +251,7 @@ class ReportRows {
 
  private:
   using Key = std::tuple<
-      MadeBy,
-      const std::string*,
-      const char*,
-      c10::ScalarType,
-      c10::DimVector,
-      Fate,
+      MadeBy, const std::string*, const char*, c10::ScalarType, c10::DimVector, Fate,
       std::vector<std::string>>;
 
   uint64_t rowOf(const ValueRecord& record) {
@@ -353,11 +324,8 @@ Report StepTrace::report() {
   report.idleRules = names_.idleRules();
   std::lock_guard<std::mutex> lock(mutex_);
   report.ahead = {
-      counted_["regions in time"],
-      counted_["regions late"],
-      counted_["regions in vain"],
-      counted_["regions held"],
-      counted_["regions stopped"]};
+      counted_["regions in time"], counted_["regions late"], counted_["regions in vain"],
+      counted_["regions held"], counted_["regions stopped"]};
   const InputRecords inputs(records_.all());
   ReportRows rows(report, inputs, frames);
   const TraceTime now = this->now();
@@ -407,8 +375,7 @@ ProfileValue profiled(const ValueRecord& record) {
 
 // `indices`: the index in Profile::values, for each record.
 ProfileOperator profiled(
-    const OperatorRecord& call,
-    TraceTime duration,
+    const OperatorRecord& call, TraceTime duration,
     const std::unordered_map<const ValueRecord*, uint64_t>& indices) {
   const auto indicesOf = [&](const auto& records) {
     std::vector<uint64_t> found;

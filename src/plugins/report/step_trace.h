@@ -163,8 +163,7 @@ class RecordRef final : public Extra {
  public:
   static const SlotNumber kSlot;
 
-  RecordRef(StepTracePtr trace, ValueRecord& record) : trace_(std::move(trace)), record_(record) {
-  }
+  RecordRef(StepTracePtr trace, ValueRecord& record) : trace_(std::move(trace)), record_(record) {}
   ~RecordRef() override;
 
   // Calls `change` on the record, under the trace's lock.
@@ -172,14 +171,10 @@ class RecordRef final : public Extra {
   void update(const Change& change) const;
 
   // The value's fate is noted when its region ends.
-  bool waitsForEnd() const override {
-    return true;
-  }
+  bool waitsForEnd() const override { return true; }
   void unpacks(uint32_t node) override;
 
-  ValueRecord* record() const {
-    return &record_;
-  }
+  ValueRecord* record() const { return &record_; }
 
  private:
   StepTracePtr trace_;
@@ -216,18 +211,12 @@ class Lines {
   ValueRecord& add(ValueRecord record);
 
   // Lets a later add() reuse `record`. No reference to the record may be left.
-  void remove(ValueRecord& record) {
-    unused_.push_back(&record);
-  }
+  void remove(ValueRecord& record) { unused_.push_back(&record); }
 
-  const std::deque<ValueRecord>& all() const {
-    return all_;
-  }
+  const std::deque<ValueRecord>& all() const { return all_; }
 
   // True until the first record. Needs no lock.
-  bool isEmpty() const {
-    return isEmpty_;
-  }
+  bool isEmpty() const { return isEmpty_; }
 
  private:
   std::atomic<bool> isEmpty_{true};
@@ -246,20 +235,14 @@ class StepTrace final : public std::enable_shared_from_this<StepTrace> {
   EBB_API static int64_t live();
 
   // True for a profile: the trace records each call of an operator, and keeps all records.
-  bool isProfile() const {
-    return what_ == For::Profile;
-  }
+  bool isProfile() const { return what_ == For::Profile; }
 
   // True until the first storage gets a record. Takes no lock.
-  bool isEmpty() const {
-    return records_.isEmpty();
-  }
+  bool isEmpty() const { return records_.isEmpty(); }
 
   TraceTime now() const;
 
-  TraceNames& names() {
-    return names_;
-  }
+  TraceNames& names() { return names_; }
 
   RecordRefPtr add(ValueRecord record);
   void add(const char* kind, const std::string& name, TraceTime start, size_t nbytes = 0);

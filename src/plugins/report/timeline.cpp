@@ -98,9 +98,7 @@ std::vector<Change> eventsInOrder(
 }  // namespace
 
 void addTimeline(
-    Report& report,
-    const std::deque<ValueRecord>& records,
-    const InputRecords& inputs,
+    Report& report, const std::deque<ValueRecord>& records, const InputRecords& inputs,
     TraceTime now) {
   const std::vector<Change> events = eventsInOrder(records, inputs, now);
   const size_t stretch = std::max<size_t>(1, 2 * events.size() / kMostPoints);
@@ -111,8 +109,7 @@ void addTimeline(
     held += events[i].held;
     eager += events[i].eager;
     const ReportPoint point{
-        static_cast<double>(events[i].time) * 1e-9,
-        static_cast<uint64_t>(held),
+        static_cast<double>(events[i].time) * 1e-9, static_cast<uint64_t>(held),
         static_cast<uint64_t>(eager)};
     report.peakHeld = std::max(report.peakHeld, point.held);
     report.peakEager = std::max(report.peakEager, point.eager);

@@ -10,9 +10,7 @@ namespace ebb {
 
 // Adds both curves and their peaks. Long curves lose points, but not the peak of held memory.
 void addTimeline(
-    Report& report,
-    const std::deque<ValueRecord>& records,
-    const InputRecords& inputs,
+    Report& report, const std::deque<ValueRecord>& records, const InputRecords& inputs,
     TraceTime now);
 
 }  // namespace ebb

@@ -73,28 +73,15 @@ std::string describe(const Mismatch& mismatch) {
             "result: put that write into `with ebb.opaque(tensor):`; 2. the operator is not "
             "deterministic, or depends on state outside its arguments"
           : c10::str(
-                "its input ",
-                mismatch.changedInputs,
+                "its input ", mismatch.changedInputs,
                 " has changed since the forward: by code that torch does not see, or by a write "
                 "that does not change the version counter (.data, a fused optimizer, batch norm "
                 "statistics, numpy)");
   return c10::str(
-      "ebb: replay mismatch: the replay of ",
-      op,
-      " in region '",
-      mismatch.region,
-      "' differs from the forward in ",
-      mismatch.output,
-      ": ",
-      mismatch.differing,
-      " of ",
-      mismatch.elements,
-      " elements, the largest difference is ",
-      mismatch.largestDifference,
-      ". Likely causes: ",
-      cause,
-      ". Or give ",
-      op,
+      "ebb: replay mismatch: the replay of ", op, " in region '", mismatch.region,
+      "' differs from the forward in ", mismatch.output, ": ", mismatch.differing, " of ",
+      mismatch.elements, " elements, the largest difference is ", mismatch.largestDifference,
+      ". Likely causes: ", cause, ". Or give ", op,
       " the decision SAVE, which EBB_VERIFY=demote does by itself.");
 }
 
@@ -138,8 +125,7 @@ const Mismatch& mismatchOf(const Graph& graph, Value& value, const c10::Storage&
     mismatch->region = graph.names[record.region];
     mismatch->op = record.op;
     mismatch->output = c10::str(
-        record.output.written ? "argument " : "result ",
-        record.output.slot,
+        record.output.written ? "argument " : "result ", record.output.slot,
         record.output.written ? ", which it writes" : "");
     if (record.output.element >= 0) {
       mismatch->output += c10::str(" (element ", record.output.element, " of the list)");

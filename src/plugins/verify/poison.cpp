@@ -25,10 +25,8 @@ struct Wrapper {
 c10::Storage copied(const Wrapper& wrapper) {
   try {
     c10::Storage copy(
-        c10::Storage::use_byte_size_t(),
-        static_cast<int64_t>(wrapper.nbytes),
-        c10::GetDefaultCPUAllocator(),
-        true);
+        c10::Storage::use_byte_size_t(), static_cast<int64_t>(wrapper.nbytes),
+        c10::GetDefaultCPUAllocator(), true);
     std::memcpy(copy.mutable_data(), wrapper.memory.get(), wrapper.nbytes);
     return copy;
   } catch (const c10::Error&) {

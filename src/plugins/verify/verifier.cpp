@@ -39,8 +39,7 @@ std::string changedInputsOf(const Recipe& recipe) {
 // See Note [Verify mode]
 class Verifier final : public OpEvents, public BackwardEvents {
  public:
-  explicit Verifier(VerifyMode mode) : mode_(mode) {
-  }
+  explicit Verifier(VerifyMode mode) : mode_(mode) {}
 
   void canBeReplayed(
       const Recipe& recipe, const Output& output, const at::Tensor& tensor) override {
@@ -156,12 +155,8 @@ std::atomic<VerifyMode>& currentMode() {
 
 const SlotNumber Witness::kSlot = takeSlot();
 
-VerifyMode verifyMode() {
-  return currentMode().load(std::memory_order_relaxed);
-}
+VerifyMode verifyMode() { return currentMode().load(std::memory_order_relaxed); }
 
-VerifyMode setVerifyMode(VerifyMode mode) {
-  return currentMode().exchange(mode);
-}
+VerifyMode setVerifyMode(VerifyMode mode) { return currentMode().exchange(mode); }
 
 }  // namespace ebb

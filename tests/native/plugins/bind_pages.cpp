@@ -43,43 +43,27 @@ void bindPages(py::module_& module) {
   py::class_<PagePool>(module, "PagePool")
       .def(
           py::init(
-              torch::wrap_pybind_function([](const c10::Device& device,
-                                             int64_t rowBytes,
-                                             int64_t pageRows,
-                                             int64_t devicePages,
-                                             int64_t hostPages,
-                                             bool isStack) {
+              torch::wrap_pybind_function([](const c10::Device& device, int64_t rowBytes,
+                                             int64_t pageRows, int64_t devicePages,
+                                             int64_t hostPages, bool isStack) {
                 return std::make_unique<PagePool>(
                     PagePoolOptions{device, rowBytes, pageRows, devicePages, hostPages, isStack});
               })),
-          py::arg("device"),
-          py::arg("row_bytes"),
-          py::arg("page_rows"),
-          py::arg("device_pages"),
-          py::arg("host_pages") = 0,
-          py::arg("stack") = false)
+          py::arg("device"), py::arg("row_bytes"), py::arg("page_rows"), py::arg("device_pages"),
+          py::arg("host_pages") = 0, py::arg("stack") = false)
       .def("make_ticket", torch::wrap_pybind_function(&PagePool::makeTicket))
       .def("stash", torch::wrap_pybind_function(&PagePool::stash))
       .def(
           "restore",
-          torch::wrap_pybind_function([](PagePool& pool,
-                                         PageTicket& ticket,
-                                         at::Tensor tensor,
-                                         int fillDeadRows,
-                                         uint8_t dead,
-                                         uint8_t failed,
+          torch::wrap_pybind_function([](PagePool& pool, PageTicket& ticket, at::Tensor tensor,
+                                         int fillDeadRows, uint8_t dead, uint8_t failed,
                                          bool keepsPages) {
             pool.restore(
-                ticket,
-                tensor,
+                ticket, tensor,
                 {static_cast<PageDeadRows>(fillDeadRows), dead, failed, keepsPages});
           }),
-          py::arg("ticket"),
-          py::arg("tensor"),
-          py::arg("fill_dead_rows") = 1,
-          py::arg("dead") = 0,
-          py::arg("failed") = 255,
-          py::arg("keep_pages") = false)
+          py::arg("ticket"), py::arg("tensor"), py::arg("fill_dead_rows") = 1, py::arg("dead") = 0,
+          py::arg("failed") = 255, py::arg("keep_pages") = false)
       .def("give_back", torch::wrap_pybind_function(&PagePool::giveBack))
       .def("reset", torch::wrap_pybind_function(&PagePool::reset))
       .def("status", torch::wrap_pybind_function(&status));

@@ -82,9 +82,7 @@ class InPlace {
   explicit InPlace(std::shared_ptr<Transfer> given) {
     putEngineInPlace(std::make_shared<Offload>(std::move(given)));
   }
-  ~InPlace() {
-    close();
-  }
+  ~InPlace() { close(); }
   void close() {
     if (std::exchange(open_, false)) {
       putEngineInPlace(nullptr);
@@ -129,9 +127,7 @@ class InstantAccelerator {
     }
   }
 
-  void close() {
-    inPlace_.close();
-  }
+  void close() { inPlace_.close(); }
 
  private:
   InstantTransfer& instant_ = *new InstantTransfer;  // leaked: its memory may outlive it
@@ -141,12 +137,9 @@ class InstantAccelerator {
 
 class FakeAccelerator {
  public:
-  explicit FakeAccelerator(size_t hostBytes) : fake_(std::make_shared<FakeTransfer>(hostBytes)) {
-  }
+  explicit FakeAccelerator(size_t hostBytes) : fake_(std::make_shared<FakeTransfer>(hostBytes)) {}
 
-  void close() {
-    inPlace_.close();
-  }
+  void close() { inPlace_.close(); }
 
   // From now on each allocation calls `told`, as a device that is out of memory calls Python's
   // observers. None ends this.
@@ -176,9 +169,7 @@ class FakeAccelerator {
     return dict;
   }
 
-  FakeTransfer& fake() {
-    return *fake_;
-  }
+  FakeTransfer& fake() { return *fake_; }
 
  private:
   const std::shared_ptr<FakeTransfer> fake_;  // what was sent through it may outlive this

@@ -40,10 +40,7 @@ void CopyQueue::checkOrder(const Copy& copy) {
     if (known == copy.after.end() || known->second < other.number) {
       violations_.push_back(
           c10::str(
-              "copy ",
-              copy.number,
-              " conflicts with copy ",
-              other.number,
+              "copy ", copy.number, " conflicts with copy ", other.number,
               ", and nothing orders them"));
     }
   };
@@ -108,8 +105,6 @@ void CopyQueue::hostKnows(const Clock& clock) {
   });
 }
 
-std::vector<std::string> CopyQueue::takeViolations() {
-  return std::exchange(violations_, {});
-}
+std::vector<std::string> CopyQueue::takeViolations() { return std::exchange(violations_, {}); }
 
 }  // namespace ebb

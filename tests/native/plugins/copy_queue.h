@@ -41,9 +41,7 @@ class CopyQueue {
   void hostKnows(const Clock& clock);
 
   // The number of copies that have not run.
-  size_t size() const {
-    return queue_.size();
-  }
+  size_t size() const { return queue_.size(); }
 
   // The number of copies that have run on `stream`.
   size_t ranOn(StreamId stream) const {

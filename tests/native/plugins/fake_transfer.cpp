@@ -25,8 +25,7 @@ struct HostBlock {
 };
 
 struct FakeEvent final : TransferEvent {
-  explicit FakeEvent(Clock given) : clock(std::move(given)) {
-  }
+  explicit FakeEvent(Clock given) : clock(std::move(given)) {}
   Clock clock;
 };
 
@@ -34,9 +33,7 @@ const Clock& clockOf(const TransferEvent& event) {
   return static_cast<const FakeEvent&>(event).clock;
 }
 
-bool isCompute(StreamId stream) {
-  return stream < kOut;
-}
+bool isCompute(StreamId stream) { return stream < kOut; }
 
 void freeHostBlock(void* context) {
   auto* block = static_cast<HostBlock*>(context);
@@ -49,12 +46,9 @@ void freeHostBlock(void* context) {
 }  // namespace
 
 FakeTransfer::FakeTransfer(size_t hostBytes)
-    : hostLimit_(hostBytes), hostBytes_(std::make_shared<size_t>(0)) {
-}
+    : hostLimit_(hostBytes), hostBytes_(std::make_shared<size_t>(0)) {}
 
-bool FakeTransfer::isDevice(c10::Device device) const {
-  return device.is_cpu();
-}
+bool FakeTransfer::isDevice(c10::Device device) const { return device.is_cpu(); }
 
 c10::Stream FakeTransfer::computeStream(c10::Device) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -67,13 +61,9 @@ StreamId FakeTransfer::computeNumber() const {
   return own == computeNumbers_.end() ? 0 : own->second;
 }
 
-c10::Stream FakeTransfer::outStream(c10::Device) {
-  return streamOf(kOut);
-}
+c10::Stream FakeTransfer::outStream(c10::Device) { return streamOf(kOut); }
 
-c10::Stream FakeTransfer::inStream(c10::Device) {
-  return streamOf(kIn);
-}
+c10::Stream FakeTransfer::inStream(c10::Device) { return streamOf(kIn); }
 
 TransferEventPtr FakeTransfer::record(c10::Stream stream) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -153,8 +143,7 @@ c10::Storage FakeTransfer::allocateOnHost(size_t nbytes, c10::Device) {
   auto* block = new HostBlock{std::malloc(std::max<size_t>(nbytes, 1)), nbytes, hostBytes_};
   std::memset(block->memory, kPoison, nbytes);
   return c10::Storage(
-      c10::Storage::use_byte_size_t(),
-      nbytes,
+      c10::Storage::use_byte_size_t(), nbytes,
       c10::DataPtr(block->memory, block, &freeHostBlock, c10::Device(c10::kCPU)));
 }
 
@@ -168,11 +157,8 @@ void FakeTransfer::copy(
   const auto [compute, tick] = isOut ? packings_.at(from.unsafeGetStorageImpl())
                                      : Packing{computeNumber(), tickOfLastCopy_ + 1};
   const uint64_t number = queue_.push(
-      {to, isOut ? CopyQueue::kHost : compute},
-      {from, isOut ? compute : CopyQueue::kHost},
-      nbytes,
-      stream.id(),
-      clock);
+      {to, isOut ? CopyQueue::kHost : compute}, {from, isOut ? compute : CopyQueue::kHost}, nbytes,
+      stream.id(), clock);
   queue_.checkBehind(compute, tick);
   tickOfLastCopy_ = lastTick_;
   clock[stream.id()] = number;

@@ -16,28 +16,14 @@ namespace ebb {
 // allocator does: malloc would cost more than the rest.
 class InstantTransfer final : public Transfer {
  public:
-  bool isDevice(c10::Device device) const override {
-    return device.is_cpu();
-  }
-  c10::Stream computeStream(c10::Device device) override {
-    return stream(0);
-  }
-  c10::Stream outStream(c10::Device device) override {
-    return stream(1);
-  }
-  c10::Stream inStream(c10::Device device) override {
-    return stream(2);
-  }
-  TransferEventPtr record(c10::Stream stream) override {
-    return event_;
-  }
-  void wait(c10::Stream stream, const TransferEventPtr& event) override {
-  }
-  bool isDone(const TransferEvent& event) override {
-    return true;
-  }
-  void finish(const TransferEvent& event) override {
-  }
+  bool isDevice(c10::Device device) const override { return device.is_cpu(); }
+  c10::Stream computeStream(c10::Device device) override { return stream(0); }
+  c10::Stream outStream(c10::Device device) override { return stream(1); }
+  c10::Stream inStream(c10::Device device) override { return stream(2); }
+  TransferEventPtr record(c10::Stream stream) override { return event_; }
+  void wait(c10::Stream stream, const TransferEventPtr& event) override {}
+  bool isDone(const TransferEvent& event) override { return true; }
+  void finish(const TransferEvent& event) override {}
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& cached = free_[nbytes];

@@ -57,9 +57,7 @@ struct Drawn {
 };
 inline thread_local Drawn drawnBefore{};
 
-inline bool isCaptured(int stream) {
-  return capture && capture->given.count(stream) > 0;
-}
+inline bool isCaptured(int stream) { return capture && capture->given.count(stream) > 0; }
 
 [[noreturn]] inline void breakCapture(const std::string& why) {
   if (capture && capture->broken.empty()) {
@@ -116,9 +114,7 @@ inline uint64_t endCapture(int stream) {
   TORCH_CHECK(done.broken.empty(), "late: the capture was invalidated: ", done.broken);
   for (const auto& [other, number] : done.given) {
     TORCH_CHECK(
-        done.clocks[stream][other] >= number,
-        "late: stream ",
-        other % kStreamsEach,
+        done.clocks[stream][other] >= number, "late: stream ", other % kStreamsEach,
         " has work that the captured stream did not wait for");
   }
   graphs[done.graph.id] = std::make_shared<Graph>(std::move(done.graph));

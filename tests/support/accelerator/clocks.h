@@ -54,9 +54,7 @@ struct Access {
   uint64_t number = 0;  // there
   std::string what;
 
-  bool isBefore(const Clock& clock) const {
-    return stream == kHost || clock[stream] >= number;
-  }
+  bool isBefore(const Clock& clock) const { return stream == kHost || clock[stream] >= number; }
 };
 
 inline std::vector<std::string> races;
@@ -130,8 +128,6 @@ inline int resolved(c10::Device device) {
   return device.has_index() ? device.index() : currentDevice;
 }
 
-inline int currentStream() {
-  return currentOf[currentDevice];
-}
+inline int currentStream() { return currentOf[currentDevice]; }
 
 }  // namespace late

@@ -26,11 +26,8 @@ inline void setDevice(c10::Device device) {
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = kType;
   Guard() = default;
-  explicit Guard(c10::DeviceType) {
-  }
-  c10::DeviceType type() const override {
-    return kType;
-  }
+  explicit Guard(c10::DeviceType) {}
+  c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device device) const override {
     const c10::Device before = getDevice();
     late::setDevice(device);
@@ -39,9 +36,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override {
     return c10::Device(kType, static_cast<c10::DeviceIndex>(currentDevice));
   }
-  void setDevice(c10::Device device) const override {
-    late::setDevice(device);
-  }
+  void setDevice(c10::Device device) const override { late::setDevice(device); }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     if (device.has_index()) {
       currentDevice = device.index();
@@ -145,20 +140,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {
-  void init() const override {
-  }
-  bool hasPrimaryContext(c10::DeviceIndex) const override {
-    return true;
-  }
-  bool isBuilt() const override {
-    return true;
-  }
-  bool isAvailable() const override {
-    return true;
-  }
-  c10::DeviceIndex deviceCount() const override {
-    return kDevices;
-  }
+  void init() const override {}
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
   void setCurrentDevice(c10::DeviceIndex device) const override {
     late::setDevice(c10::Device(kType, device));
   }
@@ -173,12 +159,8 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override {
     return device < 0 ? getCurrentDevice() : exchangeDevice(device);
   }
-  at::Allocator* getPinnedMemoryAllocator() const override {
-    return &pinnedMemory;
-  }
-  bool isPinnedPtr(const void* address) const override {
-    return isPinned(address);
-  }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinnedMemory; }
+  bool isPinnedPtr(const void* address) const override { return isPinned(address); }
   at::Device getDeviceFromPtr(void* address) const override {
     const Lock lock(program);
     const auto* found = blockAt(address);

@@ -69,13 +69,8 @@ class Call {
       mapTensors(argument, [&](const at::Tensor& tensor) {
         if (isOurs(tensor)) {
           TORCH_CHECK(
-              !device_ || *device_ == tensor.device(),
-              "late: ",
-              name_,
-              " got tensors on ",
-              *device_,
-              " and ",
-              tensor.device());
+              !device_ || *device_ == tensor.device(), "late: ", name_, " got tensors on ",
+              *device_, " and ", tensor.device());
           device_ = tensor.device();
         }
         return tensor;
@@ -167,12 +162,8 @@ class Call {
         addUse(used, results[i].toTensor(), true);
       }
     }
-    const auto task = [op = op_,
-                       onCpu = onCpu_,
-                       slot = generator_,
-                       numbers = takeNumbers(),
-                       targets,
-                       unsteady = unsteady_] {
+    const auto task = [op = op_, onCpu = onCpu_, slot = generator_, numbers = takeNumbers(),
+                       targets, unsteady = unsteady_] {
       const Below inside;
       torch::jit::Stack values(onCpu);
       if (numbers) {

@@ -38,22 +38,15 @@ class DeviceGenerator final : public c10::GeneratorImpl {
   explicit DeviceGenerator(c10::DeviceIndex index, bool isDefault = false)
       : GeneratorImpl(
             c10::Device(kType, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-        isDefault_(isDefault) {
-  }
+        isDefault_(isDefault) {}
   void set_current_seed(uint64_t seed) override {
     TORCH_CHECK(!isInCapture() || seed == seed_, "late: seeding while a graph is captured");
     seed_ = seed;
     place() = 0;
   }
-  void set_offset(uint64_t offset) override {
-    place() = offset;
-  }
-  uint64_t get_offset() const override {
-    return place();
-  }
-  uint64_t current_seed() const override {
-    return seed_;
-  }
+  void set_offset(uint64_t offset) override { place() = offset; }
+  uint64_t get_offset() const override { return place(); }
+  uint64_t current_seed() const override { return seed_; }
   uint64_t seed() override {
     set_current_seed(c10::detail::getNonDeterministicRandom());
     return seed_;
@@ -80,9 +73,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     copy->place_ = place_;
     return copy;
   }
-  static c10::DeviceType device_type() {
-    return kType;
-  }
+  static c10::DeviceType device_type() { return kType; }
 
   Numbers next() const {
     const Lock lock(program);
@@ -91,9 +82,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
         "late: a generator that is not the default one while a graph is captured");
     return {seed_, place(), isInCapture()};
   }
-  void advance() {
-    place() += 4;
-  }
+  void advance() { place() += 4; }
 
  private:
   bool isInCapture() const {
@@ -101,9 +90,7 @@ class DeviceGenerator final : public c10::GeneratorImpl {
     return isDefault_ && capture && capture->graph.device == device().index() &&
            isCaptured(currentOf[device().index()]);
   }
-  uint64_t& place() const {
-    return isInCapture() ? capture->graph.draws : place_;
-  }
+  uint64_t& place() const { return isInCapture() ? capture->graph.draws : place_; }
 
   const bool isDefault_;
   uint64_t seed_ = c10::default_rng_seed_val;

@@ -20,9 +20,7 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
 REGISTER_ALLOCATOR(late::kType, &late::deviceMemory)
 
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFallthrough());
-}
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   using namespace at::autocast;
@@ -109,9 +107,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 // ebb finds CUDA's runtime by the first of these names, and uses only the second on this device.
 #define LATE_EXPORT extern "C" __attribute__((visibility("default")))
-LATE_EXPORT int cudaHostRegister(void*, size_t, unsigned) {
-  return 1;
-}
+LATE_EXPORT int cudaHostRegister(void*, size_t, unsigned) { return 1; }
 LATE_EXPORT int cudaThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, late::captureMode);
   return 0;

@@ -150,20 +150,14 @@ struct DeviceMemory final : c10::DeviceAllocator {
     void* memory = nbytes == 0 ? nullptr : takeOnDevice(nbytes);
     return {memory, memory, &freeOnDevice, deviceOf(currentStream())};
   }
-  at::DeleterFnPtr raw_deleter() const override {
-    return &freeOnDevice;
-  }
+  at::DeleterFnPtr raw_deleter() const override { return &freeOnDevice; }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
     enqueue(currentStream(), "copy_data", {{from, false}, {to, true}}, [=] {
       std::memcpy(seen(to), seen(from), nbytes);
     });
   }
-  bool initialized() override {
-    return true;
-  }
-  void emptyCache(c10::MempoolId_t) override {
-    checkNotCapturing("emptying the cache");
-  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { checkNotCapturing("emptying the cache"); }
   // As CUDA's: memory is known by its deleter.
   void recordStream(const c10::DataPtr& memory, c10::Stream stream) override {
     if (memory.get_deleter() != &freeOnDevice) {
@@ -205,8 +199,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
     const size_t total = std::min(settings.limit, kArena);
     return {total - std::min<size_t>(total, settings.others + reserved), total};
   }
-  void resetAccumulatedStats(c10::DeviceIndex) override {
-  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex device) override {
     const Lock lock(program);
     TORCH_CHECK(settings.countsBytes, "late: this allocator has no statistics");
@@ -266,9 +259,7 @@ struct PinnedMemory final : c10::Allocator {
     void* memory = nbytes == 0 ? nullptr : takeOnHost(nbytes);
     return {memory, memory, &freeOnHost, c10::Device(c10::kCPU)};
   }
-  at::DeleterFnPtr raw_deleter() const override {
-    return &freeOnHost;
-  }
+  at::DeleterFnPtr raw_deleter() const override { return &freeOnHost; }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
     std::memcpy(to, from, nbytes);
   }

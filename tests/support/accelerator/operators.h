@@ -29,34 +29,21 @@
 namespace late {
 
 inline at::Tensor empty(
-    c10::IntArrayRef size,
-    std::optional<c10::ScalarType> dtype,
-    std::optional<c10::Layout>,
-    std::optional<c10::Device> device,
-    std::optional<bool>,
+    c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
+    std::optional<c10::Device> device, std::optional<bool>,
     std::optional<c10::MemoryFormat> format) {
   const c10::DeviceGuard guard(device.value_or(deviceOf(currentStream())));
   return at::detail::empty_generic(
-      size,
-      &deviceMemory,
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::dtype_or_default(dtype),
-      format);
+      size, &deviceMemory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::dtype_or_default(dtype), format);
 }
 
 inline at::Tensor emptyStrided(
-    c10::IntArrayRef size,
-    c10::IntArrayRef stride,
-    std::optional<c10::ScalarType> dtype,
-    std::optional<c10::Layout>,
-    std::optional<c10::Device> device,
-    std::optional<bool>) {
+    c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
+    std::optional<c10::Layout>, std::optional<c10::Device> device, std::optional<bool>) {
   const c10::DeviceGuard guard(device.value_or(deviceOf(currentStream())));
   return at::detail::empty_strided_generic(
-      size,
-      stride,
-      &deviceMemory,
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      size, stride, &deviceMemory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
       c10::dtype_or_default(dtype));
 }
 
@@ -71,10 +58,7 @@ inline at::Tensor& setStorage(at::Tensor& self, at::Storage storage) {
 }
 
 inline at::Tensor& setStorageAt(
-    at::Tensor& self,
-    at::Storage storage,
-    int64_t offset,
-    c10::IntArrayRef size,
+    at::Tensor& self, at::Storage storage, int64_t offset, c10::IntArrayRef size,
     c10::IntArrayRef stride) {
   return at::cpu::set_(self, std::move(storage), offset, size, stride);
 }
@@ -88,16 +72,12 @@ inline void recordStream(at::Tensor& self, c10::Stream stream) {
 inline at::Tensor sameMemory(const at::Tensor& tensor) {
   return like(
       at::from_blob(
-          const_cast<void*>(addressOf(tensor)),
-          tensor.sizes(),
-          tensor.strides(),
+          const_cast<void*>(addressOf(tensor)), tensor.sizes(), tensor.strides(),
           tensor.scalar_type()),
       tensor);
 }
 
-inline int streamFor(const at::Tensor& tensor) {
-  return currentOf[tensor.device().index()];
-}
+inline int streamFor(const at::Tensor& tensor) { return currentOf[tensor.device().index()]; }
 
 inline void copyLater(int stream, const char* what, const at::Tensor& from, const at::Tensor& to) {
   const auto seenBy = [](const at::Tensor& tensor) {
@@ -224,18 +204,12 @@ struct Convolved {
 };
 
 inline at::Tensor convolution(
-    const at::Tensor& x,
-    const at::Tensor& w,
-    const std::optional<at::Tensor>& bias,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
-    bool transposed,
-    at::IntArrayRef outputPadding,
-    int64_t groups) {
+    const at::Tensor& x, const at::Tensor& w, const std::optional<at::Tensor>& bias,
+    at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+    at::IntArrayRef outputPadding, int64_t groups) {
   const Below below;
-  const Convolved how{
-      stride.vec(), padding.vec(), dilation.vec(), transposed, outputPadding.vec(), groups};
+  const Convolved how{stride.vec(), padding.vec(),       dilation.vec(),
+                      transposed,   outputPadding.vec(), groups};
   const at::Tensor b = bias.value_or(at::Tensor());
   const at::Tensor result =
       emptyLike(how.forward(planOf(x), planOf(w), planOf(b)).contiguous(), x.device());
@@ -249,19 +223,12 @@ inline at::Tensor convolution(
 }
 
 inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolutionBackward(
-    const at::Tensor& gradient,
-    const at::Tensor& x,
-    const at::Tensor& w,
-    at::IntArrayRef stride,
-    at::IntArrayRef padding,
-    at::IntArrayRef dilation,
-    bool transposed,
-    at::IntArrayRef outputPadding,
-    int64_t groups,
-    std::array<bool, 3> wanted) {
+    const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& w, at::IntArrayRef stride,
+    at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
+    at::IntArrayRef outputPadding, int64_t groups, std::array<bool, 3> wanted) {
   const Below below;
-  const Convolved how{
-      stride.vec(), padding.vec(), dilation.vec(), transposed, outputPadding.vec(), groups};
+  const Convolved how{stride.vec(), padding.vec(),       dilation.vec(),
+                      transposed,   outputPadding.vec(), groups};
   const int64_t channels = transposed ? w.size(1) * groups : w.size(0);
   const at::Tensor plans[] = {
       planOf(x).contiguous(), planOf(w).contiguous(), at::empty({channels}, planOf(w).options())};
@@ -276,17 +243,8 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolutionBackward(
   const auto kernel = [=, g = shown(gradient), x = shown(x), w = shown(w)] {
     const std::vector<int64_t> bias{channels};
     const auto [a, b, c] = at::convolution_backward(
-        g,
-        x,
-        w,
-        at::OptionalIntArrayRef(bias),
-        how.stride,
-        how.padding,
-        how.dilation,
-        how.transposed,
-        how.outputPadding,
-        how.groups,
-        wanted);
+        g, x, w, at::OptionalIntArrayRef(bias), how.stride, how.padding, how.dilation,
+        how.transposed, how.outputPadding, how.groups, wanted);
     const at::Tensor* from[] = {&a, &b, &c};
     for (int i = 0; i < 3; ++i) {
       if (targets[i].defined()) {

@@ -13,16 +13,11 @@ namespace late {
 
 class LateMover final : public ebb::PageMover {
  public:
-  explicit LateMover(const ebb::PageMover& mover) : mover_(mover) {
-  }
+  explicit LateMover(const ebb::PageMover& mover) : mover_(mover) {}
 
   void stash(
-      ebb::PagePoolState* pool,
-      ebb::PageTicketState* ticket,
-      ebb::PageRows whole,
-      const void* source,
-      const int64_t* rows,
-      void* stream) const override {
+      ebb::PagePoolState* pool, ebb::PageTicketState* ticket, ebb::PageRows whole,
+      const void* source, const int64_t* rows, void* stream) const override {
     const Uses uses{{pool, true}, {ticket, true}, {source, false}, {rows, false}};
     run("stash pages", stream, uses, pool, [=, this](ebb::PagePoolState* state) {
       mover_.stash(state, at(ticket), whole, seen(source), at(rows), nullptr);
@@ -30,12 +25,8 @@ class LateMover final : public ebb::PageMover {
   }
 
   void restore(
-      ebb::PagePoolState* pool,
-      ebb::PageTicketState* ticket,
-      ebb::PageRows whole,
-      void* destination,
-      ebb::PageFill fill,
-      void* stream) const override {
+      ebb::PagePoolState* pool, ebb::PageTicketState* ticket, ebb::PageRows whole,
+      void* destination, ebb::PageFill fill, void* stream) const override {
     const Uses uses{{pool, true}, {ticket, true}, {destination, true}};
     run("restore pages", stream, uses, pool, [=, this](ebb::PagePoolState* state) {
       mover_.restore(state, at(ticket), whole, seen(destination), fill, nullptr);
@@ -45,15 +36,13 @@ class LateMover final : public ebb::PageMover {
   void giveBack(
       ebb::PagePoolState* pool, ebb::PageTicketState* ticket, void* stream) const override {
     const Uses uses{{pool, true}, {ticket, true}};
-    run("give pages back", stream, uses, pool, [=, this](ebb::PagePoolState* state) {
-      mover_.giveBack(state, at(ticket), nullptr);
-    });
+    run("give pages back", stream, uses, pool,
+        [=, this](ebb::PagePoolState* state) { mover_.giveBack(state, at(ticket), nullptr); });
   }
 
   void reset(ebb::PagePoolState* pool, void* stream) const override {
-    run("reset pages", stream, {{pool, true}}, pool, [=, this](ebb::PagePoolState* state) {
-      mover_.reset(state, nullptr);
-    });
+    run("reset pages", stream, {{pool, true}}, pool,
+        [=, this](ebb::PagePoolState* state) { mover_.reset(state, nullptr); });
   }
 
  private:
@@ -73,8 +62,8 @@ class LateMover final : public ebb::PageMover {
   // The pool's own addresses are those that the host has; while the mover runs they are others.
   template <class F>
   void run(
-      const char* what, void* stream, const Uses& uses, ebb::PagePoolState* pool, const F& work)
-      const {
+      const char* what, void* stream, const Uses& uses, ebb::PagePoolState* pool,
+      const F& work) const {
     const int index = static_cast<int>(reinterpret_cast<intptr_t>(stream)) - 1;
     TORCH_CHECK(
         index / kStreamsEach == currentDevice,
@@ -104,21 +93,17 @@ class LateMover final : public ebb::PageMover {
 class FailingMover final : public ebb::PageMover {
  public:
   void stash(
-      ebb::PagePoolState*, ebb::PageTicketState*, ebb::PageRows, const void*, const int64_t*, void*)
-      const override {
+      ebb::PagePoolState*, ebb::PageTicketState*, ebb::PageRows, const void*, const int64_t*,
+      void*) const override {
     fail();
   }
   void restore(
-      ebb::PagePoolState*, ebb::PageTicketState*, ebb::PageRows, void*, ebb::PageFill, void*)
-      const override {
+      ebb::PagePoolState*, ebb::PageTicketState*, ebb::PageRows, void*, ebb::PageFill,
+      void*) const override {
     fail();
   }
-  void giveBack(ebb::PagePoolState*, ebb::PageTicketState*, void*) const override {
-    fail();
-  }
-  void reset(ebb::PagePoolState*, void*) const override {
-    fail();
-  }
+  void giveBack(ebb::PagePoolState*, ebb::PageTicketState*, void*) const override { fail(); }
+  void reset(ebb::PagePoolState*, void*) const override { fail(); }
 
  private:
   [[noreturn]] static void fail() {

@@ -77,9 +77,7 @@ inline void finish(const Point& point) {
   join(hostClock, point.clock);
 }
 
-inline void finish(int stream) {
-  finish(endOf(stream));
-}
+inline void finish(int stream) { finish(endOf(stream)); }
 
 inline bool isDone(const Point& point) {
   checkNotCapturing("asking for an event or a stream");

@@ -21,8 +21,7 @@ namespace late {
 struct Below {
   at::AutoDispatchBelowADInplaceOrView autograd;
   c10::impl::ExcludeDispatchKeyGuard others{c10::DispatchKeySet(
-      {c10::DispatchKey::CustomRNGKeyId,
-       c10::DispatchKey::Python,
+      {c10::DispatchKey::CustomRNGKeyId, c10::DispatchKey::Python,
        c10::DispatchKey::PythonTLSSnapshot})};
 };
 
@@ -72,11 +71,8 @@ inline at::Tensor planOf(const at::Tensor& tensor) {
 inline at::Tensor emptyLike(const at::Tensor& plan, c10::Device device) {
   const c10::DeviceGuard guard(device);
   return at::detail::empty_strided_generic(
-      plan.sizes(),
-      plan.strides(),
-      &deviceMemory,
-      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      plan.scalar_type());
+      plan.sizes(), plan.strides(), &deviceMemory,
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), plan.scalar_type());
 }
 
 inline void resizeStorage(const c10::Storage& storage, size_t nbytes) {
@@ -90,8 +86,7 @@ inline void resizeStorage(const c10::Storage& storage, size_t nbytes) {
 }
 
 inline void resizeTensor(
-    const at::Tensor& tensor,
-    c10::IntArrayRef size,
+    const at::Tensor& tensor, c10::IntArrayRef size,
     std::optional<at::MemoryFormat> format = std::nullopt) {
   if (tensor.sizes() == size) {
     return;
@@ -138,11 +133,8 @@ inline void addUse(Uses& uses, const at::Tensor& tensor, bool writes) {
 
 // Queues a kernel that reads and writes these tensors, as far as they are of the device.
 inline void launch(
-    int stream,
-    const std::string& what,
-    std::initializer_list<at::Tensor> reads,
-    c10::ArrayRef<at::Tensor> writes,
-    Task kernel) {
+    int stream, const std::string& what, std::initializer_list<at::Tensor> reads,
+    c10::ArrayRef<at::Tensor> writes, Task kernel) {
   Uses uses;
   for (const at::Tensor& tensor : reads) {
     addUse(uses, tensor, false);

@@ -45,9 +45,7 @@ std::mutex& lock() {
   return *made;
 }
 
-int& currentDevice() {
-  return device;
-}
+int& currentDevice() { return device; }
 
 cudaError_t failed(cudaError_t error) {
   lastError = error;
@@ -104,9 +102,7 @@ DRY_API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
   return cudaSuccess;
 }
 
-DRY_API cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
-  return cudaSuccess;
-}
+DRY_API cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
 
 DRY_API cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int of) {
   snprintf(id, length, "0000:%02x:00.0", of + 1);
@@ -192,13 +188,9 @@ DRY_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
   return cudaSuccess;
 }
 
-DRY_API cudaError_t cudaGetLastError() {
-  return std::exchange(lastError, cudaSuccess);
-}
+DRY_API cudaError_t cudaGetLastError() { return std::exchange(lastError, cudaSuccess); }
 
-DRY_API cudaError_t cudaPeekAtLastError() {
-  return lastError;
-}
+DRY_API cudaError_t cudaPeekAtLastError() { return lastError; }
 
 DRY_API const char* cudaGetErrorString(cudaError_t error) {
   switch (error) {
@@ -217,20 +209,13 @@ DRY_API const char* cudaGetErrorName(cudaError_t error) {
   return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOther";
 }
 
-DRY_API cudaError_t cudaProfilerStart() {
-  return cudaSuccess;
-}
+DRY_API cudaError_t cudaProfilerStart() { return cudaSuccess; }
 
-DRY_API cudaError_t cudaProfilerStop() {
-  return cudaSuccess;
-}
+DRY_API cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
 // torch asks for driver functions by name; none is there.
 DRY_API cudaError_t cudaGetDriverEntryPointByVersion(
-    const char*,
-    void** function,
-    unsigned,
-    unsigned long long,
+    const char*, void** function, unsigned, unsigned long long,
     cudaDriverEntryPointQueryResult* result) {
   static const auto notSupported = +[] { return 801; };
   *function = reinterpret_cast<void*>(notSupported);

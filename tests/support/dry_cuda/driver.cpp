@@ -1,9 +1,7 @@
 // Stands in for libcuda.so.1: a primary context exists, and no other function is supported.
 #define DRY_API extern "C" __attribute__((visibility("default")))
 
-DRY_API int cuInit(unsigned) {
-  return 0;
-}
+DRY_API int cuInit(unsigned) { return 0; }
 
 DRY_API int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* active) {
   *flags = 0;
@@ -21,9 +19,7 @@ DRY_API int cuCtxGetCurrent(void** context) {
   return 0;
 }
 
-DRY_API int cuCtxSetCurrent(void*) {
-  return 0;
-}
+DRY_API int cuCtxSetCurrent(void*) { return 0; }
 
 DRY_API int cuDeviceGet(int* device, int ordinal) {
   *device = ordinal;
@@ -41,9 +37,7 @@ DRY_API int cuGetErrorString(int, const char** text) {
 }
 
 #define DRY_NOT_SUPPORTED(name) \
-  DRY_API int name(...) {       \
-    return 801;                 \
-  }
+  DRY_API int name(...) { return 801; }
 DRY_NOT_SUPPORTED(cuFuncGetAttribute)
 DRY_NOT_SUPPORTED(cuFuncSetAttribute)
 DRY_NOT_SUPPORTED(cuFuncSetCacheConfig)

@@ -38,18 +38,8 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, size_t shared, cud
   append(stream, isProduct ? settings().productMs : settings().kernelMs);
   if (FILE* log = settings().log) {
     fprintf(
-        log,
-        "K %d %p %s %u,%u,%u %u,%u,%u %zu\n",
-        currentDevice(),
-        static_cast<void*>(stream),
-        name.c_str(),
-        grid.x,
-        grid.y,
-        grid.z,
-        block.x,
-        block.y,
-        block.z,
-        shared);
+        log, "K %d %p %s %u,%u,%u %u,%u,%u %zu\n", currentDevice(), static_cast<void*>(stream),
+        name.c_str(), grid.x, grid.y, grid.z, block.x, block.y, block.z, shared);
   }
   return cudaSuccess;
 }
@@ -70,9 +60,7 @@ int product(const char* name, cudaStream_t stream) {
 
 using namespace dry;
 
-DRY_API long dry_cuda_launches() {
-  return launches;
-}
+DRY_API long dry_cuda_launches() { return launches; }
 
 // A line in the log that tells its reader where the program is.
 DRY_API void dry_cuda_mark(const char* text) {
@@ -88,14 +76,11 @@ DRY_API void** __cudaRegisterFatBinary(void*) {
   return &handle;
 }
 
-DRY_API void __cudaRegisterFatBinaryEnd(void**) {
-}
+DRY_API void __cudaRegisterFatBinaryEnd(void**) {}
 
-DRY_API void __cudaUnregisterFatBinary(void**) {
-}
+DRY_API void __cudaUnregisterFatBinary(void**) {}
 
-DRY_API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {
-}
+DRY_API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 
 DRY_API void __cudaRegisterFunction(
     void**, const char* host, char*, const char* name, int, void*, void*, void*, void*, int*) {
@@ -176,32 +161,24 @@ DRY_API int cublasSetStream_v2(void*, void* stream) {
   return 0;
 }
 
-DRY_API int cublasSetWorkspace_v2(void*, void*, size_t) {
-  return 0;
-}
+DRY_API int cublasSetWorkspace_v2(void*, void*, size_t) { return 0; }
 
 DRY_API int cublasGetMathMode(void*, int* mode) {
   *mode = 0;
   return 0;
 }
 
-DRY_API int cublasSetMathMode(void*, int) {
-  return 0;
-}
+DRY_API int cublasSetMathMode(void*, int) { return 0; }
 
 DRY_API int cublasGetPointerMode_v2(void*, int* mode) {
   *mode = 0;
   return 0;
 }
 
-DRY_API int cublasSetPointerMode_v2(void*, int) {
-  return 0;
-}
+DRY_API int cublasSetPointerMode_v2(void*, int) { return 0; }
 
-#define DRY_PRODUCT(name)                 \
-  DRY_API int name(...) {                 \
-    return product(#name, productStream); \
-  }
+#define DRY_PRODUCT(name) \
+  DRY_API int name(...) { return product(#name, productStream); }
 DRY_PRODUCT(cublasSgemm_v2)
 DRY_PRODUCT(cublasDgemm_v2)
 DRY_PRODUCT(cublasGemmEx)
@@ -215,14 +192,12 @@ DRY_PRODUCT(cublasDgemv_v2)
 DRY_PRODUCT(cublasSdot_v2)
 DRY_PRODUCT(cublasDotEx)
 
-#define DRY_OBJECT(name)                                            \
-  DRY_API int name##Destroy(void* object) {                         \
-    delete[] static_cast<char*>(object);                            \
-    return 0;                                                       \
-  }                                                                 \
-  DRY_API int name##SetAttribute(void*, int, const void*, size_t) { \
-    return 0;                                                       \
-  }
+#define DRY_OBJECT(name)                    \
+  DRY_API int name##Destroy(void* object) { \
+    delete[] static_cast<char*>(object);    \
+    return 0;                               \
+  }                                         \
+  DRY_API int name##SetAttribute(void*, int, const void*, size_t) { return 0; }
 DRY_OBJECT(cublasLtMatmulDesc)
 DRY_OBJECT(cublasLtMatmulPreference)
 DRY_OBJECT(cublasLtMatrixLayout)
@@ -250,25 +225,9 @@ DRY_API int cublasLtMatmulAlgoGetHeuristic(
 }
 
 DRY_API int cublasLtMatmul(
-    void*,
-    void*,
-    const void*,
-    const void*,
-    void*,
-    const void*,
-    void*,
-    const void*,
-    const void*,
-    void*,
-    void*,
-    void*,
-    const void*,
-    void*,
-    size_t,
-    cudaStream_t stream) {
+    void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*,
+    void*, void*, void*, const void*, void*, size_t, cudaStream_t stream) {
   return product("cublasLtMatmul", stream);
 }
 
-DRY_API size_t cublasLtGetVersion() {
-  return 130000;
-}
+DRY_API size_t cublasLtGetVersion() { return 130000; }

@@ -112,25 +112,19 @@ DRY_API cudaError_t cudaMalloc(void** result, size_t nbytes) {
   return allocate(result, nbytes, false);
 }
 
-DRY_API cudaError_t cudaFree(void* memory) {
-  return release(memory);
-}
+DRY_API cudaError_t cudaFree(void* memory) { return release(memory); }
 
 DRY_API cudaError_t cudaMallocAsync(void** result, size_t nbytes, cudaStream_t) {
   return allocate(result, nbytes, false);
 }
 
-DRY_API cudaError_t cudaFreeAsync(void* memory, cudaStream_t) {
-  return release(memory);
-}
+DRY_API cudaError_t cudaFreeAsync(void* memory, cudaStream_t) { return release(memory); }
 
 DRY_API cudaError_t cudaHostAlloc(void** result, size_t nbytes, unsigned) {
   return allocate(result, nbytes, true);
 }
 
-DRY_API cudaError_t cudaFreeHost(void* memory) {
-  return release(memory);
-}
+DRY_API cudaError_t cudaFreeHost(void* memory) { return release(memory); }
 
 DRY_API cudaError_t cudaHostRegister(void* memory, size_t nbytes, unsigned) {
   std::lock_guard guard(lock());

@@ -38,9 +38,7 @@ cudaError_t make(cudaStream_t* result, int priority) {
   return cudaSuccess;
 }
 
-Event& eventOf(cudaEvent_t event) {
-  return *reinterpret_cast<Event*>(event);
-}
+Event& eventOf(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
 
 }  // namespace
 
@@ -78,9 +76,7 @@ void append(cudaStream_t stream, double ms) {
 
 using namespace dry;
 
-DRY_API cudaError_t cudaStreamCreate(cudaStream_t* result) {
-  return make(result, 0);
-}
+DRY_API cudaError_t cudaStreamCreate(cudaStream_t* result) { return make(result, 0); }
 
 DRY_API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* result, unsigned, int priority) {
   return make(result, priority);
@@ -257,12 +253,8 @@ DRY_API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCapture
 }
 
 DRY_API cudaError_t cudaStreamGetCaptureInfo(
-    cudaStream_t stream,
-    cudaStreamCaptureStatus* status,
-    unsigned long long* id,
-    cudaGraph_t* graph,
-    const cudaGraphNode_t** nodes,
-    const cudaGraphEdgeData** edges,
+    cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
+    cudaGraph_t* graph, const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
     size_t* count) {
   cudaStreamIsCapturing(stream, status);
   static cudaGraphNode_t none = nullptr;
@@ -297,9 +289,7 @@ cudaGraphInstantiate(cudaGraphExec_t* result, cudaGraph_t graph, unsigned long l
   return cudaGraphInstantiateWithFlags(result, graph, flags);
 }
 
-DRY_API cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
-  return cudaSuccess;
-}
+DRY_API cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 
 DRY_API cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   delete reinterpret_cast<Graph*>(graph);

@@ -22,9 +22,7 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
-bool isOnDevice(const Tensor& t) {
-  return t.defined() && t.is_cuda();
-}
+bool isOnDevice(const Tensor& t) { return t.defined() && t.is_cuda(); }
 
 void copyFlags(const Tensor& from, const Tensor& to) {
   c10::TensorImpl* impl = to.unsafeGetTensorImpl();
@@ -105,8 +103,7 @@ class Call {
         schema_(op.schema()),
         stack_(stack),
         count_(schema_.arguments().size()),
-        begin_(stack.size() - count_) {
-  }
+        begin_(stack.size() - count_) {}
 
   void run() {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -209,18 +206,12 @@ int install(const std::unordered_set<std::string>& except) {
       continue;
     }
     registered->push_back(dispatcher.registerImpl(
-        name,
-        c10::DispatchKey::CUDA,
-        c10::KernelFunction::makeFromBoxedFunction<&run>(),
-        std::nullopt,
-        nullptr,
-        "dry CUDA"));
+        name, c10::DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunction<&run>(),
+        std::nullopt, nullptr, "dry CUDA"));
   }
   return static_cast<int>(registered->size());
 }
 
 }  // namespace
 
-PYBIND11_MODULE(dry_cuda_values, m) {
-  m.def("install", &install);
-}
+PYBIND11_MODULE(dry_cuda_values, m) { m.def("install", &install); }

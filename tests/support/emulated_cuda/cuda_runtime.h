@@ -33,21 +33,13 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return cudaSuccess;
 }
 
-inline cudaError_t cudaGetLastError() {
-  return cudaSuccess;
-}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-inline const char* cudaGetErrorString(cudaError_t) {
-  return "no error";
-}
+inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 
-inline void __syncthreads(int line = __builtin_LINE()) {
-  emulated::synchroniseBlock(line);
-}
+inline void __syncthreads(int line = __builtin_LINE()) { emulated::synchroniseBlock(line); }
 
-inline void __threadfence() {
-  emulated::fence();
-}
+inline void __threadfence() { emulated::fence(); }
 
 inline unsigned atomicInc(unsigned* address, unsigned limit) {
   return emulated::increment(address, limit);

@@ -26,9 +26,7 @@ namespace {
 
 std::mt19937_64 random_;
 
-unsigned below(size_t limit) {
-  return static_cast<unsigned>((random_() >> 32) * limit >> 32);
-}
+unsigned below(size_t limit) { return static_cast<unsigned>((random_() >> 32) * limit >> 32); }
 
 struct Block {
   std::vector<unsigned> waiting;  // at a barrier
@@ -115,17 +113,13 @@ void access(const void* address, size_t bytes, Access kind) {
 
 }  // namespace
 
-void seed(uint64_t value) {
-  random_.seed(value);
-}
+void seed(uint64_t value) { random_.seed(value); }
 
 void* allocate(size_t bytes, size_t misaligned, const std::string& name) {
   return memory.allocate(bytes, misaligned, name);
 }
 
-void freeLast() {
-  memory.freeLast();
-}
+void freeLast() { memory.freeLast(); }
 
 void fail(const std::string& words) {
   std::printf("%s: %s\n", doing.c_str(), words.c_str());

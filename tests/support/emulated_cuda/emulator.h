@@ -78,11 +78,7 @@ void runGrid(
 
 template <class... Parameters, class... Arguments>
 void launch(
-    int64_t blocks,
-    int64_t threads,
-    size_t,
-    void*,
-    void (*kernel)(Parameters...),
+    int64_t blocks, int64_t threads, size_t, void*, void (*kernel)(Parameters...),
     Arguments... arguments) {
   struct Call {
     void (*kernel)(Parameters...);

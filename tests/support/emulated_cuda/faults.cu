@@ -19,9 +19,7 @@ struct Memory {
   unsigned* done;
 };
 
-__device__ unsigned me() {
-  return blockIdx.x * blockDim.x + threadIdx.x;
-}
+__device__ unsigned me() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 // The last block adds what all wrote.
 template <bool kBarrier, bool kFence, bool kLastFence>
@@ -78,9 +76,7 @@ __global__ void waitsInTwoLines(Memory) {
   }
 }
 
-__global__ void writesAt(unsigned* cell) {
-  *cell = 1;
-}
+__global__ void writesAt(unsigned* cell) { *cell = 1; }
 
 __global__ void writesWide(unsigned* cells) {
   reinterpret_cast<uint4*>(cells)[threadIdx.x] = uint4{1, 2, 3, 4};

@@ -8,8 +8,7 @@ namespace emulated {
 
 Fiber* Fiber::starting_ = nullptr;
 
-Fiber::Fiber(void (*function)()) : function_(function), stack_(new char[kStackBytes]) {
-}
+Fiber::Fiber(void (*function)()) : function_(function), stack_(new char[kStackBytes]) {}
 
 void Fiber::resume() {
   if (_setjmp(outside_) != 0) {

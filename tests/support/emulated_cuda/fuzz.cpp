@@ -27,9 +27,7 @@ int64_t below(int64_t limit) {
   return static_cast<int64_t>((random_() >> 32) * static_cast<uint64_t>(limit) >> 32);
 }
 
-bool oneIn(int64_t cases) {
-  return below(cases) == 0;
-}
+bool oneIn(int64_t cases) { return below(cases) == 0; }
 
 template <size_t kCount>
 int64_t oneOf(const int64_t (&choices)[kCount]) {
@@ -54,9 +52,7 @@ class Bytes {
     std::generate(cpu_.begin(), cpu_.end(), std::ref(random_));
     copyToDevice();
   }
-  ~Bytes() {
-    emulated::freeLast();
-  }
+  ~Bytes() { emulated::freeLast(); }
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
 
@@ -64,12 +60,8 @@ class Bytes {
   T* in(bool where) {
     return static_cast<T*>(where == kDevice ? device_ : cpu_.data());
   }
-  void copyToDevice() {
-    std::memcpy(device_, cpu_.data(), bytes_);
-  }
-  void compare() {
-    compareWith(device_);
-  }
+  void copyToDevice() { std::memcpy(device_, cpu_.data(), bytes_); }
+  void compare() { compareWith(device_); }
   void compareWith(const void* found) {
     const auto* is = static_cast<const unsigned char*>(found);
     const auto* expected = in<unsigned char>(kCpu);
@@ -115,9 +107,7 @@ class Pool {
     }
   }
 
-  PagePoolState* in(bool where) {
-    return state_.in<PagePoolState>(where);
-  }
+  PagePoolState* in(bool where) { return state_.in<PagePoolState>(where); }
 
   void compare() {
     PagePoolState found = *in(kDevice);
@@ -147,12 +137,8 @@ class Ticket {
     *in(kCpu) = {};
     state_.copyToDevice();
   }
-  PageTicketState* in(bool where) {
-    return state_.in<PageTicketState>(where);
-  }
-  void compare() {
-    state_.compare();
-  }
+  PageTicketState* in(bool where) { return state_.in<PageTicketState>(where); }
+  void compare() { state_.compare(); }
 
   const PageRows whole;
 

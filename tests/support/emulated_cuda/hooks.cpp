@@ -46,19 +46,12 @@ void* __tsan_memset(void* to, int value, size_t bytes) {
   return std::memset(to, value, bytes);
 }
 
-void __tsan_init() {
-}
-void __tsan_func_entry(void*) {
-}
-void __tsan_func_exit() {
-}
-void __tsan_vptr_update(void*, void*) {
-}
-void __tsan_vptr_read(void*) {
-}
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void*, void*) {}
+void __tsan_vptr_read(void*) {}
 
 // Of the host's code beside kernels: whether a static variable is there.
-uint8_t __tsan_atomic8_load(const volatile uint8_t* address, int) {
-  return *address;
-}
+uint8_t __tsan_atomic8_load(const volatile uint8_t* address, int) { return *address; }
 }

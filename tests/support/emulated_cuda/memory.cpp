@@ -15,13 +15,9 @@ uint32_t moment(unsigned thread, const Order& order) {
   return thread << kTimeBits | order.now(thread);
 }
 
-unsigned threadOf(uint32_t moment) {
-  return (moment & ~kAtomic) >> kTimeBits;
-}
+unsigned threadOf(uint32_t moment) { return (moment & ~kAtomic) >> kTimeBits; }
 
-uint32_t timeOf(uint32_t moment) {
-  return moment & ((1U << kTimeBits) - 1);
-}
+uint32_t timeOf(uint32_t moment) { return moment & ((1U << kTimeBits) - 1); }
 
 bool isBefore(uint32_t moment, const Clock& seen) {
   return timeOf(moment) <= seen[threadOf(moment)];
@@ -35,8 +31,7 @@ std::string name(unsigned thread) {
 }  // namespace
 
 Memory::Memory()
-    : bytes_(new unsigned char[kBytes]), did_(new Byte[kBytes]), owner_(new uint16_t[kBytes]{}) {
-}
+    : bytes_(new unsigned char[kBytes]), did_(new Byte[kBytes]), owner_(new uint16_t[kBytes]{}) {}
 
 void* Memory::allocate(size_t bytes, size_t misaligned, const std::string& name) {
   const auto base = reinterpret_cast<uintptr_t>(bytes_.get());

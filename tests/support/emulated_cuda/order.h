@@ -22,12 +22,8 @@ namespace emulated {
 class Clock {
  public:
   void join(const Clock& other);
-  uint32_t& operator[](unsigned thread) {
-    return of_[thread];
-  }
-  uint32_t operator[](unsigned thread) const {
-    return of_[thread];
-  }
+  uint32_t& operator[](unsigned thread) { return of_[thread]; }
+  uint32_t operator[](unsigned thread) const { return of_[thread]; }
 
  private:
   std::array<uint32_t, kMostThreads> of_{};
@@ -42,12 +38,8 @@ class Order {
   void atomic(unsigned thread, const void* address);
   void barrier(const std::vector<unsigned>& threads);
 
-  uint32_t now(unsigned thread) const {
-    return of_[thread].seen[thread];
-  }
-  const Clock& seen(unsigned thread) const {
-    return of_[thread].seen;
-  }
+  uint32_t now(unsigned thread) const { return of_[thread].seen[thread]; }
+  const Clock& seen(unsigned thread) const { return of_[thread].seen; }
 
  private:
   struct Thread {

@@ -21,8 +21,7 @@ namespace ebb {
 namespace {
 
 struct AcceleratorEvent final : TransferEvent {
-  explicit AcceleratorEvent(c10::Stream stream) : event(recordEvent(stream)) {
-  }
+  explicit AcceleratorEvent(c10::Stream stream) : event(recordEvent(stream)) {}
 
   const EventPtr event;
 };
@@ -33,21 +32,13 @@ const Event& eventOf(const TransferEvent& event) {
 
 class AcceleratorTransfer final : public Transfer {
  public:
-  bool isDevice(c10::Device device) const override {
-    return accelerator_ == device.type();
-  }
+  bool isDevice(c10::Device device) const override { return accelerator_ == device.type(); }
 
-  c10::Stream computeStream(c10::Device device) override {
-    return currentStream(device);
-  }
+  c10::Stream computeStream(c10::Device device) override { return currentStream(device); }
 
-  c10::Stream outStream(c10::Device device) override {
-    return streamsOf(device).out;
-  }
+  c10::Stream outStream(c10::Device device) override { return streamsOf(device).out; }
 
-  c10::Stream inStream(c10::Device device) override {
-    return streamsOf(device).in;
-  }
+  c10::Stream inStream(c10::Device device) override { return streamsOf(device).in; }
 
   TransferEventPtr record(c10::Stream stream) override {
     return std::make_shared<const AcceleratorEvent>(stream);
@@ -57,13 +48,9 @@ class AcceleratorTransfer final : public Transfer {
     eventOf(*event).block(stream);
   }
 
-  bool isDone(const TransferEvent& event) override {
-    return eventOf(event).query();
-  }
+  bool isDone(const TransferEvent& event) override { return eventOf(event).query(); }
 
-  void finish(const TransferEvent& event) override {
-    eventOf(event).synchronize();
-  }
+  void finish(const TransferEvent& event) override { eventOf(event).synchronize(); }
 
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
     return allocate(nbytes, device);

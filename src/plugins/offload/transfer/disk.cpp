@@ -88,17 +88,11 @@ DiskFile::DiskFile(std::string directory, size_t limit)
     descriptor_ = openIn(directory_, 0);  // tmpfs and other file systems lack O_DIRECT
   }
   TORCH_CHECK_VALUE(
-      descriptor_ >= 0,
-      "ebb: cannot create a file for the disk tier in '",
-      directory_,
-      "': ",
-      std::strerror(errno),
-      ". Set disk of ebb.offload.configure to a writable folder.");
+      descriptor_ >= 0, "ebb: cannot create a file for the disk tier in '", directory_,
+      "': ", std::strerror(errno), ". Set disk of ebb.offload.configure to a writable folder.");
 }
 
-DiskFile::~DiskFile() {
-  ::close(descriptor_);
-}
+DiskFile::~DiskFile() { ::close(descriptor_); }
 
 size_t DiskFile::take(size_t nbytes) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -161,23 +155,16 @@ bool DiskFile::grow(size_t nbytes) {
     }
   }
   TORCH_WARN_ONCE(
-      "ebb: the disk tier in '",
-      directory_,
-      "' cannot grow up to its limit: ",
-      std::strerror(failed),
+      "ebb: the disk tier in '", directory_,
+      "' cannot grow up to its limit: ", std::strerror(failed),
       ". Further values are recomputed or stay in memory. Shown once.");
   return false;
 }
 
 std::string DiskFile::error(const char* what, size_t nbytes, int number) const {
   return c10::str(
-      what,
-      " ",
-      nbytes,
-      " bytes in the disk tier's file in '",
-      directory_,
-      "' failed: ",
-      number != 0 ? std::strerror(number) : "the file is shorter than it was");
+      what, " ", nbytes, " bytes in the disk tier's file in '", directory_,
+      "' failed: ", number != 0 ? std::strerror(number) : "the file is shorter than it was");
 }
 
 std::string DiskFile::write(size_t offset, const char* from, size_t nbytes, char* buffer) {
@@ -189,9 +176,7 @@ std::string DiskFile::write(size_t offset, const char* from, size_t nbytes, char
     const size_t whole = roundUp(count);
     for (size_t written = 0; written < whole;) {
       const ssize_t now = ::pwrite(
-          descriptor_,
-          buffer + written,
-          whole - written,
+          descriptor_, buffer + written, whole - written,
           static_cast<off_t>(offset + at + written));
       if (now < 0 && errno == EINVAL && (::fcntl(descriptor_, F_GETFL) & O_DIRECT) != 0) {
         ::fcntl(descriptor_, F_SETFL, 0);  // some file systems open files with O_DIRECT, but reject
@@ -234,9 +219,7 @@ std::shared_ptr<DiskEvent> DiskEvent::past() {
   return event;
 }
 
-bool DiskEvent::isDone() const {
-  return !isOfThisProcess() || done_.load();
-}
+bool DiskEvent::isDone() const { return !isOfThisProcess() || done_.load(); }
 
 void DiskEvent::wait() const {
   if (isOfThisProcess()) {
@@ -323,8 +306,7 @@ Disk& Disk::get() {
 }
 
 Disk::Disk()
-    : process_(::getpid()), writes_(std::make_shared<Queue>()), reads_(std::make_shared<Queue>()) {
-}
+    : process_(::getpid()), writes_(std::make_shared<Queue>()), reads_(std::make_shared<Queue>()) {}
 
 void Disk::configure(const std::string& directory, size_t limit) {
   adoptProcess();
@@ -370,8 +352,7 @@ c10::Storage Disk::allocate(size_t nbytes) {
   }
   auto* room = new Room{file_, offset, nbytes, process_};
   return c10::Storage(
-      c10::Storage::use_byte_size_t(),
-      nbytes,
+      c10::Storage::use_byte_size_t(), nbytes,
       c10::DataPtr(nullptr, room, &giveRoom, c10::Device(c10::kCPU)));
 }
 

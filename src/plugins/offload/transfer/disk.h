@@ -73,9 +73,7 @@ class DiskEvent final : public TransferEvent {
   void done(std::string error);
 
  private:
-  bool isOfThisProcess() const {
-    return process_ == ::getpid();
-  }
+  bool isOfThisProcess() const { return process_ == ::getpid(); }
 
   // A child of fork() never waits: no thread there would end the event.
   const int process_ = ::getpid();

@@ -29,41 +29,25 @@ void giveFreedMemoryBack() {
 // stream costs nothing: the engine passes only events that are done.
 class DiskTransfer final : public Transfer {
  public:
-  bool isDisk() const override {
-    return true;
-  }
+  bool isDisk() const override { return true; }
 
   bool isDevice(c10::Device device) const override {
     return device.is_cpu() && Disk::get().isOpen();
   }
 
-  c10::Stream computeStream(c10::Device) override {
-    return stream(kCompute);
-  }
+  c10::Stream computeStream(c10::Device) override { return stream(kCompute); }
 
-  c10::Stream outStream(c10::Device) override {
-    return stream(kOut);
-  }
+  c10::Stream outStream(c10::Device) override { return stream(kOut); }
 
-  c10::Stream inStream(c10::Device) override {
-    return stream(kIn);
-  }
+  c10::Stream inStream(c10::Device) override { return stream(kIn); }
 
-  TransferEventPtr record(c10::Stream stream) override {
-    return last_[stream.id()];
-  }
+  TransferEventPtr record(c10::Stream stream) override { return last_[stream.id()]; }
 
-  void wait(c10::Stream, const TransferEventPtr& event) override {
-    finish(*event);
-  }
+  void wait(c10::Stream, const TransferEventPtr& event) override { finish(*event); }
 
-  bool isDone(const TransferEvent& event) override {
-    return asDiskEvent(event).isDone();
-  }
+  bool isDone(const TransferEvent& event) override { return asDiskEvent(event).isDone(); }
 
-  void finish(const TransferEvent& event) override {
-    asDiskEvent(event).wait();
-  }
+  void finish(const TransferEvent& event) override { asDiskEvent(event).wait(); }
 
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
     return allocate(nbytes, device);

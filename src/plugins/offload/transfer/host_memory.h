@@ -22,8 +22,7 @@ enum class HostUser : uint8_t { OutStream, Host };
 // allocation is expensive. Not thread-safe: the engine's lock guards the pool.
 class HostPool {
  public:
-  explicit HostPool(Transfer& via) : via_(via) {
-  }
+  explicit HostPool(Transfer& via) : via_(via) {}
 
   // At least `nbytes`, and at most a quarter more; see Note [Classes of sizes]. Null if the limit
   // does not allow the size or the system has no memory. With `anyway` the limit does not apply.
@@ -43,12 +42,8 @@ class HostPool {
   // Frees all unused memory, even with `retain`.
   void trim();
 
-  size_t held() const {
-    return held_;
-  }
-  size_t used() const {
-    return used_;
-  }
+  size_t held() const { return held_; }
+  size_t used() const { return used_; }
 
  private:
   struct Free {
@@ -82,8 +77,7 @@ class HostPool {
 // HostMemory is not thread-safe: the engine's lock guards it.
 class HostMemory {
  public:
-  explicit HostMemory(Transfer& via) : via_(via) {
-  }
+  explicit HostMemory(Transfer& via) : via_(via) {}
 
   // As HostPool::take, with one limit for all devices.
   c10::Storage take(size_t nbytes, c10::Device device, HostUser user, bool anyway = false);
@@ -105,14 +99,10 @@ class HostMemory {
   void captureIsOver();
 
   // Keeps memory whose address a graph has recorded, after the end of the capture.
-  void giveToGraph(c10::Storage memory) {
-    ofGraphs_.push_back(std::move(memory));
-  }
+  void giveToGraph(c10::Storage memory) { ofGraphs_.push_back(std::move(memory)); }
 
   // True if the limit allows `nbytes` more.
-  bool hasRoomFor(size_t nbytes) const {
-    return held() <= limit_ && nbytes <= limit_ - held();
-  }
+  bool hasRoomFor(size_t nbytes) const { return held() <= limit_ && nbytes <= limit_ - held(); }
 
  private:
   HostPool& poolOf(c10::Device device) {

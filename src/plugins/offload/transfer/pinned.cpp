@@ -86,8 +86,7 @@ struct Pages {
   explicit Pages(size_t nbytes)
       : memory(::mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
         nbytes(nbytes),
-        process(::getpid()) {
-  }
+        process(::getpid()) {}
   // In a child of fork() the pages are not registered, and the child must not call CUDA's runtime.
   ~Pages() {
     if (isRegistered && process == ::getpid()) {
@@ -100,9 +99,7 @@ struct Pages {
   }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
-  bool isMapped() const {
-    return memory != MAP_FAILED;
-  }
+  bool isMapped() const { return memory != MAP_FAILED; }
 
   void* memory;
   size_t nbytes;
@@ -179,8 +176,7 @@ c10::Storage allocatePinned(size_t nbytes, c10::Device device) {
       void* memory = pages->memory;
       const auto freePages = [](void* pages) { delete static_cast<Pages*>(pages); };
       return c10::Storage(
-          c10::Storage::use_byte_size_t(),
-          nbytes,
+          c10::Storage::use_byte_size_t(), nbytes,
           c10::DataPtr(memory, pages.release(), freePages, c10::Device(c10::kCPU)));
     }
   }

@@ -20,9 +20,7 @@ class TransferEvent {
   virtual ~TransferEvent() = default;
 
   // The error of the work before a finished event; empty on success.
-  virtual std::string error() const {
-    return {};
-  }
+  virtual std::string error() const { return {}; }
 };
 using TransferEventPtr = std::shared_ptr<const TransferEvent>;
 
@@ -31,9 +29,7 @@ class Transfer {
   virtual ~Transfer() = default;
 
   // True if the "host" is a file.
-  virtual bool isDisk() const {
-    return false;
-  }
+  virtual bool isDisk() const { return false; }
 
   // True if storages on `device` can be offloaded.
   virtual bool isDevice(c10::Device device) const = 0;
@@ -57,8 +53,7 @@ class Transfer {
   virtual void finish(const TransferEvent& event) = 0;
 
   // `storage` is about to be offloaded; work given to computeStream() so far produces the bytes.
-  virtual void packed(const c10::Storage& storage) {
-  }
+  virtual void packed(const c10::Storage& storage) {}
 
   // Uninitialised bytes on `device`, for use by this thread's compute stream from now on.
   virtual c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) = 0;

@@ -73,12 +73,8 @@ struct PageTicketState {
   int64_t epoch;  // epoch of the pool at the stash
   int64_t first;  // in a stack: index of the first row
 
-  EBB_DEVICE_TOO int64_t* pages() {
-    return reinterpret_cast<int64_t*>(this + 1);
-  }
-  EBB_DEVICE_TOO const int64_t* pages() const {
-    return reinterpret_cast<const int64_t*>(this + 1);
-  }
+  EBB_DEVICE_TOO int64_t* pages() { return reinterpret_cast<int64_t*>(this + 1); }
+  EBB_DEVICE_TOO const int64_t* pages() const { return reinterpret_cast<const int64_t*>(this + 1); }
 };
 
 // A whole tensor, with valid and padding rows.

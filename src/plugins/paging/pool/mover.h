@@ -16,21 +16,13 @@ class PageMover {
 
   // Copies the first `*rows` rows of `source` to pages.
   virtual void stash(
-      PagePoolState* pool,
-      PageTicketState* ticket,
-      PageRows whole,
-      const void* source,
-      const int64_t* rows,
-      void* stream) const = 0;
+      PagePoolState* pool, PageTicketState* ticket, PageRows whole, const void* source,
+      const int64_t* rows, void* stream) const = 0;
 
   // Copies the rows to `destination` and gives the pages back, unless `fill` keeps the pages.
   virtual void restore(
-      PagePoolState* pool,
-      PageTicketState* ticket,
-      PageRows whole,
-      void* destination,
-      PageFill fill,
-      void* stream) const = 0;
+      PagePoolState* pool, PageTicketState* ticket, PageRows whole, void* destination,
+      PageFill fill, void* stream) const = 0;
 
   // Gives the pages back, even if the rows were not restored.
   virtual void giveBack(PagePoolState* pool, PageTicketState* ticket, void* stream) const = 0;

@@ -14,10 +14,7 @@ namespace {
 // in bytes. If the pool is a stack (isStack), one call copies all rows.
 template <class Copy>
 void forEachPage(
-    const PagePoolState& pool,
-    const PageTicketState& ticket,
-    PagePlan plan,
-    unsigned char* tensor,
+    const PagePoolState& pool, const PageTicketState& ticket, PagePlan plan, unsigned char* tensor,
     const Copy& copy) {
   const PageTier& tier = pool.tiers[plan.tier];
   if (plan.rows == 0) {
@@ -62,12 +59,8 @@ void listAsFree(PagePoolState& pool, const PageTicketState& ticket, PagePlan pla
 class CpuPageMover final : public PageMover {
  public:
   void stash(
-      PagePoolState* pool,
-      PageTicketState* ticket,
-      PageRows whole,
-      const void* source,
-      const int64_t* rows,
-      void*) const override {
+      PagePoolState* pool, PageTicketState* ticket, PageRows whole, const void* source,
+      const int64_t* rows, void*) const override {
     const PagePlan plan = planStash(*pool, *ticket, whole.count, *rows);
     for (int64_t slot = 0; slot < plan.pages && plan.errors == 0 && pool->isStack == 0; ++slot) {
       ticket->pages()[slot] = pageToTake(false, pool->tiers[plan.tier], slot);
@@ -82,12 +75,8 @@ class CpuPageMover final : public PageMover {
   }
 
   void restore(
-      PagePoolState* pool,
-      PageTicketState* ticket,
-      PageRows whole,
-      void* destination,
-      PageFill fill,
-      void*) const override {
+      PagePoolState* pool, PageTicketState* ticket, PageRows whole, void* destination,
+      PageFill fill, void*) const override {
     auto* tensor = static_cast<unsigned char*>(destination);
     const int64_t nbytes = whole.count * whole.bytes;
     const PagePlan plan = planRestore(*pool, *ticket);

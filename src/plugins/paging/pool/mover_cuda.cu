@@ -48,9 +48,7 @@ __device__ bool isLast(PagePoolState* pool) {
   return last;
 }
 
-__device__ int64_t lesser(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
+__device__ int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // The next three classes are sources of bytes for write(). `get` returns the vector at byte `at` of
 // the source. Loads and stores of a vector are both aligned only if the vector's width divides
@@ -58,9 +56,7 @@ __device__ int64_t lesser(int64_t a, int64_t b) {
 struct Copied {
   const unsigned char* from;
 
-  __device__ uintptr_t skew(const unsigned char* to) const {
-    return to - from;
-  }
+  __device__ uintptr_t skew(const unsigned char* to) const { return to - from; }
   template <class T>
   __device__ T get(int at) const {
     return *reinterpret_cast<const T*>(from + at);
@@ -71,9 +67,7 @@ struct Repeated {
   const unsigned char* from;
   unsigned width;  // period of the pattern in bytes
 
-  __device__ uintptr_t skew(const unsigned char* to) const {
-    return (to - from) | width;
-  }
+  __device__ uintptr_t skew(const unsigned char* to) const { return (to - from) | width; }
   template <class T>
   __device__ T get(int at) const {
     return *reinterpret_cast<const T*>(from + at % width);
@@ -83,9 +77,7 @@ struct Repeated {
 struct Filled {
   unsigned char value;
 
-  __device__ uintptr_t skew(const unsigned char*) const {
-    return 0;
-  }
+  __device__ uintptr_t skew(const unsigned char*) const { return 0; }
   template <class T>
   __device__ T get(int) const {
     const uint32_t four = value * 0x01010101U;
@@ -185,10 +177,7 @@ __device__ void fillWithRow(
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) stashKernel(
-    PagePoolState* pool,
-    PageTicketState* ticket,
-    int64_t totalRows,
-    const unsigned char* source,
+    PagePoolState* pool, PageTicketState* ticket, int64_t totalRows, const unsigned char* source,
     const int64_t* rows) {
   const PagePlan plan = planStash(*pool, *ticket, totalRows, *rows);
   if (plan.errors == 0) {
@@ -212,10 +201,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) stashKernel(
 }
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) restoreKernel(
-    PagePoolState* pool,
-    PageTicketState* ticket,
-    int64_t totalRows,
-    unsigned char* destination,
+    PagePoolState* pool, PageTicketState* ticket, int64_t totalRows, unsigned char* destination,
     PageFill dead) {
   const PagePlan plan = planRestore(*pool, *ticket);
   const int64_t rowBytes = pool->rowBytes;
@@ -233,8 +219,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor) restoreKernel(
         tier.free[(tier.tail + slot) % tier.capacity] = page;
       }
       write(
-          destination + slot * pageBytes + offset,
-          bytes,
+          destination + slot * pageBytes + offset, bytes,
           Copied{tier.rows + page * pageBytes + offset});
     };
     forEachPiece(alive, isStack ? alive : pageBytes, move);
@@ -310,24 +295,16 @@ int blocksFor(PageRows whole) {
 class CudaPageMover final : public PageMover {
  public:
   void stash(
-      PagePoolState* pool,
-      PageTicketState* ticket,
-      PageRows whole,
-      const void* source,
-      const int64_t* rows,
-      void* stream) const override {
+      PagePoolState* pool, PageTicketState* ticket, PageRows whole, const void* source,
+      const int64_t* rows, void* stream) const override {
     stashKernel<<<blocksFor(whole), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
         pool, ticket, whole.count, static_cast<const unsigned char*>(source), rows);
     check(cudaGetLastError());
   }
 
   void restore(
-      PagePoolState* pool,
-      PageTicketState* ticket,
-      PageRows whole,
-      void* destination,
-      PageFill fill,
-      void* stream) const override {
+      PagePoolState* pool, PageTicketState* ticket, PageRows whole, void* destination,
+      PageFill fill, void* stream) const override {
     restoreKernel<<<blocksFor(whole), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
         pool, ticket, whole.count, static_cast<unsigned char*>(destination), fill);
     check(cudaGetLastError());

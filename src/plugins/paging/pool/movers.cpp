@@ -59,8 +59,6 @@ const PageMover& pageMoverOf(c10::Device device) {
   return *mover;
 }
 
-void setPageMover(c10::DeviceType type, const PageMover* mover) {
-  outOfTree(type).store(mover);
-}
+void setPageMover(c10::DeviceType type, const PageMover* mover) { outOfTree(type).store(mover); }
 
 }  // namespace ebb

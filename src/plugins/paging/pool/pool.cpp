@@ -123,25 +123,14 @@ PageTicket PagePool::makeTicket(int64_t totalRows) const {
 PageRows PagePool::rowsOf(const at::Tensor& tensor, const PageTicket& ticket) const {
   TORCH_CHECK_VALUE(
       tensor.is_contiguous() && tensor.dim() > 0 && tensor.device() == options_.device,
-      "ebb: a page pool takes contiguous tensors with rows, on ",
-      options_.device,
-      "; this one has shape ",
-      tensor.sizes(),
-      " on ",
-      tensor.device());
+      "ebb: a page pool takes contiguous tensors with rows, on ", options_.device,
+      "; this one has shape ", tensor.sizes(), " on ", tensor.device());
   const int64_t count = tensor.size(0);
   TORCH_CHECK_VALUE(
       count == ticket.whole.count &&
           static_cast<int64_t>(tensor.nbytes()) == count * options_.rowBytes,
-      "ebb: this ticket is for ",
-      ticket.whole.count,
-      " rows of ",
-      options_.rowBytes,
-      " bytes; the tensor has shape ",
-      tensor.sizes(),
-      " and ",
-      tensor.nbytes(),
-      " bytes");
+      "ebb: this ticket is for ", ticket.whole.count, " rows of ", options_.rowBytes,
+      " bytes; the tensor has shape ", tensor.sizes(), " and ", tensor.nbytes(), " bytes");
   return ticket.whole;
 }
 
@@ -150,12 +139,8 @@ void PagePool::stash(PageTicket& ticket, const at::Tensor& tensor, const at::Ten
   const PageRows whole = rowsOf(tensor, ticket);
   TORCH_CHECK_VALUE(
       rows.scalar_type() == at::kLong && rows.numel() == 1 && rows.device() == options_.device,
-      "ebb: the number of valid rows must be one int64 on ",
-      options_.device,
-      "; got ",
-      rows.toString(),
-      " of shape ",
-      rows.sizes());
+      "ebb: the number of valid rows must be one int64 on ", options_.device, "; got ",
+      rows.toString(), " of shape ", rows.sizes());
   auto* state = static_cast<PageTicketState*>(ticket.state.mutable_data_ptr());
   mover_.stash(
       pool(), state, whole, tensor.const_data_ptr(), rows.const_data_ptr<int64_t>(), stream());
@@ -185,9 +170,7 @@ size_t PagePool::deviceBytes() const {
   return rows_[0].nbytes() + free_[0].nbytes() + free_[1].nbytes() + state_.nbytes();
 }
 
-size_t PagePool::hostBytes() const {
-  return rows_[1].nbytes();
-}
+size_t PagePool::hostBytes() const { return rows_[1].nbytes(); }
 
 void PagePool::reset() {
   const c10::DeviceGuard here(options_.device);

@@ -66,12 +66,8 @@ class EBB_API PagePool {
   void reset();
 
   // The bookkeeping on the pool's device: a PagePoolState, and the ids of free pages by tier.
-  const at::Tensor& state() const {
-    return state_;
-  }
-  const at::Tensor& freeIds(int tier) const {
-    return free_[tier];
-  }
+  const at::Tensor& state() const { return state_; }
+  const at::Tensor& freeIds(int tier) const { return free_[tier]; }
 
   // Two int64 on the pool's device: error bits, see pool/layout.h, and whether a tensor went to the
   // second tier.
@@ -82,9 +78,7 @@ class EBB_API PagePool {
 
   // Size of the second tier, in pinned memory.
   size_t hostBytes() const;
-  const PagePoolOptions& options() const {
-    return options_;
-  }
+  const PagePoolOptions& options() const { return options_; }
 
  private:
   void warmUp();
