@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ebb/region.h"
+#include "support/leaked.h"
 
 namespace ebb {
 namespace {
@@ -16,10 +17,7 @@ struct Modules {
   std::deque<ModuleNames> names{{}};  // by number; elements do not move
 };
 
-Modules& modules() {
-  static auto* instance = new Modules;
-  return *instance;
-}
+Modules& modules() { return leaked<Modules>(); }
 
 // See Note [Static TLS]
 [[gnu::tls_model("initial-exec")]] constinit thread_local uint32_t tlsModule = 0;

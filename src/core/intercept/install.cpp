@@ -13,6 +13,7 @@
 
 #include "intercept/interceptor.h"
 #include "intercept/op_traits.h"
+#include "support/leaked.h"
 #include "torch_seams/key.h"
 
 namespace ebb {
@@ -141,11 +142,7 @@ std::optional<c10::KernelFunction> ownKernel(const c10::OperatorHandle& op) {
 
 class Installation final {
  public:
-  static Installation& get() {
-    // Leaked on purpose: kernels must outlive every thread that may still dispatch at exit.
-    static auto* installation = new Installation;
-    return *installation;
-  }
+  static Installation& get() { return leaked<Installation>(); }
 
   void update() {
     const bool newBackend =

@@ -9,6 +9,7 @@
 
 #include "hooks/call_guard.h"
 #include "intercept/op_tables.h"
+#include "support/leaked.h"
 #include "support/thread_owned.h"
 
 namespace ebb {
@@ -156,10 +157,7 @@ struct Registry {
   std::atomic<uint64_t> epoch{1};                         // grows when an address is forgotten
 };
 
-Registry& registry() {
-  static auto* instance = new Registry;
-  return *instance;
-}
+Registry& registry() { return leaked<Registry>(); }
 
 // Each thread has a copy of the table, so that no op takes a lock.
 struct Known {

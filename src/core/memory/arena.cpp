@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/leaked.h"
 #include "support/thread_owned.h"
 
 namespace ebb {
@@ -54,10 +55,7 @@ struct Spares {
   std::vector<Chunk*> chunks;
 };
 
-Spares& spares() {
-  static auto* instance = new Spares;
-  return *instance;
-}
+Spares& spares() { return leaked<Spares>(); }
 
 Chunk* newChunk(size_t bytes) {
   void* memory = nullptr;

@@ -5,14 +5,12 @@
 
 #include "allocator/in_use.h"
 #include "allocator/shortage.h"
+#include "support/leaked.h"
 #include "support/python_support.h"
 
 namespace ebb {
 
-Room& Room::get() {
-  static auto* instance = new Room;
-  return *instance;
-}
+Room& Room::get() { return leaked<Room>(); }
 
 void Room::opened(const c10::intrusive_ptr<Graph>& graph) {
   setReserve(Reserve::Recomputable, [](c10::Device device) { return get().giveBack(device); });
