@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import ebb
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = (ROOT / "src/core/intercept/not_repeatable.cpp").read_text()
+TABLE = (ROOT / "src/core/intercept/op_tables.cpp").read_text()
 ROWS = 6
 INDEX = torch.tensor([0, 2, 2, 5, 0, 1])  # some repeat
 

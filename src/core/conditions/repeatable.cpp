@@ -3,10 +3,9 @@
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <string>
 
-#include "intercept/each_tensor.h"
+#include "intercept/op_tables.h"
 
 namespace ebb {
 namespace {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <vector>
 
-#include "intercept/each_tensor.h"
 #include "intercept/op_tables.h"
 #include "intercept/op_traits.h"
 #include "torch_seams/key.h"

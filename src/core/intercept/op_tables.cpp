@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 namespace ebb {
 namespace {
@@ -136,31 +137,6 @@ constexpr std::array<std::string_view, 4> kReadsRequiresGrad{
     "aten::_convolution_mode",
 };
 
-struct Workspace {
-  std::string_view name;
-  size_t first;  // these are indices of results
-  size_t last;
-};
-
-// Results that may be partly unwritten: scratch memory of kernels, and the random state that
-// attention kernels return, which they do not write without dropout.
-constexpr Workspace kWorkspaces[] = {
-    {"aten::_ctc_loss", 1, 1},
-    {"aten::mkldnn_rnn_layer", 3, 3},
-    {"aten::_cudnn_rnn", 3, 3},
-    {"aten::miopen_rnn", 3, 3},
-    {"aten::cudnn_batch_norm", 3, 3},
-    {"aten::_batch_norm_with_update", 3, 3},
-    {"aten::_batch_norm_with_update_functional", 3, 3},
-    {"aten::_scaled_dot_product_flash_attention", 6, 7},
-    {"aten::_flash_attention_forward", 2, 3},
-    {"aten::_scaled_dot_product_efficient_attention", 2, 3},
-    {"aten::_efficient_attention_forward", 2, 3},
-    {"aten::_scaled_dot_product_cudnn_attention", 6, 7},
-    {"aten::_cudnn_attention_forward", 6, 7},
-    {"aten::_scaled_dot_product_fused_attention_overrideable", 6, 7},
-};
-
 struct LyingSchema {
   std::string_view name;  // every overload with these arguments
   std::string_view arguments[2];
@@ -218,6 +194,88 @@ constexpr std::array<std::string_view, 12> kReadsOnlyShapes{
     "aten::rand_like",         "aten::randn_like", "aten::randint_like", "aten::new_empty",
     "aten::new_empty_strided", "aten::new_zeros",  "aten::new_ones",     "aten::new_full",
 };
+
+constexpr NotRepeatable kNotRepeatable[] = {
+    {"aten::index_add", Unordered::Sums, "source"},
+    {"aten::index_add_", Unordered::Sums, "source"},
+    {"aten::index_reduce", Unordered::Sums, "source"},
+    {"aten::index_reduce_", Unordered::Sums, "source"},
+    {"aten::scatter_add", Unordered::Sums, "src"},
+    {"aten::scatter_add_", Unordered::Sums, "src"},
+    {"aten::scatter_reduce", Unordered::Sums, "src"},
+    {"aten::scatter_reduce_", Unordered::Sums, "src"},
+    {"aten::bincount", Unordered::Sums, "weights"},
+    {"aten::histc", Unordered::Sums, ""},
+    {"aten::nll_loss2d_forward", Unordered::Sums, ""},
+    {"aten::_cudnn_ctc_loss", Unordered::Sums, ""},
+
+    {"aten::cumsum", Unordered::Scans, "dim"},
+    {"aten::cumsum_", Unordered::Scans, "dim"},
+    {"aten::cumprod", Unordered::Scans, "dim", false},
+    {"aten::cumprod_", Unordered::Scans, "dim", false},
+    {"aten::logcumsumexp", Unordered::Scans, "dim", false},
+    {"aten::_logcumsumexp", Unordered::Scans, "dim", false},
+
+    {"aten::index_put", Unordered::Writes, "values"},
+    {"aten::index_put_", Unordered::Writes, "values"},
+    {"aten::_index_put_impl", Unordered::Writes, "values"},
+    {"aten::_index_put_impl_", Unordered::Writes, "values"},
+    {"aten::_unsafe_index_put", Unordered::Writes, "values"},
+    {"aten::_unsafe_masked_index_put_accumulate", Unordered::Writes, "values"},
+    {"aten::index_copy", Unordered::Writes, "source"},
+    {"aten::index_copy_", Unordered::Writes, "source"},
+    {"aten::scatter", Unordered::Writes, "src"},
+    {"aten::scatter_", Unordered::Writes, "src"},
+    {"aten::put", Unordered::Writes, "source"},
+    {"aten::put_", Unordered::Writes, "source"},
+    {"aten::max_unpool2d", Unordered::Writes, ""},
+    {"aten::max_unpool3d", Unordered::Writes, ""},
+
+    {"aten::kthvalue", Unordered::Picks, "dim"},
+    {"aten::median", Unordered::Picks, "dim"},
+    {"aten::nanmedian", Unordered::Picks, "dim"},
+
+    // A region that contains a backward records these.
+    {"aten::_adaptive_avg_pool2d_backward", Unordered::Sums, ""},
+    {"aten::_adaptive_avg_pool3d_backward", Unordered::Sums, ""},
+    {"aten::_ctc_loss_backward", Unordered::Sums, ""},
+    {"aten::_cudnn_attention_backward", Unordered::Sums, ""},
+    {"aten::_efficient_attention_backward", Unordered::Sums, ""},
+    {"aten::_embedding_bag_dense_backward", Unordered::Sums, ""},
+    {"aten::_embedding_bag_per_sample_weights_backward", Unordered::Sums, ""},
+    {"aten::_flash_attention_backward", Unordered::Sums, ""},
+    {"aten::_scaled_dot_product_cudnn_attention_backward", Unordered::Sums, ""},
+    {"aten::_scaled_dot_product_efficient_attention_backward", Unordered::Sums, ""},
+    {"aten::_scaled_dot_product_flash_attention_backward", Unordered::Sums, ""},
+    {"aten::_scaled_dot_product_fused_attention_overrideable_backward", Unordered::Sums, ""},
+    {"aten::_upsample_bicubic2d_aa_backward", Unordered::Sums, ""},
+    {"aten::_upsample_bilinear2d_aa_backward", Unordered::Sums, ""},
+    {"aten::adaptive_max_pool2d_backward", Unordered::Sums, ""},
+    {"aten::adaptive_max_pool3d_backward", Unordered::Sums, ""},
+    {"aten::avg_pool3d_backward", Unordered::Sums, ""},
+    {"aten::cudnn_grid_sampler_backward", Unordered::Sums, ""},
+    {"aten::fractional_max_pool2d_backward", Unordered::Sums, ""},
+    {"aten::fractional_max_pool3d_backward", Unordered::Sums, ""},
+    {"aten::grid_sampler_2d_backward", Unordered::Sums, ""},
+    {"aten::grid_sampler_3d_backward", Unordered::Sums, ""},
+    {"aten::max_pool2d_with_indices_backward", Unordered::Sums, ""},
+    {"aten::max_pool3d_with_indices_backward", Unordered::Sums, ""},
+    {"aten::reflection_pad1d_backward", Unordered::Sums, ""},
+    {"aten::reflection_pad2d_backward", Unordered::Sums, ""},
+    {"aten::reflection_pad3d_backward", Unordered::Sums, ""},
+    {"aten::replication_pad1d_backward", Unordered::Sums, ""},
+    {"aten::replication_pad2d_backward", Unordered::Sums, ""},
+    {"aten::replication_pad3d_backward", Unordered::Sums, ""},
+    {"aten::upsample_bicubic2d_backward", Unordered::Sums, ""},
+    {"aten::upsample_bilinear2d_backward", Unordered::Sums, ""},
+    {"aten::upsample_linear1d_backward", Unordered::Sums, ""},
+    {"aten::upsample_trilinear3d_backward", Unordered::Sums, ""},
+};
+
+const NotRepeatable* notRepeatable(std::string_view name) {
+  const auto* found = std::ranges::find(kNotRepeatable, name, &NotRepeatable::name);
+  return found == std::end(kNotRepeatable) ? nullptr : found;
+}
 
 // Corrects the ArgUse of arguments, and sets ArgumentTraits::condition, for schemas that are wrong
 // or incomplete. See Note [Schemas that lie].
@@ -307,12 +365,6 @@ bool isCounted(const c10::OperatorHandle& op, const c10::Argument& argument) {
          std::ranges::any_of(returns, [&](const c10::Argument& result) {
            return result.alias_info() != nullptr && *result.alias_info() == *alias;
          });
-}
-
-bool isWorkspace(std::string_view name, size_t slot) {
-  return std::ranges::any_of(kWorkspaces, [&](const Workspace& workspace) {
-    return workspace.name == name && workspace.first <= slot && slot <= workspace.last;
-  });
 }
 
 }  // namespace ebb

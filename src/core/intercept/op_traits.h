@@ -2,20 +2,23 @@
 // op_tables.h are read once, and the facts are cached for the life of the process.
 #pragma once
 
+#include <ATen/core/TensorBody.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "ebb/export.h"
-#include "intercept/not_repeatable.h"
 
 namespace ebb {
 
 class CallGuard;
+struct NotRepeatable;
 
 // How an op uses an argument.
 enum class ArgUse : uint8_t {
@@ -81,8 +84,8 @@ struct RandomTraits {
 
 // The state besides its arguments that an operator's kernel depends on.
 struct KernelTraits {
-  PrecisionRead precision = PrecisionRead::None;  // see productPrecision in kernel/kernel_state.h
-  bool isConvolution = false;                     // see kernel/repeatable.h
+  PrecisionRead precision = PrecisionRead::None;  // see productPrecision
+  bool isConvolution = false;                     // see conditions/repeatable.h
   bool readsRequiresGrad = false;  // kernel choice depends on requires_grad and grad mode
   const NotRepeatable* notRepeatable = nullptr;  // null: its bits repeat
 };
@@ -128,5 +131,31 @@ void forgetOpTraits(const c10::OperatorHandle& op);
 
 // "aten::mm.default": includes the overload, as in Python.
 std::string qualifiedName(const c10::OperatorName& name);
+
+// Calls f(tensor, index, element) for every tensor of the values, including undefined tensors in
+// lists. `element` is the index in a list, or through all lists of a list; -1: not in a list.
+template <class Types, class F>
+void forEachTensor(const c10::IValue* values, const Types& types, F&& f) {
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] == ArgType::Tensor) {
+      if (values[i].isTensor()) {
+        f(values[i].toTensor(), i, -1);
+      }
+    } else if (types[i] == ArgType::TensorList && values[i].isList()) {
+      const auto list = values[i].toListRef();
+      for (size_t e = 0; e < list.size(); ++e) {
+        static const at::Tensor undefined;
+        f(list[e].isTensor() ? list[e].toTensor() : undefined, i, static_cast<int32_t>(e));
+      }
+    } else if (types[i] == ArgType::TensorLists && values[i].isList()) {
+      int32_t element = 0;
+      for (const c10::IValue& list : values[i].toListRef()) {
+        for (const c10::IValue& tensor : list.toListRef()) {
+          f(tensor.toTensor(), i, element++);
+        }
+      }
+    }
+  }
+}
 
 }  // namespace ebb

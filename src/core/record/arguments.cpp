@@ -10,7 +10,7 @@
 #include "conditions/fingerprint.h"
 #include "graph/geometry.h"
 #include "graph/recipe.h"
-#include "intercept/each_tensor.h"
+#include "intercept/op_traits.h"
 #include "memory/bytes.h"
 #include "record/value_map.h"
 #include "torch_seams/key.h"

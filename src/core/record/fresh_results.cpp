@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "intercept/each_tensor.h"
+#include "intercept/op_traits.h"
 #include "torch_seams/owners.h"
 
 namespace ebb {

@@ -6,7 +6,7 @@
 #include "conditions/kernel_state.h"
 #include "conditions/repeatable.h"
 #include "graph/geometry.h"
-#include "intercept/each_tensor.h"
+#include "intercept/op_traits.h"
 #include "record/fresh_results.h"
 #include "record/keeper.h"
 #include "record/recipe_writer.h"

@@ -5,7 +5,7 @@
 
 #include "graph/geometry.h"
 #include "hooks/store.h"
-#include "intercept/each_tensor.h"
+#include "intercept/op_traits.h"
 #include "record/arguments.h"
 #include "record/value_map.h"
 
