@@ -5,16 +5,12 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
 
-#include "conditions/fingerprint.h"
-#include "conditions/kernel_state.h"
 #include "counts/statistics.h"
 #include "graph/recipe.h"
-#include "intercept/op_tables.h"
 #include "memory/bytes.h"
 #include "stores/rows.h"
 #include "torch_seams/key.h"
@@ -22,46 +18,27 @@
 namespace ebb {
 namespace {
 
-// All of a storage as a vector of `dtype`, on the CPU.
-at::Tensor elementsOf(const c10::Storage& storage, c10::ScalarType dtype) {
-  GeometryFlags flags;
-  flags.dtype = dtype;
-  flags.device = storage.device();
-  flags.dimensions = 1;
-  const int64_t shape[2] = {static_cast<int64_t>(storage.nbytes() / c10::elementSize(dtype)), 1};
-  return viewOf(storage, flags, shape).cpu();
-}
-
-at::Tensor asDoubles(const at::Tensor& elements) {
-  const bool complex = elements.is_complex();
-  return (complex ? at::view_as_real(elements) : elements).to(c10::kDouble).contiguous();
-}
-
+// Compares the elements of two storages.
 void measure(
     Mismatch& mismatch, const c10::Storage& is, const c10::Storage& was, c10::ScalarType dtype) {
   const auto below = belowEverything();
-  const at::Tensor now = elementsOf(is, dtype);
-  const at::Tensor then = elementsOf(was, dtype);
-  const size_t size = now.itemsize();
-  mismatch.elements = now.numel();
-  for (size_t i = 0; i < mismatch.elements; ++i) {
-    const auto* a = static_cast<const char*>(now.const_data_ptr()) + i * size;
-    const auto* b = static_cast<const char*>(then.const_data_ptr()) + i * size;
-    mismatch.differing += std::memcmp(a, b, size) != 0;
-  }
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+  const auto count = static_cast<int64_t>(std::min(is.nbytes(), was.nbytes())) / size;
+  const at::Tensor now = bytesOf(is, count * size).cpu();
+  const at::Tensor then = bytesOf(was, count * size).cpu();
+  mismatch.elements = count;
+  mismatch.differing = now.ne(then).view({count, size}).any(1).sum().item<int64_t>();
+  const auto asDoubles = [&](const at::Tensor& bytes) {
+    const at::Tensor elements = bytes.view(dtype);
+    return (elements.is_complex() ? at::view_as_real(elements) : elements).to(c10::kDouble);
+  };
   const at::Tensor x = asDoubles(now);
   const at::Tensor y = asDoubles(then);
-  for (int64_t i = 0; i < x.numel(); ++i) {
-    const double a = x.const_data_ptr<double>()[i];
-    const double b = y.const_data_ptr<double>()[i];
-    if (a == b || (std::isnan(a) && std::isnan(b))) {
-      continue;
-    }
-    const double difference = std::abs(a - b);
-    mismatch.largestDifference = std::isnan(difference)
-                                     ? std::numeric_limits<double>::infinity()
-                                     : std::max(mismatch.largestDifference, difference);
-  }
+  const at::Tensor areEqual = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const at::Tensor differences =
+      x.sub(y).abs().masked_fill(areEqual, 0.0).nan_to_num(kInfinity, kInfinity);
+  mismatch.largestDifference = count == 0 ? 0.0 : differences.max().item<double>();
 }
 
 // "ebb: replay mismatch: ..." with likely causes and the fix.

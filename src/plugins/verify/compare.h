@@ -10,7 +10,6 @@
 #include "ebb/verify.h"
 #include "graph/geometry.h"
 #include "graph/graph.h"
-#include "graph/recipe.h"
 #include "plugins/verify/witness.h"
 
 namespace ebb {
