@@ -16,7 +16,6 @@
 
 #include "allocator/in_use.h"
 #include "memory/cuda_runtime.h"
-#include "memory/loaded_library.h"
 
 // The interface of torch's CUDA allocator, whose header needs CUDA's.
 namespace c10 {
