@@ -1,11 +1,46 @@
 #include "counts/statistics.h"
 
 #include <atomic>
+#include <deque>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "support/leaked.h"
+#include "support/thread_owned.h"
 
 namespace ebb {
 namespace {
+
+struct Shares {
+  std::mutex mutex;
+  std::deque<LiveCounts> all;          // never shrinks: a thread that ends leaves its counts
+  std::vector<LiveCounts*> ownerless;  // shares of ended threads, which new threads take over
+};
+
+Shares& shares() { return leaked<Shares>(); }
+
+// See Note [Static TLS]
+[[gnu::tls_model("initial-exec")]] constinit thread_local LiveCounts* tlsShare = nullptr;
+
+void leaveShare(void*) {
+  std::lock_guard<std::mutex> lock(shares().mutex);
+  shares().ownerless.push_back(std::exchange(tlsShare, nullptr));
+}
+
+[[gnu::noinline]] LiveCounts& takeShare() {
+  {
+    std::lock_guard<std::mutex> lock(shares().mutex);
+    if (shares().ownerless.empty()) {
+      tlsShare = &shares().all.emplace_back();
+    } else {
+      tlsShare = shares().ownerless.back();
+      shares().ownerless.pop_back();
+    }
+  }
+  atThreadExit(&leaveShare, nullptr);
+  return *tlsShare;
+}
 
 struct Books {
   std::mutex mutex;  // guards step and transfers
@@ -15,10 +50,7 @@ struct Books {
   std::atomic<bool> backwardSeen{false};  // the next outermost region begins a step
 };
 
-Books& books() {
-  static auto* instance = new Books;
-  return *instance;
-}
+Books& books() { return leaked<Books>(); }
 
 // Filled while the library is loaded, so it needs no lock.
 std::vector<void (*)(uint64_t)>& callees() {
@@ -33,6 +65,8 @@ void tellStepBegins(uint64_t step) {
 }
 
 }  // namespace
+
+LiveCounts& liveCounts() { return tlsShare != nullptr ? *tlsShare : takeShare(); }
 
 RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
   forEachField<RegionCounters>([&](auto field) { this->*field.member += other.*field.member; });
@@ -107,9 +141,12 @@ Stats stats() {
       }
     }
   }
-  now.liveRecipes = liveTotal(&LiveCounts::recipes);
-  now.liveHandles = liveTotal(&LiveCounts::handles);
-  now.openRegions = liveTotal(&LiveCounts::regions);
+  std::lock_guard<std::mutex> lock(shares().mutex);
+  for (const LiveCounts& share : shares().all) {
+    now.liveRecipes += share.recipes.load(std::memory_order_relaxed);
+    now.liveHandles += share.handles.load(std::memory_order_relaxed);
+    now.openRegions += share.regions.load(std::memory_order_relaxed);
+  }
   return now;
 }
 

@@ -1,5 +1,5 @@
-// The counters behind ebb::stats(). A region counts without atomics, and adds its counts when it
-// ends.
+// The counters behind ebb::stats(): of ebb's objects that exist now, and of a step. A region counts
+// without atomics, and adds its counts when it ends.
 #pragma once
 
 #include <atomic>
@@ -8,10 +8,26 @@
 #include <string>
 #include <utility>
 
-#include "counts/live_counts.h"
 #include "ebb/report.h"
 
 namespace ebb {
+
+// Note [Live counts]
+// Objects are counted in the thread that makes or destroys them. Only the thread itself writes its
+// share, so counting needs no atomic read-modify-write; each op would need four. Shares may be
+// negative; the sum is the number of objects.
+struct LiveCounts {
+  std::atomic<int64_t> recipes{0};
+  std::atomic<int64_t> handles{0};
+  std::atomic<int64_t> regions{0};  // open outermost regions
+};
+
+// This thread's share.
+LiveCounts& liveCounts();
+
+inline void count(std::atomic<int64_t>& share, int64_t change) {
+  share.store(share.load(std::memory_order_relaxed) + change, std::memory_order_relaxed);
+}
 
 // Note [What a step is]
 // A step begins when the counters are reset, or when an outermost region is entered after a

@@ -4,7 +4,7 @@
 
 #include "conditions/kernel_state.h"
 #include "conditions/random_state.h"
-#include "counts/live_counts.h"
+#include "counts/statistics.h"
 #include "graph/graph.h"
 #include "memory/arena.h"
 

@@ -2,7 +2,6 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "counts/live_counts.h"
 #include "counts/statistics.h"
 #include "support/python_support.h"
 
