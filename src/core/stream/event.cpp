@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "memory/cuda_runtime.h"
-#include "stream/capture.h"
-#include "stream/stream.h"
 
 namespace ebb {
 namespace {
@@ -67,21 +65,6 @@ EventPtr recordEvent(c10::Stream stream, c10::EventFlag flag) {
   OwnedEvent event = events.take(stream.device(), flag);
   event->record(stream);
   return {event.release(), [&events](Event* last) { events.give(OwnedEvent(last)); }};
-}
-
-DeviceTimer::DeviceTimer(c10::Stream stream)
-    : stream_(stream), first_(recordEvent(stream, c10::EventFlag::BACKEND_DEFAULT)) {}
-
-void DeviceTimer::stop() { last_ = recordEvent(stream_, c10::EventFlag::BACKEND_DEFAULT); }
-
-int64_t DeviceTimer::elapsed() const {
-  last_->synchronize();
-  return static_cast<int64_t>(first_->elapsedTime(*last_) * 1e6);
-}
-
-std::unique_ptr<DeviceTimer> startTimer(c10::Device device) {
-  const bool isMeasured = !device.is_cpu() && !isCapturing(device);
-  return isMeasured ? std::make_unique<DeviceTimer>(currentStream(device)) : nullptr;
 }
 
 }  // namespace ebb

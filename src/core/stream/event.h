@@ -1,11 +1,10 @@
-// Events, and timers made of two events. Events are reused.
+// Events, which are reused.
 #pragma once
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
-#include <cstdint>
 #include <memory>
 
 #include "ebb/export.h"
@@ -37,23 +36,5 @@ using EventPtr = std::shared_ptr<const Event>;
 // BACKEND_DEFAULT measure time.
 EBB_API EventPtr
 recordEvent(c10::Stream stream, c10::EventFlag flag = c10::EventFlag::PYTORCH_DEFAULT);
-
-// Measures the time between two points of a stream.
-class DeviceTimer {
- public:
-  explicit DeviceTimer(c10::Stream stream);
-  void stop();
-
-  // The time from the construction to stop(), in nanoseconds. Waits for the device.
-  int64_t elapsed() const;
-
- private:
-  const c10::Stream stream_;
-  const EventPtr first_;
-  EventPtr last_;  // set by stop()
-};
-
-// A timer on the current stream of `device`. Null on the CPU, and while a graph is captured.
-std::unique_ptr<DeviceTimer> startTimer(c10::Device device);
 
 }  // namespace ebb

@@ -14,7 +14,7 @@
 #include "plugins/offload/host_stash.h"
 #include "plugins/offload/offload_context.h"
 #include "plugins/offload/transfer/transfer.h"
-#include "stream/capture.h"
+#include "stores/capture_watch.h"
 
 namespace ebb {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "plugins/paging/held_until.h"
+#include "stores/capture_watch.h"
 #include "stores/dropping_mutex.h"
-#include "stream/capture.h"
 #include "stream/event.h"
 
 namespace ebb {

@@ -14,6 +14,7 @@
 #include "graph/recipe.h"
 #include "hooks/decider.h"
 #include "hooks/observer.h"
+#include "plugins/report/device_timer.h"
 #include "plugins/report/recent_traces.h"
 #include "plugins/report/step_trace.h"
 #include "record/arguments.h"
@@ -23,7 +24,6 @@
 #include "record/value_map.h"
 #include "stores/rows.h"
 #include "stream/capture.h"
-#include "stream/event.h"
 
 namespace ebb {
 namespace {

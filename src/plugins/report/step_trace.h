@@ -25,8 +25,8 @@
 #include "ebb/profile.h"
 #include "ebb/report.h"
 #include "hooks/slots.h"
+#include "plugins/report/device_timer.h"
 #include "plugins/report/python_stacks.h"
-#include "stream/event.h"
 
 namespace ebb {
 
