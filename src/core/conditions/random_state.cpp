@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "conditions/fingerprint.h"
-#include "memory/bytes.h"
 #include "stream/capture.h"
 
 namespace ebb {
@@ -84,45 +83,6 @@ at::Generator defaultGenerator(std::optional<c10::Device> device) {
 bool sameState(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-}
-
-// Compresses a generator's state, which consists of 64-bit words. The state on the CPU is a
-// Mersenne Twister: 624 numbers of 32 bits that take one word each. So packState() stores a word
-// whose upper half is 0 as one number of 32 bits, which halves the memory. Layout: count of words,
-// size in bytes, a bit for each word (1: both halves follow), then the halves.
-std::vector<uint32_t> packState(const at::Tensor& state) {
-  const auto words = static_cast<uint32_t>((state.nbytes() + 7) / 8);
-  std::vector<uint64_t> full(words, 0);
-  std::memcpy(full.data(), state.const_data_ptr(), state.nbytes());
-  const uint32_t maskSize = (words + 31) / 32;
-  std::vector<uint32_t> packed(2 + maskSize, 0);
-  packed.reserve(2 + maskSize + words + 8);
-  packed[0] = words;
-  packed[1] = static_cast<uint32_t>(state.nbytes());
-  for (uint32_t i = 0; i < words; ++i) {
-    packed.push_back(static_cast<uint32_t>(full[i]));
-    if (full[i] >> 32 != 0) {
-      packed[2 + i / 32] |= 1U << (i % 32);
-      packed.push_back(static_cast<uint32_t>(full[i] >> 32));
-    }
-  }
-  packed.shrink_to_fit();
-  return packed;
-}
-
-at::Tensor unpackState(const std::vector<uint32_t>& packed) {
-  const uint32_t words = packed[0];
-  const uint32_t* next = packed.data() + 2 + (words + 31) / 32;
-  std::vector<uint64_t> full(words);
-  for (uint32_t i = 0; i < words; ++i) {
-    full[i] = *next++;
-    if ((packed[2 + i / 32] >> (i % 32) & 1U) != 0) {
-      full[i] |= static_cast<uint64_t>(*next++) << 32;
-    }
-  }
-  at::Tensor state = bytesOf(allocate(packed[1], c10::kCPU));
-  std::memcpy(state.mutable_data_ptr(), full.data(), packed[1]);
-  return state;
 }
 
 at::CPUGeneratorImpl& cpu(const at::Generator& generator) {
@@ -228,7 +188,7 @@ std::unique_ptr<RandomState> RandomScope::finish() {
   }
   lock_ = {};
   if (state_) {
-    state_->packed = packState(before_);
+    state_->keep(before_);
   }
   return std::move(state_);
 }
@@ -253,6 +213,19 @@ void RandomScope::findWhatMoved() {
   }
 }
 
+void RandomState::keep(const at::Tensor& state) {
+  if (generator.device().is_cpu()) {
+    cpuBefore = cloneOf(generator);
+    setState(cpuBefore, state);
+  } else {
+    stateBefore = state;
+  }
+}
+
+at::Tensor RandomState::before() const {
+  return cpuBefore.defined() ? stateOf(cpuBefore) : stateBefore;
+}
+
 bool RandomState::canBeSetNow() const { return capture == captureOf(generator.device()); }
 
 RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::jit::Stack& stack)
@@ -262,7 +235,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
   }
   if (op.random.generatorArgument >= 0 && state->capture == 0) {
     clone_ = cloneOf(state->generator);
-    setState(clone_, unpackState(state->packed));
+    setState(clone_, state->before());
     stack[stack.size() - op.arguments.types.size() + op.random.generatorArgument] = clone_;
     return;
   }
@@ -272,7 +245,7 @@ RandomReplay::RandomReplay(const OpTraits& op, const RandomState* state, torch::
   generator_ = state->generator;
   if (!lend()) {
     outer_ = stateOf(generator_);
-    setState(generator_, unpackState(state->packed));
+    setState(generator_, state->before());
   }
 }
 
@@ -285,7 +258,7 @@ bool RandomReplay::lend() {
   }
   std::lock_guard<std::mutex> lock(generator_.mutex());
   const at::Generator other = generator_.clone();
-  other.unsafeGetGeneratorImpl()->set_state(*unpackState(state_->packed).unsafeGetTensorImpl());
+  other.unsafeGetGeneratorImpl()->set_state(*state_->before().unsafeGetTensorImpl());
   lender_ = generator_.graphsafe_get_state();
   generator_.graphsafe_set_state(other);
   return true;

@@ -11,7 +11,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 #include "ebb/export.h"
 #include "intercept/op_traits.h"
@@ -54,11 +53,16 @@ namespace ebb {
 // neither changed, an out-of-tree backend may have a hidden generator. In these two cases the draw
 // of a replay is unknown, and the op's results are kept.
 struct RandomState {
-  at::Generator generator;       // the op drew from this generator in the forward
-  std::vector<uint32_t> packed;  // the state before the draw; see packState
-  uint64_t digestAfter = 0;      // digest of the state after the draw
-  uint64_t fingerprint = 0;      // of the op's first result, if the generator was shared
-  uint64_t capture = 0;          // the capture of the draw; see captureOf
+  at::Generator generator;   // the op drew from this generator in the forward
+  at::Generator cpuBefore;   // on the CPU: has the state before the draw, in half the memory
+  at::Tensor stateBefore;    // on other devices: the state before the draw
+  uint64_t digestAfter = 0;  // digest of the state after the draw
+  uint64_t fingerprint = 0;  // of the op's first result, if the generator was shared
+  uint64_t capture = 0;      // the capture of the draw; see captureOf
+
+  // Keeps the state before the draw, and returns it.
+  void keep(const at::Tensor& state);
+  at::Tensor before() const;
 
   // See Note [Random numbers in a capture]
   EBB_API bool canBeSetNow() const;
