@@ -3,7 +3,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
-#include <iterator>
 #include <numeric>
 #include <set>
 
@@ -167,15 +166,11 @@ std::string normalisedOperatorName(const std::string& name) {
 }
 
 std::vector<std::string> operatorsNamed(const std::string& pattern) {
-  const auto known = registeredOperators();
-  std::vector<std::string> found;
-  std::copy_if(known.begin(), known.end(), std::back_inserter(found), [&](const auto& name) {
-    return operatorMatches(pattern, name);
-  });
-  if (found.empty()) {
-    TORCH_CHECK_VALUE(
-        false, "ebb: ", unknownInWords("'" + pattern + "'", pattern, known), kImportFirst);
-  }
+  std::vector<std::string> found = registeredOperators();
+  std::erase_if(found, [&](const auto& name) { return !operatorMatches(pattern, name); });
+  TORCH_CHECK_VALUE(
+      !found.empty(), "ebb: ", unknownInWords("'" + pattern + "'", pattern, registeredOperators()),
+      kImportFirst);
   std::sort(found.begin(), found.end());
   return found;
 }
@@ -196,7 +191,6 @@ RulePolicy::RulePolicy(std::vector<Rule> rules, Decision fallback, Decision inpu
     const bool mayCome = names == Names::Later && !isTorchsOwn(rule->op);
     TORCH_CHECK_VALUE(mayCome, "ebb: ", message, kImportFirst);
   }
-  noteStored();
 }
 
 std::vector<std::pair<const Rule*, std::string>> RulePolicy::unmatched() const {
@@ -222,22 +216,13 @@ RulePolicy::RulePolicy(const RulePolicy& first, const RulePolicy& second)
   for (const Alternative& alternative : second.alternatives_) {
     alternatives_.push_back({first.rules_.size() + alternative.end, alternative.fallback});
   }
-  noteStored();
 }
-
-void RulePolicy::noteStored() {
-  for (const Decision decision : {Decision::Offload, Decision::Page}) {
-    if (gives(decision)) {
-      stored_.push_back(decision);
-    }
-  }
-}
-
-RulePolicy::~RulePolicy() = default;
 
 std::unique_ptr<Decider> RulePolicy::activate() const {
-  for (const Decision decision : stored_) {
-    storeOf(decision);  // throws if the decision's plug-in is not built
+  for (const Decision decision : {Decision::Offload, Decision::Page}) {
+    if (gives(decision)) {
+      storeOf(decision);  // throws if the decision's plug-in is not built
+    }
   }
   return std::make_unique<RuleDecider>(
       std::static_pointer_cast<const RulePolicy>(shared_from_this()));
@@ -273,36 +258,32 @@ const RulePolicy::Candidates& RulePolicy::candidates(const OpTraits& op) const {
       return *known;
     }
   }
-  std::lock_guard<std::mutex> lock(mutex_);
   return compile(op);
 }
 
 [[gnu::cold]] const RulePolicy::Candidates& RulePolicy::compile(const OpTraits& op) const {
-  for (const auto& [index, known] : beyond_) {
-    if (index == op.index) {
-      return *known;
-    }
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = compiled_.find(op.index);
+  if (found == compiled_.end()) {
+    found = compiled_.emplace(op.index, candidatesFor(op.name)).first;
   }
-  Candidates& candidates = compiled_.emplace_back(candidatesFor(op));
   TORCH_CHECK_VALUE(
-      candidates.size() <= kMostCandidates, "ebb: more than ", kMostCandidates, " rules match ",
+      found->second.size() <= kMostCandidates, "ebb: more than ", kMostCandidates, " rules match ",
       op.name, " (the default counts as one). Merge some of them with a glob.");
   if (op.index < kTableSize) {
-    table_[op.index].store(&candidates, std::memory_order_release);
-  } else {
-    beyond_.emplace_back(op.index, &candidates);
+    table_[op.index].store(&found->second, std::memory_order_release);
   }
-  return candidates;
+  return found->second;
 }
 
-RulePolicy::Candidates RulePolicy::candidatesFor(const OpTraits& op) const {
+RulePolicy::Candidates RulePolicy::candidatesFor(const std::string& op) const {
   Candidates candidates;
   size_t i = 0;
   for (const Alternative& alternative : alternatives_) {
     bool decided = false;
     for (; i < alternative.end; ++i) {
       const Rule& rule = rules_[i];
-      if (!decided && operatorMatches(rule.op, op.name)) {
+      if (!decided && operatorMatches(rule.op, op)) {
         const bool onCall = isOnCall(rule);
         const bool onResult = isOnResult(rule);
         decided = !onCall && !onResult;
@@ -352,12 +333,6 @@ const RulePolicy& rulesOf(const PolicyPtr& policy) {
   TORCH_CHECK_VALUE(rules != nullptr, "ebb: this policy consists of no rules.");
   return *rules;
 }
-
-RuleDecider::RuleDecider(std::shared_ptr<const RulePolicy> policy) : policy_(std::move(policy)) {}
-
-RuleDecider::~RuleDecider() = default;
-
-Decision RuleDecider::inputs() const { return policy_->inputs(); }
 
 Verdict RuleDecider::decide(const OpTraits& op) {
   const auto& candidates = policy_->candidates(op);
@@ -449,10 +424,6 @@ uint32_t RuleDecider::countCall(const Rule& rule) {
     calls_.resize(policy_->rules().size(), 0);
   }
   return ++calls_[static_cast<size_t>(&rule - policy_->rules().data())];
-}
-
-std::string RuleDecider::ruleInWords(uint16_t rule) const {
-  return ebb::ruleInWords(*policy_, rule);
 }
 
 const std::string& RuleDecider::module() const { return moduleNames(currentModule()).plain; }

@@ -5,7 +5,6 @@
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +24,11 @@ namespace ebb {
 // torch's own operators must match a registered operator; else the constructor throws.
 enum class Names { Registered, Later };
 
+class RulePolicy;
+
+// Example: "rule 2, 'aten::mm', in modules that match '*.mlp'"; Verdict::kNoRule gives "default".
+EBB_API std::string ruleInWords(const RulePolicy& policy, uint16_t rule);
+
 // See makePolicy. Immutable; shared by threads.
 class EBB_API RulePolicy : public Policy {
  public:
@@ -32,10 +36,8 @@ class EBB_API RulePolicy : public Policy {
       std::vector<Rule> rules, Decision fallback, Decision inputs = Decision::Save,
       Names names = Names::Registered);
   RulePolicy(const RulePolicy& first, const RulePolicy& second);
-  ~RulePolicy() override;
 
   const std::vector<Rule>& rules() const { return rules_; }
-  Decision fallback() const { return alternatives_.front().fallback; }
   Decision inputs() const { return inputs_; }
 
   std::unique_ptr<Decider> activate() const override;
@@ -61,6 +63,7 @@ class EBB_API RulePolicy : public Policy {
   };
   using Candidates = c10::SmallVector<Candidate, 2>;
   const Candidates& candidates(const OpTraits& op) const;
+  Candidates candidatesFor(const std::string& op) const;
 
   bool matchesModule(const Rule& rule, uint32_t module) const;
 
@@ -75,38 +78,33 @@ class EBB_API RulePolicy : public Policy {
   const std::vector<Alternative>& alternatives() const { return alternatives_; }
 
  private:
-  void noteStored();
   const Candidates& compile(const OpTraits& op) const;
-  Candidates candidatesFor(const OpTraits& op) const;
 
   std::vector<Rule> rules_;                // with normalised patterns
   std::vector<Alternative> alternatives_;  // at least one
   Decision inputs_;                        // for inputs of regions
-  c10::SmallVector<Decision, 2> stored_;   // decisions of this policy that need a store
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock.
   // An operator beyond the table's end is looked up under the lock each time.
   static constexpr size_t kTableSize = 8192;
   std::unique_ptr<std::atomic<const Candidates*>[]> table_;
-  mutable std::mutex mutex_;                                            // guards the members below
-  mutable std::deque<Candidates> compiled_;                             // the table points to these
-  mutable std::vector<std::pair<uint32_t, const Candidates*>> beyond_;  // indices >= kTableSize
+  mutable std::mutex mutex_;                          // guards the members below
+  mutable std::map<uint32_t, Candidates> compiled_;   // by index; the table points to these
   mutable std::vector<std::vector<int8_t>> modules_;  // by rule, module: 1 yes, -1 no, 0 unknown
 };
 
 // Counts calls for the rules that need counts.
 class EBB_API RuleDecider : public Decider {
  public:
-  explicit RuleDecider(std::shared_ptr<const RulePolicy> policy);
-  ~RuleDecider() override;
+  explicit RuleDecider(std::shared_ptr<const RulePolicy> policy) : policy_(std::move(policy)) {}
 
   Verdict decide(const OpTraits& op) override;
   Verdict decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) override;
   std::optional<Verdict> decideOnNamed(
       const OpTraits& op, const at::Tensor& result, uint16_t rule,
       const std::string& name) override;
-  Decision inputs() const override;
-  std::string ruleInWords(uint16_t rule) const override;
+  Decision inputs() const override { return policy_->inputs(); }
+  std::string ruleInWords(uint16_t rule) const override { return ebb::ruleInWords(*policy_, rule); }
   const std::string& module() const override;
 
  private:
@@ -132,8 +130,5 @@ std::string normalisedOperatorName(const std::string& name);
 // A line for each rule that may decide on calls of `op`, in order, with the rule's conditions.
 // Throws c10::ValueError if there is no such operator.
 EBB_API std::string explain(const RulePolicy& policy, const std::string& op);
-
-// Example: "rule 2, 'aten::mm', in modules that match '*.mlp'"; Verdict::kNoRule gives "default".
-std::string ruleInWords(const RulePolicy& policy, uint16_t rule);
 
 }  // namespace ebb

@@ -1,10 +1,8 @@
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "policy/compiled_policy.h"
-#include "policy/glob.h"
 
 namespace ebb {
 namespace {
@@ -70,25 +68,15 @@ std::string ruleInWords(const RulePolicy& policy, uint16_t rule) {
 }
 
 std::string explain(const RulePolicy& policy, const std::string& op) {
-  const std::vector<std::string> overloads = operatorsNamed(normalisedOperatorName(op));
   std::string text;
-  for (const std::string& name : overloads) {
+  for (const std::string& name : operatorsNamed(normalisedOperatorName(op))) {
     text += name + "\n";
-    size_t i = 0;
-    for (const RulePolicy::Alternative& alternative : policy.alternatives()) {
-      bool decided = false;
-      for (; i < alternative.end; ++i) {
-        const Rule& rule = policy.rules()[i];
-        if (decided || !operatorMatches(rule.op, name)) {
-          continue;
-        }
-        decided = conditionsOf(rule).empty();
-        text += c10::str("  ", nameOf(rule.decision), " by ", ruleInWords(policy, i), "\n");
-      }
-      if (!decided) {
-        text += c10::str("  ", nameOf(alternative.fallback), " by default\n");
-      }
-      if (i < policy.rules().size() || &alternative != &policy.alternatives().back()) {
+    const auto candidates = policy.candidatesFor(name);
+    for (const auto& candidate : candidates) {
+      const Verdict& verdict = candidate.verdict;
+      text +=
+          c10::str("  ", nameOf(verdict.decision), " by ", ruleInWords(policy, verdict.rule), "\n");
+      if (candidate.endsAlternative && &candidate != &candidates.back()) {
         text += "  if that is RECOMPUTE, the next policy of ebb.policies.either decides:\n";
       }
     }
