@@ -9,11 +9,7 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
-namespace {
-
-void bindAhead(py::module_& module) {
+[[maybe_unused]] const bool isAheadBound = bindPlugin("ahead", [](py::module_& module) {
   module.def("ahead_settings", torch::wrap_pybind_function(&aheadSettings));
   module.def(
       "keep_while_there_is_room",
@@ -27,10 +23,6 @@ void bindAhead(py::module_& module) {
   module.def("configure_ahead", torch::wrap_pybind_function(&configureAhead));
   module.def("stop_ahead", torch::wrap_pybind_function(&stopAhead));
   module.def("end_ahead", torch::wrap_pybind_function(&endAhead));
-}
-
-[[maybe_unused]] const bool isAheadBound = bindPlugin("ahead", &bindAhead);
-
-}  // namespace
+});
 
 }  // namespace ebb::bindings

@@ -7,8 +7,6 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
 namespace {
 
 // Calls a function of repeated_collectives.py.
@@ -34,10 +32,9 @@ constexpr CollectivesOfRanks kCollectivesOfRanks{
     .problem = [](const std::string& group) { return callOfRanks<std::string>("problem", group); },
 };
 
-void bindCollectives(py::module_&) { setCollectivesOfRanks(kCollectivesOfRanks); }
-
-[[maybe_unused]] const bool areCollectivesBound = bindPlugin("collectives", &bindCollectives);
-
 }  // namespace
+
+[[maybe_unused]] const bool areCollectivesBound =
+    bindPlugin("collectives", [](py::module_&) { setCollectivesOfRanks(kCollectivesOfRanks); });
 
 }  // namespace ebb::bindings

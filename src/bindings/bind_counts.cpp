@@ -6,40 +6,15 @@
 #include "allocator/shortage.h"
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
-#include "bindings/signals.h"
 #include "ebb/report.h"
 #include "hooks/process_state.h"
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
-namespace {
-
-// `function`: called without arguments; None restores the default effect of the signals.
-void callOnSignals(const py::object& function) {
-  if (function.is_none()) {
-    reportOnSignals({});
-    return;
-  }
-  // Leaked, since threads without the GIL copy and destroy the std::function.
-  const auto* const kept = new py::object(function);
-  reportOnSignals([kept] {
-    const py::gil_scoped_acquire gil;
-    try {
-      (*kept)();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("ebb");
-    }
-  });
-}
-
-}  // namespace
-
 void bindCounts(py::module_& module) {
   module.def("stats", &stats);
   module.def("reset_stats", &resetStats);
-  module.def("report_on_signals", torch::wrap_pybind_function(&callOnSignals));
+  module.def("report_on_signals", torch::wrap_pybind_function(&reportOnSignals));
   module.def(
       "allow_allocator", torch::wrap_pybind_function(&allowAllocator), py::arg("nbytes"),
       py::arg("device"));

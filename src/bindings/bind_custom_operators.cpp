@@ -7,8 +7,6 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
 namespace {
 
 // Called when a region has ended. An error in logging must not break the region.
@@ -24,17 +22,15 @@ void tell(const std::string& op, const std::string& region, size_t bytes) {
   }
 }
 
-void bindCustomOperators(py::module_&) {
-  hasEffect = [](const std::string& op) {
-    py::gil_scoped_acquire gil;
-    return py::cast<bool>(importFrom("ebb._support.effects", "has_effect")(op));
-  };
-  tellKept = &tell;
-}
+}  // namespace
 
 [[maybe_unused]] const bool areCustomOperatorsBound =
-    bindPlugin("custom_operators", &bindCustomOperators);
-
-}  // namespace
+    bindPlugin("custom_operators", [](py::module_&) {
+      hasEffect = [](const std::string& op) {
+        py::gil_scoped_acquire gil;
+        return py::cast<bool>(importFrom("ebb._support.effects", "has_effect")(op));
+      };
+      tellKept = &tell;
+    });
 
 }  // namespace ebb::bindings

@@ -7,20 +7,12 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
-namespace {
-
-void bindEscapes(py::module_& module) {
+[[maybe_unused]] const bool areEscapesBound = bindPlugin("escapes", [](py::module_& module) {
   py::class_<Graph, c10::intrusive_ptr<Graph>>(module, "Escapes")
       .def("refill", torch::wrap_pybind_function([](Graph& graph) {
              graph.observers.tell(&BackwardEvents::unpacks, graph);
            }));
   module.def("leave_emptying_escapes", torch::wrap_pybind_function(&leaveRegionEmptyingEscapes));
-}
-
-[[maybe_unused]] const bool areEscapesBound = bindPlugin("escapes", &bindEscapes);
-
-}  // namespace
+});
 
 }  // namespace ebb::bindings

@@ -10,20 +10,13 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
-namespace {
-
-void bindHookedInputs(py::module_& module) {
-  py::class_<HookedInputs, std::shared_ptr<HookedInputs>>(module, "HookedInputs")
-      .def(py::init(torch::wrap_pybind_function([](const std::vector<at::Tensor>& tensors) {
-        return std::make_shared<HookedInputs>(tensors);
-      })))
-      .def("enter_region", torch::wrap_pybind_function(&HookedInputs::enterRegion));
-}
-
-[[maybe_unused]] const bool areHookedInputsBound = bindPlugin("hooked_inputs", &bindHookedInputs);
-
-}  // namespace
+[[maybe_unused]] const bool areHookedInputsBound =
+    bindPlugin("hooked_inputs", [](py::module_& module) {
+      py::class_<HookedInputs, std::shared_ptr<HookedInputs>>(module, "HookedInputs")
+          .def(py::init(torch::wrap_pybind_function([](const std::vector<at::Tensor>& tensors) {
+            return std::make_shared<HookedInputs>(tensors);
+          })))
+          .def("enter_region", torch::wrap_pybind_function(&HookedInputs::enterRegion));
+    });
 
 }  // namespace ebb::bindings

@@ -8,8 +8,6 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
 namespace {
 
 // True if `attribute` exists and is true. Unlike hasattr and getattr, does not raise and catch an
@@ -42,15 +40,13 @@ bool optedOut(const at::Tensor& tensor) {
   return isTrue(object.ptr(), marks[0]) || isTrue(object.ptr(), marks[1]);
 }
 
-void bindOffload(py::module_& module) {
+}  // namespace
+
+[[maybe_unused]] const bool isOffloadBound = bindPlugin("offload", [](py::module_& module) {
   setOffloadOptOut(&optedOut);
   module.def("offload_settings", torch::wrap_pybind_function(&offloadSettings));
   module.def("offload_stats", torch::wrap_pybind_function(&offloadStats));
   module.def("configure_offload", torch::wrap_pybind_function(&configureOffload));
-}
-
-[[maybe_unused]] const bool isOffloadBound = bindPlugin("offload", &bindOffload);
-
-}  // namespace
+});
 
 }  // namespace ebb::bindings

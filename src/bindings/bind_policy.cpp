@@ -11,15 +11,7 @@ struct pybind11::detail::type_caster<ebb::Decision> : ebb::bindings::NumberCaste
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
 namespace {
-
-// Turns C++ errors into the Python exceptions of their kind.
-template <class F>
-auto translated(F&& f) {
-  return torch::wrap_pybind_function(std::forward<F>(f));
-}
 
 PyPolicy makePolicy(const std::vector<Rule>& rules, Decision fallback, Decision inputs, bool late) {
   return {std::make_shared<const RulePolicy>(
@@ -66,7 +58,7 @@ std::vector<std::string> unmatchedOf(const PyPolicy& policy) {
 void bindPolicyClass(py::module_& module) {
   py::class_<PyPolicy>(module, "Policy")
       .def(
-          py::init(translated(&makePolicy)), py::arg("rules"), py::arg("fallback"),
+          py::init(torch::wrap_pybind_function(&makePolicy)), py::arg("rules"), py::arg("fallback"),
           py::arg("inputs"), py::arg("late") = false)
       .def("rules", [](const PyPolicy& policy) { return rulesOf(policy.policy).rules(); })
       .def("parts", &partsOf)
@@ -77,9 +69,10 @@ void bindPolicyClass(py::module_& module) {
       .def(
           "gives", [](const PyPolicy& policy,
                       Decision given) { return rulesOf(policy.policy).gives(given); })
-      .def("explain", translated([](const PyPolicy& policy, const std::string& op) {
-             return explain(rulesOf(policy.policy), op);
-           }))
+      .def(
+          "explain", torch::wrap_pybind_function([](const PyPolicy& policy, const std::string& op) {
+            return explain(rulesOf(policy.policy), op);
+          }))
       .def("inputs", [](const PyPolicy& policy) { return rulesOf(policy.policy).inputs(); });
 }
 
@@ -96,17 +89,18 @@ void bindPolicy(py::module_& module) {
   module.def("either", [](const PyPolicy& first, const PyPolicy& second) {
     return PyPolicy{either(first.policy, second.policy)};
   });
-  module.def("recompute_all", [] { return PyPolicy{recomputeAll()}; });
-  module.def("save_all", [] { return PyPolicy{saveAll()}; });
-  module.def("save_matmuls", [] { return PyPolicy{saveMatmuls()}; });
-  module.def("torchtitan", [] { return PyPolicy{torchtitan()}; });
-  module.def("dots_saveable", [] { return PyPolicy{dotsSaveable()}; });
-  module.def(
-      "dots_with_no_batch_dims_saveable", [] { return PyPolicy{dotsWithNoBatchDimsSaveable()}; });
-  module.def(
-      "offload_dot_with_no_batch_dims", [] { return PyPolicy{offloadDotWithNoBatchDims()}; });
-  module.def("offload_inputs", [] { return PyPolicy{offloadInputs()}; });
-  module.def("recompute_collectives", [] { return PyPolicy{recomputeCollectives()}; });
+  const auto preset = [&](const char* name, PolicyPtr (*make)()) {
+    module.def(name, [make] { return PyPolicy{make()}; });
+  };
+  preset("recompute_all", &recomputeAll);
+  preset("save_all", &saveAll);
+  preset("save_matmuls", &saveMatmuls);
+  preset("torchtitan", &torchtitan);
+  preset("dots_saveable", &dotsSaveable);
+  preset("dots_with_no_batch_dims_saveable", &dotsWithNoBatchDimsSaveable);
+  preset("offload_dot_with_no_batch_dims", &offloadDotWithNoBatchDims);
+  preset("offload_inputs", &offloadInputs);
+  preset("recompute_collectives", &recomputeCollectives);
 }
 
 }  // namespace ebb::bindings

@@ -9,8 +9,6 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
 void bindRegion(py::module_& module) {
   module.def("in_region", &inRegion);
   module.def("storage_emptied", torch::wrap_pybind_function([](const py::object& storage) {

@@ -58,11 +58,7 @@ struct pybind11::detail::type_caster<ebb::ProfileValue> {
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
-namespace {
-
-void bindReport(py::module_& module) {
+[[maybe_unused]] const bool isReportBound = bindPlugin("report", [](py::module_& module) {
   module.def("set_reporting", torch::wrap_pybind_function(&setReporting));
   module.def("is_reporting", &isReporting);
   module.def("reports", &reports);
@@ -70,10 +66,6 @@ void bindReport(py::module_& module) {
   module.def("end_counting", torch::wrap_pybind_function(&endCounting));
   module.def("begin_profile", torch::wrap_pybind_function(&beginProfile));
   module.def("end_profile", torch::wrap_pybind_function(&endProfile));
-}
-
-[[maybe_unused]] const bool isReportBound = bindPlugin("report", &bindReport);
-
-}  // namespace
+});
 
 }  // namespace ebb::bindings

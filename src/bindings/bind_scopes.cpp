@@ -21,11 +21,8 @@
 #include "policy/module_scope.h"
 #include "region/enter_region.h"
 #include "support/python_support.h"
-#include "torch_seams/key.h"
 
 namespace ebb::bindings {
-
-namespace py = pybind11;
 
 namespace {
 

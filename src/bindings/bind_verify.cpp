@@ -11,8 +11,6 @@ struct pybind11::detail::type_caster<ebb::VerifyMode>
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
 namespace {
 
 void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
@@ -26,14 +24,12 @@ void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
   throw thrown;
 }
 
-void bindVerify(py::module_& module) {
+}  // namespace
+
+[[maybe_unused]] const bool isVerifyBound = bindPlugin("verify", [](py::module_& module) {
   module.def("verify_mode", torch::wrap_pybind_function(&verifyMode));
   module.def("set_verify_mode", torch::wrap_pybind_function(&setVerifyMode));
   throwMismatch.store(&throwReplayMismatch);
-}
-
-[[maybe_unused]] const bool isVerifyBound = bindPlugin("verify", &bindVerify);
-
-}  // namespace
+});
 
 }  // namespace ebb::bindings

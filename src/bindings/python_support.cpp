@@ -9,8 +9,6 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
 namespace {
 
 bool holdsGil() { return Py_IsInitialized() && PyGILState_Check(); }

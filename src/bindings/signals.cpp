@@ -1,5 +1,4 @@
-#include "bindings/signals.h"
-
+// Calls a Python function when a signal asks this process to report or to end.
 #include <c10/util/Exception.h>
 
 #include <fcntl.h>
@@ -12,11 +11,12 @@
 #include <csignal>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 
-namespace ebb {
+#include "bindings/bindings.h"
+
+namespace ebb::bindings {
 namespace {
 
 // Note [Signals]
@@ -33,11 +33,7 @@ constexpr int kSignals[] = {SIGUSR1, SIGTERM};
 std::atomic<int> writeEnd{-1};  // of the pipe; -1: the threads have not been started
 std::atomic<pid_t> process{0};  // that has the threads
 
-std::mutex mutex;
-std::function<void()>& reporter() {  // guarded by `mutex`
-  static auto* instance = new std::function<void()>;
-  return *instance;
-}
+PyObject* reporter = nullptr;  // the Python function, or null; never freed; guarded by the GIL
 
 void handle(int signal) {
   const int error = errno;
@@ -52,11 +48,14 @@ void handle(int signal) {
 }
 
 void callReporter() {
-  std::unique_lock<std::mutex> lock(mutex);
-  const std::function<void()> report = reporter();
-  lock.unlock();
-  if (report) {
-    report();
+  const py::gil_scoped_acquire gil;
+  const py::handle report(reporter);
+  try {
+    if (report) {
+      report();
+    }
+  } catch (py::error_already_set& error) {
+    error.discard_as_unraisable("ebb");
   }
 }
 
@@ -104,18 +103,15 @@ void exchangeHandler(int signal, void (*from)(int), void (*to)(int)) {
 
 }  // namespace
 
-void reportOnSignals(std::function<void()> report) {
-  const bool starts = static_cast<bool>(report);
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    reporter() = std::move(report);
-    if (starts && process != ::getpid()) {
-      startThreads();
-    }
+void reportOnSignals(const py::object& function) {
+  const bool starts = !function.is_none();
+  reporter = starts ? py::object(function).release().ptr() : nullptr;
+  if (starts && process != ::getpid()) {
+    startThreads();
   }
   for (const int signal : kSignals) {
     starts ? exchangeHandler(signal, SIG_DFL, &handle) : exchangeHandler(signal, &handle, SIG_DFL);
   }
 }
 
-}  // namespace ebb
+}  // namespace ebb::bindings

@@ -19,8 +19,6 @@
 
 namespace ebb::bindings {
 
-namespace py = pybind11;
-
 namespace {
 
 // Note [Watched functions]
