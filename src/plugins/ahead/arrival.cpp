@@ -1,5 +1,3 @@
-#include "plugins/ahead/arrival.h"
-
 #include <ATen/Parallel.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -44,7 +42,7 @@ class Ahead {
     std::lock_guard<std::mutex> lock(mutex_);
     settings_ = settings;
     regions_.store(settings.regions);
-    AheadBudget::get().limit = settings.limit;
+    aheadBudget.limit = settings.limit;
   }
 
   AheadSettings settings() {
@@ -115,9 +113,6 @@ class Ahead {
   std::unordered_map<c10::Device, Worker> workers_;
 };
 
-// See replayWhenClosed().
-std::atomic<bool> fromTheStart{false};
-
 bool isInBackward() { return torch::autograd::get_current_node() != nullptr; }
 
 // See Note [Writes under a replay ahead]
@@ -168,16 +163,15 @@ void configureAhead(const AheadSettings& settings) {
 AheadSettings aheadSettings() { return Ahead::get().settings(); }
 
 AheadStats aheadStats() {
-  const AheadCounts& counts = AheadCounts::get();
   AheadStats stats;
-  stats.regionsInTime = counts.of(AheadFate::InTime);
-  stats.regionsLate = counts.of(AheadFate::Late);
-  stats.regionsInVain = counts.of(AheadFate::InVain);
-  stats.regionsHeld = counts.of(AheadFate::Held);
-  stats.regionsStopped = counts.of(AheadFate::Stopped);
-  stats.failures = counts.failures;
-  stats.bytes = AheadBudget::get().taken;
-  stats.mostBytes = AheadBudget::get().most;
+  stats.regionsInTime = aheadCounts.of(AheadFate::InTime);
+  stats.regionsLate = aheadCounts.of(AheadFate::Late);
+  stats.regionsInVain = aheadCounts.of(AheadFate::InVain);
+  stats.regionsHeld = aheadCounts.of(AheadFate::Held);
+  stats.regionsStopped = aheadCounts.of(AheadFate::Stopped);
+  stats.failures = aheadCounts.failures;
+  stats.bytes = aheadBudget.taken;
+  stats.mostBytes = aheadBudget.most;
   stats.workers = Ahead::get().running();
   return stats;
 }
@@ -186,7 +180,7 @@ void stopAhead() { Ahead::get().stop(); }
 
 void endAhead() { Ahead::get().end(); }
 
-void replayWhenClosed(bool on) { fromTheStart.store(on); }
+std::atomic<bool> replaysWhenClosed{false};
 
 bool replaysAheadAreIdle() { return Ahead::get().areIdle(); }
 
@@ -256,7 +250,7 @@ class AheadObserver final : public RegionEvents, public BackwardEvents {
   void willClose() override { lookahead_.close(); }
   void left(const c10::intrusive_ptr<Graph>& graph) override {
     Room::get().closed(graph);
-    if (!fromTheStart.load(std::memory_order_relaxed)) {
+    if (!replaysWhenClosed.load(std::memory_order_relaxed)) {
       return;
     }
     {

@@ -98,10 +98,7 @@ bool GraphReplay::begin(const Recipe& recipe) {
   return true;
 }
 
-void GraphReplay::end() {
-  reads_.reset();
-  scope_.reset();
-}
+void GraphReplay::end() { scope_.reset(); }
 
 // See Note [Hands on a storage]
 bool GraphReplay::mayReadInputs(const Recipe& recipe) {
@@ -112,8 +109,7 @@ bool GraphReplay::mayReadInputs(const Recipe& recipe) {
       leaves.push_back(value->home().bytes());
     }
   }
-  reads_.emplace(std::move(leaves), lookahead_.closed);
-  return reads_->isAllowed();
+  return scope_->mayRead(std::move(leaves), lookahead_.closed);
 }
 
 // Note [What is not replayed ahead]

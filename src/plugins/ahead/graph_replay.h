@@ -61,10 +61,13 @@ class GraphReplay final : public ReplayWatch {
   bool isPartLeft_ = false;  // backward must materialise a value that was skipped
   std::vector<Intermediate> intermediates_;
   std::optional<AheadRecipeScope> scope_;  // while a recipe runs
-  std::optional<ReadAhead> reads_;         // while a recipe runs
   AheadEnd why_ = AheadEnd::Done;
 };
 
+// For tests: a worker replays each graph as soon as recording has ended, while the program goes on.
+EBB_API extern std::atomic<bool> replaysWhenClosed;
+// For tests: true if no worker has anything left to do.
+EBB_API bool replaysAheadAreIdle();
 // For tests: called before each recipe that runs ahead, with the recipe's place in the order of
 // recording; may be null.
 EBB_API extern std::atomic<void (*)(uint64_t sequence)> beforeReplayAhead;

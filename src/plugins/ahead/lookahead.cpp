@@ -8,10 +8,8 @@
 
 namespace ebb {
 
-AheadBudget& AheadBudget::get() {
-  static auto* instance = new AheadBudget;
-  return *instance;
-}
+constinit AheadBudget aheadBudget;
+constinit AheadCounts aheadCounts;
 
 bool AheadBudget::take(size_t nbytes) {
   const size_t now = taken += nbytes;
@@ -23,11 +21,6 @@ bool AheadBudget::take(size_t nbytes) {
   while (before < now && !most.compare_exchange_weak(before, now)) {
   }
   return true;
-}
-
-AheadCounts& AheadCounts::get() {
-  static auto* instance = new AheadCounts;
-  return *instance;
 }
 
 const SlotNumber Lookahead::kSlot = takeSlot();
@@ -44,18 +37,18 @@ Lookahead::~Lookahead() {
 }
 
 void Lookahead::became(AheadFate fate) const {
-  ++AheadCounts::get().graphs[static_cast<size_t>(fate)];
+  ++aheadCounts.graphs[static_cast<size_t>(fate)];
   observers.tell(&BackwardEvents::counted, kAheadFates[static_cast<size_t>(fate)]);
 }
 
 bool Lookahead::take(size_t nbytes) {
-  const bool taken = AheadBudget::get().take(nbytes);
+  const bool taken = aheadBudget.take(nbytes);
   this->taken += taken ? nbytes : 0;
   return taken;
 }
 
 void Lookahead::giveBack(size_t nbytes) {
-  AheadBudget::get().taken -= nbytes;
+  aheadBudget.taken -= nbytes;
   taken -= nbytes;
 }
 

@@ -4,7 +4,6 @@
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
-#include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <array>
@@ -25,9 +24,7 @@ namespace ebb {
 // Process-wide limit for the bytes of recomputable values that are replayed ahead, or that stay in
 // memory after packing until the thread enters the next outermost region. See Note [Replays ahead
 // of backward].
-struct EBB_API AheadBudget {
-  static AheadBudget& get();
-
+struct AheadBudget {
   // Returns false, and takes nothing, if the total would exceed the limit.
   bool take(size_t nbytes);
 
@@ -35,6 +32,7 @@ struct EBB_API AheadBudget {
   std::atomic<size_t> taken{0};
   std::atomic<size_t> most{0};  // peak of `taken`
 };
+extern constinit AheadBudget aheadBudget;
 
 // How far the replay ahead of a graph has come.
 enum class AheadState : uint8_t {
@@ -57,9 +55,8 @@ struct AheadCounts {
   std::atomic<uint64_t> failures{0};                               // replays that raised
 
   uint64_t of(AheadFate fate) const { return graphs[static_cast<size_t>(fate)].load(); }
-
-  static AheadCounts& get();
 };
+extern constinit AheadCounts aheadCounts;
 
 // The facts that a replay ahead leaves for the time when backward reaches this graph.
 struct EBB_API OnArrival {

@@ -31,8 +31,14 @@ class EBB_API AheadRecipeScope {
 
   bool holds() const { return holds_; }
 
+  // Called once, if holds() is true. The recipe reads these storages until the destruction of this
+  // object. `closed`: the number of the recipe's graph, as in excludeFromAhead(). Returns false if
+  // the recipe may not read them: see Note [Hands on a storage].
+  bool mayRead(std::vector<c10::Storage> storages, uint64_t closed);
+
  private:
   bool holds_;
+  std::vector<c10::Storage> storages_;  // see mayRead()
 };
 
 // Note [Hands on a storage]
@@ -53,22 +59,5 @@ constexpr uint64_t kForEver = UINT64_MAX;
 // with a number up to `until` do not read `storage` in a replay ahead. Waits while a recipe that
 // runs ahead reads `storage`.
 EBB_API void excludeFromAhead(const c10::Storage& storage, uint64_t until);
-
-// The storages that a recipe reads while it runs ahead. `closed`: the number of the recipe's graph,
-// as in excludeFromAhead().
-class EBB_API ReadAhead {
- public:
-  ReadAhead(std::vector<c10::Storage> storages, uint64_t closed);
-  ~ReadAhead();
-  ReadAhead(const ReadAhead&) = delete;
-  ReadAhead& operator=(const ReadAhead&) = delete;
-
-  // True if the recipe may read the storages: see Note [Hands on a storage].
-  bool isAllowed() const { return allowed_; }
-
- private:
-  std::vector<c10::Storage> storages_;
-  bool allowed_;
-};
 
 }  // namespace ebb

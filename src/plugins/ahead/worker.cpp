@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 
-#include <algorithm>
 #include <chrono>
 #include <system_error>
 
@@ -39,27 +38,25 @@ bool canBegin(const Graph& graph) {
 
 bool isAhead(const Graph& graph) { return !lookaheadOf(graph)->asked.load(); }
 
-// Removes graphs that no longer exist or for which `stays` is false.
-void keepOnly(std::vector<WeakGraph>& graphs, bool (*stays)(const Graph&), Upcoming::Seen& seen) {
-  std::erase_if(graphs, [&](const WeakGraph& weak) {
-    seen.push_back(weak.lock());
-    return !seen.back() || !stays(*seen.back());
-  });
-}
-
-bool isBefore(const WeakGraph& a, const WeakGraph& b) {
-  return lookaheadOf(*a.lock())->number < lookaheadOf(*b.lock())->number;
-}
-
 }  // namespace
 
-c10::intrusive_ptr<Graph> Upcoming::take(size_t most, Seen& seen) {
-  keepOnly(ahead_, &isAhead, seen);
-  keepOnly(candidates_, &canBegin, seen);
-  if (candidates_.empty() || ahead_.size() >= most) {
+c10::intrusive_ptr<Graph> Upcoming::take(size_t most) {
+  c10::intrusive_ptr<Graph> latest;
+  std::erase_if(candidates_, [&](const WeakGraph& weak) {
+    auto graph = weak.lock();
+    const bool stays = graph && canBegin(*graph);
+    if (stays && (!latest || lookaheadOf(*latest)->number < lookaheadOf(*graph)->number)) {
+      latest = std::move(graph);
+    }
+    return !stays;
+  });
+  std::erase_if(ahead_, [](const WeakGraph& weak) {
+    const auto graph = weak.lock();
+    return !graph || !isAhead(*graph);
+  });
+  if (!latest || ahead_.size() >= most) {
     return {};
   }
-  auto latest = std::max_element(candidates_.begin(), candidates_.end(), &isBefore)->lock();
   auto recorded = AheadState::Recorded;
   if (!lookaheadOf(*latest)->state.compare_exchange_strong(recorded, AheadState::Begun)) {
     return {};  // backward has just arrived
@@ -81,40 +78,35 @@ c10::Stream SideStream::after(c10::Stream compute, Graph& graph) {
   return *stream_;
 }
 
-bool Bell::wait(bool atOnce) {
-  const auto isOver = [&] { return rings_.load() != heard_ || ends_.load(); };
-  const auto until = std::chrono::steady_clock::now() + (atOnce ? std::chrono::seconds(0) : kSpin);
-  while (!isOver() && std::chrono::steady_clock::now() < until) {
-    for (int i = 0; i < 32; ++i) {
-      relax();
-    }
-  }
-  std::unique_lock<std::mutex> lock(mutex_);
-  sleeps_ = true;
-  wake_.wait(lock, isOver);
-  sleeps_ = false;
-  return !ends_.load();
-}
-
-Worker::Worker(c10::Device device, const std::atomic<uint32_t>& forks)
-    : side_(device), forks_(forks) {}
-
-Worker::~Worker() { stop(); }
-
 void Worker::reached(
     c10::ArrayRef<WeakGraph> before, bool expected, const AheadSettings& settings) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!expected) {
-      upcoming_.forgetAhead();
-    }
-    upcoming_.add(before);
-    settings_ = settings;
+    posted_.graphs.insert(posted_.graphs.end(), before.begin(), before.end());
+    posted_.isElsewhere |= !expected;
+    posted_.settings = settings;
   }
-  bell_.ring();
+  ring();
   if (!running_.load()) {
     start();
   }
+}
+
+void Worker::ring() {
+  rings_.fetch_add(1);
+  rings_.notify_one();
+}
+
+// Waits until `rings_` differs from `heard`. `atOnce`: sleeps without spinning first.
+void Worker::wait(uint32_t heard, bool atOnce) {
+  idleSince_.store(heard);
+  const auto until = std::chrono::steady_clock::now() + (atOnce ? std::chrono::seconds(0) : kSpin);
+  while (rings_.load() == heard && std::chrono::steady_clock::now() < until) {
+    for (int i = 0; i < 32; ++i) {
+      relax();
+    }
+  }
+  rings_.wait(heard);
 }
 
 void Worker::start() {
@@ -126,20 +118,21 @@ void Worker::start() {
   if (thread_.joinable()) {
     thread_.join();
   }
-  bell_.begin();
+  ends_.store(false);
   running_.store(true);
   try {
     thread_ = std::thread([this] { loop(); });
   } catch (const std::system_error&) {  // too many threads: backward does all the work
     running_.store(false);
-    ++AheadCounts::get().failures;
+    ++aheadCounts.failures;
   }
 }
 
 void Worker::stop() {
   const WithoutGil withoutGil;
   std::lock_guard<std::mutex> life(lifeMutex_);
-  bell_.end();
+  ends_.store(true);
+  ring();
   if (thread_.joinable()) {
     thread_.join();
   }
@@ -151,25 +144,30 @@ void Worker::loop() {
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   const auto leave = c10::make_scope_exit([&] { running_.store(false); });
   AheadEnd last = AheadEnd::Done;
-  while (!bell_.ends()) {
+  // `heard` is read before the thread looks for work and for its end, so no ring is lost.
+  for (uint32_t heard = rings_.load(); !ends_.load(); heard = rings_.load()) {
     if (const auto graph = next()) {
       last = replay(*graph);
       if (last == AheadEnd::Threads) {
         return;  // a new thread starts with the program's number of intra-op threads
       }
-    } else if (!bell_.wait(last == AheadEnd::Stopped)) {
-      return;
+    } else {
+      wait(heard, last == AheadEnd::Stopped);
     }
   }
 }
 
-bool Worker::isIdle() { return !running_.load() || bell_.isSilent(); }
-
 c10::intrusive_ptr<Graph> Worker::next() {
-  Upcoming::Seen seen;
-  bell_.listen();
-  std::lock_guard<std::mutex> lock(mutex_);
-  return upcoming_.take(settings_.regions, seen);
+  size_t most = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    upcoming_.add(std::exchange(posted_.graphs, {}));
+    if (std::exchange(posted_.isElsewhere, false)) {
+      upcoming_.forgetAhead();
+    }
+    most = posted_.settings.regions;
+  }
+  return upcoming_.take(most);
 }
 
 AheadEnd Worker::replay(Graph& graph) {
@@ -179,7 +177,7 @@ AheadEnd Worker::replay(Graph& graph) {
       end = replayOnStream(graph);
     }
   } catch (const std::exception&) {
-    ++AheadCounts::get().failures;  // backward meets the same error and reports it
+    ++aheadCounts.failures;  // backward meets the same error and reports it
     failedAfter_ = Lookahead::closings();
   }
   if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
@@ -200,16 +198,15 @@ void Worker::leave(Graph& done, AheadState now) {
   if (now != AheadState::Done) {
     return;
   }
-  std::lock_guard<PythonMutex> lockGraph(done.mutex);
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::lock_guard<PythonMutex> lock(done.mutex);
   upcoming_.add(lookaheadOf(done)->earlier.next());
 }
 
 AheadEnd Worker::replayOnStream(Graph& graph) {
-  AheadSettings settings;
+  bool isBeside = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    settings = settings_;
+    isBeside = posted_.settings.sideStream;
   }
   std::optional<c10::StreamGuard> guard;
   {
@@ -222,10 +219,10 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
     }
     if (graph.streams.count() == 1) {
       const c10::Stream own = graph.streams.first();
-      guard.emplace(settings.sideStream ? side_.after(own, graph) : own);
+      guard.emplace(isBeside ? side_.after(own, graph) : own);
     }
   }
-  return GraphReplay(graph, bell_.ends()).run();
+  return GraphReplay(graph, ends_).run();
 }
 
 }  // namespace ebb

@@ -31,9 +31,9 @@ bool handsAreKnown(size_t threads, size_t rounds) {
     const c10::Storage free = someBytes();
     const c10::Storage inHand = someBytes();
     excludeFromAhead(inHand, kClosed);
-    const bool freeMayBeRead = ReadAhead({free}, kClosed).isAllowed();
-    const bool inHandMayBeRead = ReadAhead({free, inHand}, kClosed).isAllowed();
-    const bool laterMayBeRead = ReadAhead({inHand}, kClosed + 1).isAllowed();
+    const bool freeMayBeRead = AheadRecipeScope().mayRead({free}, kClosed);
+    const bool inHandMayBeRead = AheadRecipeScope().mayRead({free, inHand}, kClosed);
+    const bool laterMayBeRead = AheadRecipeScope().mayRead({inHand}, kClosed + 1);
     return scope.holds() && freeMayBeRead && !inHandMayBeRead && laterMayBeRead &&
            weakReferencesOfOthers(inHand, &weakReferences) == 1;
   });

@@ -26,7 +26,6 @@
 #include "fake_transfer.h"
 #include "instant_transfer.h"
 #include "memory/bytes.h"
-#include "plugins/ahead/arrival.h"
 #include "plugins/ahead/graph_replay.h"
 #include "plugins/ahead/room.h"
 #include "plugins/offload/offload_engine.h"
@@ -231,7 +230,7 @@ void bindTestsOfPlugins(py::module_& module) {
     return preferredNode(memory.const_data_ptr());
   });
   module.def("replays_ahead_are_idle", &replaysAheadAreIdle);
-  module.def("replay_when_closed", &replayWhenClosed);
+  module.def("replay_when_closed", [](bool on) { replaysWhenClosed.store(on); });
   module.def("delay_replays_ahead", &delayReplaysAhead);
   module.def("hands_are_known", torch::wrap_pybind_function_no_gil(&handsAreKnown));
   module.def("still_threads_are_known", torch::wrap_pybind_function_no_gil(&stillThreadsAreKnown));
