@@ -44,18 +44,6 @@ class PythonMutex {
     mutex_.unlock();
   }
 
-  // Locks only if no thread has the lock, the calling one included.
-  bool tryLockFree() {
-    if (!try_lock()) {
-      return false;
-    }
-    if (depth_ > 1) {
-      unlock();
-      return false;
-    }
-    return true;
-  }
-
   // How many times the calling thread holds the lock. Called with the lock held.
   size_t depth() const { return depth_; }
 

@@ -118,13 +118,15 @@ void Room::make(c10::Device device, size_t needed) {
 
 namespace {
 
-// Returns the number of freed bytes; 0 if a thread holds the graph's lock.
+// Returns the number of freed bytes; 0 if a thread, the calling one included, holds the graph's
+// lock.
 size_t giveUp(Graph& graph, c10::Device device, std::vector<c10::Storage>& freed) {
-  if (!lookaheadOf(graph)->holds.load() || !graph.mutex.tryLockFree()) {
+  if (!lookaheadOf(graph)->holds.load()) {
     return 0;
   }
-  const std::lock_guard<PythonMutex> lock(graph.mutex, std::adopt_lock);
-  return lookaheadOf(graph)->giveBackOn(device, freed);
+  const std::unique_lock<PythonMutex> lock(graph.mutex, std::try_to_lock);
+  const bool wasFree = lock.owns_lock() && graph.mutex.depth() == 1;
+  return wasFree ? lookaheadOf(graph)->giveBackOn(device, freed) : 0;
 }
 
 }  // namespace

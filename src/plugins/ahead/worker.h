@@ -94,9 +94,9 @@ class Worker {
   // Used by the thread only:
   SideStream side_;
   Upcoming upcoming_;
-  // The number of closed graphs when a replay last failed. The worker
-  // leaves all of those graphs to backward. The likely cause is that memory is short, and each
-  // allocation that fails empties the allocator's cache.
+  // The number of closed graphs when a replay last failed. The worker leaves all of those graphs to
+  // backward. The likely cause is that memory is short, and each allocation that fails empties the
+  // allocator's cache.
   uint64_t failedAfter_ = 0;
 
   std::atomic<uint32_t> rings_{0};      // new work, or the end of the thread, increments it
