@@ -6,7 +6,6 @@
 #include <c10/core/SafePyObject.h>
 
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
