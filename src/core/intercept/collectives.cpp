@@ -14,24 +14,15 @@ namespace {
 
 constinit std::atomic<void (*)(const at::Tensor&)> watcher{nullptr};
 
-bool isWritten(ArgUse use) { return use == ArgUse::Write || use == ArgUse::Overwrite; }
-
-std::vector<at::Tensor> writtenBy(const OpTraits& traits, const torch::jit::Stack& stack) {
-  std::vector<at::Tensor> written;
-  const c10::IValue* arguments = stack.data() + stack.size() - traits.arguments.types.size();
-  forEachTensor(
-      arguments, traits.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
-        if (tensor.defined() && isWritten(traits.arguments.uses[i])) {
-          written.push_back(tensor);
-        }
-      });
-  return written;
-}
-
 void watch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto wrote = watcher.load(std::memory_order_acquire);
-  const bool seen = isIntercepting() || wrote == nullptr;
-  const auto written = seen ? std::vector<at::Tensor>() : writtenBy(opTraits(op), *stack);
+  std::vector<at::Tensor> written;
+  if (!isIntercepting() && wrote != nullptr) {
+    const ArgumentTraits& traits = opTraits(op).arguments;
+    forEachWritten(
+        traits, stack->data() + stack->size() - traits.types.size(),
+        [&](const auto& tensor) { written.push_back(tensor); });
+  }
   op.redispatchBoxed(
       keys &
           c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::ADInplaceOrView),

@@ -37,4 +37,14 @@ void forEachTensor(const c10::IValue* values, const Types& types, F&& f) {
   }
 }
 
+// Calls f(tensor) for every tensor that a call with these arguments may write.
+template <class F>
+void forEachWritten(const ArgumentTraits& traits, const c10::IValue* arguments, F&& f) {
+  forEachTensor(arguments, traits.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
+    if (tensor.defined() && isWritten(traits.uses[i])) {
+      f(tensor);
+    }
+  });
+}
+
 }  // namespace ebb

@@ -26,6 +26,8 @@ enum class ArgUse : uint8_t {
   Unread,     // only shape, dtype and device matter
 };
 
+inline bool isWritten(ArgUse use) { return use != ArgUse::Read && use != ArgUse::Unread; }
+
 // How an argument holds tensors. ebb scans lists of lists (TensorLists), but does not replay
 // operators that take them.
 enum class ArgType : uint8_t { Other, Tensor, TensorList, TensorLists };

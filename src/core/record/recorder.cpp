@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "hooks/store.h"
+#include "intercept/each_tensor.h"
 #include "intercept/install.h"
 #include "record/op_recording.h"
 #include "record/retention.h"
@@ -135,12 +136,19 @@ void Recorder::call(Call& call) {
       callInplaceView(call);
       return;
     case OpKind::Recorded:
-      if (call.op.arguments.writes && needed_.any()) {
-        needed_.beforeCall(call, context_);
+      if (call.op.arguments.writes && (needed_.any() || earlierParts_.any())) {
+        forEachWritten(call.op.arguments, call.arguments, [this](const at::Tensor& tensor) {
+          beforeWrite(tensor);
+        });
       }
       OpRecording(context_, values_, call).run();
       return;
   }
+}
+
+[[gnu::cold]] void Recorder::beforeWrite(const at::Tensor& tensor) {
+  needed_.beforeWrite(tensor, context_);
+  earlierParts_.beforeWrite(tensor, context_);
 }
 
 void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
@@ -166,7 +174,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   c10::Storage storage;
   c10::VariableVersion counter;
   if (tensor.defined() && isRecordable(tensor)) {
-    needed_.beforeWrite(tensor, context_);
+    beforeWrite(tensor);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     values_.applyDeferred();
     storage = tensor.storage();
@@ -204,7 +212,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
 // needs the old contents raises.
 [[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
-    needed_.beforeWrite(tensor, context_);
+    beforeWrite(tensor);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     values_.replaceByLeaf(tensor, UnseenWrite::OpaqueBegins);
   }
@@ -251,7 +259,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
 // See Note [Communication]
 [[gnu::cold]] void Recorder::collectiveWrites(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
-    needed_.beforeWrite(tensor, context_);
+    beforeWrite(tensor);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     values_.replaceByLeaf(tensor, UnseenWrite::Collective);
   }
@@ -298,18 +306,24 @@ Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& 
 }
 
 bool Recorder::storageEmptied(c10::StorageImpl* storage) {
+  needed_.storageEmptied(storage);
+  earlierParts_.storageEmptied(storage);
   const auto found = values_.all().find(storage);
-  const bool splits = found != values_.all().end() && !found->second->facts().madeHere &&
-                      found->second->uses().readers() > 0;
-  needed_.storageEmptied(storage, splits);
-  return splits;
+  const bool restores = found != values_.all().end() && !found->second->facts().madeHere &&
+                        found->second->uses().readers() > 0;
+  if (restores) {
+    found->second->emptied();
+  }
+  return restores;
 }
 
 void Recorder::close(bool onlyPart) {
   const auto forget = c10::make_scope_exit([this, onlyPart] {
     values_.clear();
     keeper_.clear();
-    needed_.ended(onlyPart);
+    if (!onlyPart) {
+      earlierParts_.clear();
+    }
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
@@ -319,7 +333,7 @@ void Recorder::close(bool onlyPart) {
   for (const auto& entry : values_.all()) {
     dropUnneededRecipe(*entry.second);
     if (onlyPart) {
-      needed_.add(entry.second, context_.graph, true);
+      earlierParts_.add(entry.second, context_.graph);
     }
   }
   for (const auto& entry : values_.all()) {
@@ -353,7 +367,7 @@ void Recorder::prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry) {
   }
   const bool isRead = value.state() == ValueState::Held && value.uses().readers() > 0;
   if (isRead && (value.facts().madeHere || value.facts().isEarlierResult)) {
-    needed_.add(entry, context_.graph, false);
+    needed_.add(entry, context_.graph);
   }
 }
 

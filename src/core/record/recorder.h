@@ -45,7 +45,7 @@ class Recorder final : public Interceptor {
   void opaqueWriteEnds(const at::Tensor& tensor);
 
   // The program is about to empty `storage`. Returns true if an op of the region has read it, and
-  // none has computed its contents.
+  // none has computed its contents: then the program restores the contents before backward.
   bool storageEmptied(c10::StorageImpl* storage);
 
   // A collective outside the dispatcher is about to write to `tensor`.
@@ -60,7 +60,7 @@ class Recorder final : public Interceptor {
       Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested,
       bool trustCustomOps, RegionNotes& notes);
 
-  // Ends the outermost region, or only a part: see Note [Regions that are split]. Called when
+  // Ends the outermost region, or only a part: see Note [Parts of a region]. Called when
   // autograd has counted all writes.
   void close(bool onlyPart = false);
 
@@ -76,8 +76,12 @@ class Recorder final : public Interceptor {
   Context context_{.results = &results_};
   Keeper keeper_{context_};
   ValueMap values_{context_, keeper_};
+  // Called before a write to `tensor`. The caller does not hold the graph's lock.
+  void beforeWrite(const at::Tensor& tensor);
+
   Results results_;
-  EarlierNeeds needed_;
+  EarlierNeeds needed_;        // of earlier regions
+  EarlierNeeds earlierParts_;  // of the open region: see Note [Writes in a later part]
 };
 
 // This thread's recorder if the thread is inside a region; else null.

@@ -16,7 +16,6 @@
 #include "graph/recipe.h"
 #include "intercept/install.h"
 #include "record/recorder.h"
-#include "region/splitting.h"
 #include "saved/handle.h"
 #include "support/thread_owned.h"
 #include "torch_seams/engine.h"
@@ -61,7 +60,6 @@ c10::Synchronized<std::set<uint64_t>>& abandoned() {
 std::atomic<bool> anyAbandoned{false};
 
 std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks();
-void splitThreadsRegion();
 
 // Note [Python while a region closes]
 // When a region closes, ebb drops tensors, which may run finalizers of the program, and logs, which
@@ -80,8 +78,17 @@ void splitThreadsRegion();
 // The id of an entry that does nothing.
 constexpr uint64_t kNoRegion = std::numeric_limits<uint64_t>::max();
 
-// The open regions of one thread.
-class ThreadRegions {
+// Note [Parts of a region]
+// Backward recomputes a region as a whole. FSDP frees the parameters of a unit after the unit's
+// forward, and gathers them again just before the unit's backward. If a region contained two such
+// units, backward would need the parameters of both at once. So if a job of several ranks empties a
+// storage that ebb has read in the open region and has not computed there, the next op or pack
+// begins another part of the region, which backward recomputes apart from the first. A region with
+// only one unit ends before that, and has one part. escapes="placeholder" affects only the last
+// part.
+//
+// The open regions of one thread, and the thread's interceptor while another part is due.
+class ThreadRegions final : public Interceptor {
  public:
   ~ThreadRegions() {
     try {
@@ -132,13 +139,23 @@ class ThreadRegions {
   }
 
   void storageEmptied(c10::StorageImpl* storage) {
-    if (openRecorder() && splitter_.storageEmptied(storage)) {
+    if (openRecorder() && recorder_.storageEmptied(storage)) {
+      partIsDue_ = true;
       activate();
     }
   }
 
-  // See Note [Regions that are split]
-  void split() {
+  void call(Call& call) override {
+    beginPart();
+    recorder_.call(call);
+  }
+  void aliased(const at::Tensor& tensor, const at::Tensor& result) override {
+    recorder_.aliased(tensor, result);
+  }
+  Interceptor& recorder() override { return recorder_; }
+
+  // See Note [Parts of a region]
+  void beginPart() {
     std::deque<Frame> open;
     frames_.swap(open);
     const auto begin = [&] {
@@ -216,8 +233,8 @@ class ThreadRegions {
   // saved-tensor hooks pushed since entry. Null otherwise.
   Recorder* recorderForPacking() {
     const bool packs = openRecorder() && frames_.back().hooks == hookDepth() && !isTraced();
-    if (packs && splitter_.isDue()) {
-      split();  // an op's inputs are packed before the op is called
+    if (packs && partIsDue_) {
+      beginPart();  // an op's inputs are packed before the op is called
     }
     return packs ? &recorder_ : nullptr;
   }
@@ -237,7 +254,7 @@ class ThreadRegions {
   // frames off: see Note [Python while a region closes].
   void closeGraph(bool onlyPart) {
     const auto over = raise(isBusy_);
-    splitter_.partEnds();
+    partIsDue_ = false;
     setCurrentInterceptor(nullptr);
     count(liveCounts().regions, -1);
     const auto graph = recorder_.context().graph;
@@ -266,20 +283,16 @@ class ThreadRegions {
 
   void closeDownTo(size_t depth) {
     while (frames_.size() > depth) {
-      closeInnermost();
+      Frame frame = std::move(frames_.back());
+      frames_.pop_back();
+      const auto ended = c10::make_scope_exit([&] { statisticsAdd(frame.name, frame.counters); });
+      if (!frames_.empty()) {
+        activate();
+      } else {
+        attach(frame);  // work from here on counts for the outermost region
+        closeGraph(false);
+      }
     }
-  }
-
-  void closeInnermost() {
-    Frame frame = std::move(frames_.back());
-    frames_.pop_back();
-    const auto ended = c10::make_scope_exit([&] { statisticsAdd(frame.name, frame.counters); });
-    if (!frames_.empty()) {
-      activate();
-      return;
-    }
-    attach(frame);  // work from here on counts for the outermost region
-    closeGraph(false);
   }
 
   // The recorder works for `frame` from now on, and refers to its members.
@@ -291,15 +304,15 @@ class ThreadRegions {
 
   void activate() {
     attach(frames_.back());
-    setCurrentInterceptor(splitter_.isDue() ? static_cast<Interceptor*>(&splitter_) : &recorder_);
+    setCurrentInterceptor(partIsDue_ ? static_cast<Interceptor*>(this) : &recorder_);
   }
 
   std::deque<Frame> frames_;                     // innermost last; a deque keeps addresses valid
   WeakGraph last_{c10::intrusive_ptr<Graph>()};  // the graph opened last
   Recorder recorder_;               // of the outermost region; has a graph while one is open
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
-  Splitter splitter_{recorder_, &splitThreadsRegion};  // the interceptor while it is due
-  bool isBusy_ = false;  // a graph is being opened or closed: enter() does nothing
+  bool partIsDue_ = false;  // the next op or pack begins a part: see Note [Parts of a region]
+  bool isBusy_ = false;     // a graph is being opened or closed: enter() does nothing
 };
 
 // See Note [Static TLS]
@@ -310,8 +323,6 @@ ThreadRegions& threadRegions() { return threadOwned(tlsRegions); }
 std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks() {
   return threadRegions().recorderForPacking() ? std::make_unique<Handle>() : nullptr;
 }
-
-void splitThreadsRegion() { threadRegions().split(); }
 
 }  // namespace
 
