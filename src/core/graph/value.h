@@ -142,7 +142,7 @@ struct StateFacts {
   bool madeHere : 1 = false;     // the region made the storage; see Note [Results that others hold]
   bool writtenHere : 1 = false;  // a leaf from outside, in a state that this region wrote
   bool isEarlierResult : 1 = false;    // a leaf that an earlier region of the thread computed
-  bool collectiveRunning : 1 = false;  // see Note [Communication]
+  bool inTransit : 1 = false;  // its op may still write: see Note [Communication]
   bool unfilled : 1 = false;           // uninitialised memory, as long as the fingerprint matches
   bool changedBeforeCopy : 1 = false;  // a leaf that was written unseen before it was copied
   bool emptied : 1 = false;            // a leaf that the program restores before backward

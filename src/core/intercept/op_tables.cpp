@@ -246,8 +246,8 @@ void applyLyingSchemas(OpTraits& traits) {
 
 void applyTables(OpTraits& traits) {
   const std::string& name = traits.op.schema().name();
-  traits.limits.communicates = communicates(name);
-  traits.limits.neverReplayed |= traits.limits.communicates || contains(kNeverReplayed, name);
+  traits.limits.asynchronous = communicates(name);
+  traits.limits.neverReplayed |= traits.limits.asynchronous || contains(kNeverReplayed, name);
   traits.limits.uninitialised = contains(kUninitialised, name);
   traits.limits.constantFill = contains(kConstant, name);
   traits.kernel.precision = containsPart(kConvolutions, name) ? PrecisionRead::All

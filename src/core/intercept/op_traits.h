@@ -69,7 +69,7 @@ struct ArgumentTraits {
 struct ReplayLimits {
   bool custom = false;         // from outside torch: see Note [Custom operators]
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
-  bool communicates = false;   // see Note [Communication]
+  bool asynchronous = false;   // may write after its return: see Note [Communication]
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
   bool constantFill = false;   // zeros, ones, full: no recipe if read before a visible write
 };

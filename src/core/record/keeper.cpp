@@ -108,7 +108,7 @@ void Keeper::keep(Value& value, const at::Tensor& tensor, bool handlesRely) {
     noteStream(tensor.device());
   }
   keptBytes_ += value.home().nbytes();
-  if (!value.decision().isSaved() && !value.facts().collectiveRunning) {
+  if (!value.decision().isSaved() && !value.facts().inTransit) {
     takeFingerprint(value);
   }
 }

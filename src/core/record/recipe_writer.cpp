@@ -118,8 +118,8 @@ class RecipeWriter {
         !value->stash()) {
       values_.keeper().keep(*value, tensor);
     }
-    if (value->facts().collectiveRunning && value->recipe() && input.use == ArgUse::Read &&
-        !op_.limits.communicates) [[unlikely]] {
+    if (value->facts().inTransit && value->recipe() && input.use == ArgUse::Read &&
+        !op_.limits.asynchronous) [[unlikely]] {
       value->recipe()->op.guard->isRead(*value, tensor);
     }
     input.value = ReaderOf(value);

@@ -94,7 +94,7 @@ void guardAgainstWrites(const Context& context, Keeper& keeper, Value& value) {
   if (value.recipe() && !value.versions().areCounted()) {
     value.loseStorage();  // an inference tensor: a write to it would not be noticed any more
   }
-  if (value.facts().collectiveRunning && value.home().bytes() && !value.home().isPrivate() &&
+  if (value.facts().inTransit && value.home().bytes() && !value.home().isPrivate() &&
       value.home().bytes().nbytes() == value.home().nbytes()) {
     keeper.takeFingerprint(value);
   }

@@ -43,7 +43,7 @@ c10::intrusive_ptr<Value> stateAfter(
     const Write& write, const OpTraits& op, const Verdict& verdict, bool decides) {
   const Value& before = *write.before;
   StateFacts facts = before.facts().afterWrite();
-  facts.collectiveRunning = op.limits.communicates;
+  facts.inTransit = op.limits.asynchronous;
   const bool mayDecide = !write.sideEffect && before.facts().madeHere && decides;
   const ValueDecision decision = mayDecide ? decideOnWritten(before, verdict)
                                            : ValueDecision(Decision::Recompute, true, verdict.rule);

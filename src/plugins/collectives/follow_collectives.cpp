@@ -104,7 +104,7 @@ class CollectivesObserver final : public RegionEvents, public BackwardEvents {
   }
   void willNeed(const Graph& graph, const Recipe& recipe) override {
     TORCH_CHECK(
-        !recipe.op.limits.communicates || collectives_.areUnfinished(), "ebb: cannot recompute ",
+        !recipe.op.limits.asynchronous || collectives_.areUnfinished(), "ebb: cannot recompute ",
         where(graph, recipe),
         ": ebb repeats only the collectives on which saved tensors depended when the region ended. "
         "Give ",
