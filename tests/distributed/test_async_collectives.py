@@ -14,10 +14,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from collectives import WRITES, peer, rank, source, write
 from collectives import wait as wait_for
-from comparing import assert_exact
+from comparing import assert_exact, difference_of, run
 from exactness import disk_tier
 from two_ranks import on_two_ranks
 
+import ebb
 from ebb import _testing
 
 START = ("all_reduce", "reduce", "all_to_all_single", "isend_and_irecv")
@@ -263,6 +264,67 @@ def test_leaves_memory_for_the_disk(collective):
         return y.sum()
 
     assert_exact(trains(program), ["mixed"], accelerator=disk_tier)
+
+
+REPEATED_AND_OFFLOADED = {
+    "inherited": {"aten::mul": ebb.OFFLOAD},
+    "by a rule": {"aten::mul": ebb.SAVE},
+}
+
+
+@pytest.mark.parametrize("how", REPEATED_AND_OFFLOADED)
+@pytest.mark.parametrize("collective", ["in place", "functional"])
+@on_two_ranks
+def test_a_result_that_may_be_repeated_stays_in_memory(collective, how):
+    """A rule with force names the collective. The disk tier would copy at once."""
+    decision = ebb.RECOMPUTE if how == "inherited" else ebb.OFFLOAD
+    operator = "c10d::allreduce_" if collective == "in place" else "_c10d_functional::all_reduce"
+    rules = [ebb.Rule(f"{operator}.default", decision, force=True)]
+    rules += [ebb.Rule(op, d) for op, d in REPEATED_AND_OFFLOADED[how].items()]
+
+    def program(x, inside):
+        with inside.region():
+            h = (x * 2).detach()
+            Meetings.come_late()
+            if collective == "in place":
+                works = [dist.all_reduce(h, async_op=True)]
+            else:
+                h = torch.ops._c10d_functional.all_reduce(h, "sum", dist.group.WORLD.group_name)
+                works = []
+            y = Saves.apply(x.sin(), h)
+            if rank() == 0:
+                _testing.drain_offload()
+            wait(works)
+            h = torch.ops._c10d_functional.wait_tensor(h) if collective == "functional" else h
+            y = (y * x * h).sin().exp()
+        return y.sum()
+
+    expected = run(trains(program), None)
+    with disk_tier():
+        actual = run(trains(program), ebb.Policy(rules))
+
+    assert not difference_of(actual, expected)
+
+
+@on_two_ranks
+def test_an_input_that_is_not_there_stays_in_memory():
+    def program(x, inside):
+        h = x * 2
+        Meetings.come_late()
+        works = [dist.all_reduce(h.detach(), async_op=True)]
+        with inside.region():
+            y = Saves.apply(x.sin(), h)
+            if rank() == 0:
+                _testing.drain_offload()
+            wait(works)
+            y = (y * x * h).sin().exp()
+        return y.sum()
+
+    expected = run(trains(program), None)
+    with disk_tier():
+        actual = run(trains(program), ebb.Policy(default=ebb.RECOMPUTE, inputs=ebb.OFFLOAD))
+
+    assert not difference_of(actual, expected)
 
 
 @pytest.mark.parametrize("collective", START)

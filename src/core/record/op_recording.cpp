@@ -337,21 +337,20 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
 void OpRecording::decideOnResult(
     const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, const Verdict& verdict,
     const char* veto, Output output) {
-  const bool takesAll =
-      isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe();
-  const bool mayStore =
-      value->facts().madeHere && !op_.limits.uninitialised && !op_.limits.asynchronous;
-  ValueDecision decision = takesAll && mayStore ? ValueDecision(verdict.decision, false)
-                                                : ValueDecision(Decision::Save, false);
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
-  if (replay_.recipe && value->facts().madeHere && !fromDevice && isTrusted(verdict) &&
-      veto == nullptr) {
-    const bool stays = takesAll && !mayStore;
-    decision = ValueDecision(stays ? Decision::Save : verdict.decision, true, verdict.rule);
+  const bool canBeRecomputed = replay_.recipe && value->facts().madeHere && !fromDevice &&
+                               isTrusted(verdict) && veto == nullptr;
+  ValueDecision decision(Decision::Save, false);
+  if (canBeRecomputed) {
+    decision = ValueDecision(verdict.decision, true, verdict.rule);
     decision = op_.limits.constantFill ? decision.orKept() : decision;
     addOutput(value, tensor, std::move(output));
+  } else if (
+      isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe() &&
+      value->facts().madeHere && !op_.limits.uninitialised) {  // code outside of torch may fill it
+    decision = ValueDecision(verdict.decision, false);
   }
-  value->decide(decision);
+  value->decide(value->facts().inTransit ? decision.orInMemory() : decision);
 }
 
 [[gnu::cold]] void OpRecording::tellMade(

@@ -54,7 +54,7 @@ void dropUnneededRecipe(Value& value) {
 // that of the rule for this name: see Note [Names].
 void decideAgain(const Context& context, Value& value, const Verdict& verdict) {
   Store* store = storeOf(verdict.decision);
-  const bool tooLate = store != nullptr && !store->mayBeChosen(value);
+  const bool tooLate = store != nullptr && (value.facts().inTransit || !store->mayBeChosen(value));
   const ValueDecision decision(tooLate ? Decision::Save : verdict.decision, true, verdict.rule);
   value.decide(value.recipe()->op.limits.constantFill ? decision.orKept() : decision);
   if (tooLate) {

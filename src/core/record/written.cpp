@@ -47,7 +47,8 @@ c10::intrusive_ptr<Value> stateAfter(
   const bool mayDecide = !write.sideEffect && before.facts().madeHere && decides;
   const ValueDecision decision = mayDecide ? decideOnWritten(before, verdict)
                                            : ValueDecision(Decision::Recompute, true, verdict.rule);
-  return c10::make_intrusive<Value>(write.tensor, facts, decision, &before.versions());
+  return c10::make_intrusive<Value>(
+      write.tensor, facts, facts.inTransit ? decision.orInMemory() : decision, &before.versions());
 }
 
 // True if a replay can repeat the write. A replay cannot repeat a whole write that no longer covers
