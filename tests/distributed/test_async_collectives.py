@@ -6,6 +6,7 @@ other memory meanwhile, and what autograd saves without reading it, is legal in 
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -267,8 +268,9 @@ def test_leaves_memory_for_the_disk(collective):
 
 
 REPEATED_AND_OFFLOADED = {
-    "inherited": {"aten::mul": ebb.OFFLOAD},
-    "by a rule": {"aten::mul": ebb.SAVE},
+    "inherited": (ebb.RECOMPUTE, ebb.Rule("aten::mul", ebb.OFFLOAD)),
+    "by a rule": (ebb.OFFLOAD, ebb.Rule("aten::mul", ebb.SAVE)),
+    "by name": (ebb.RECOMPUTE, ebb.Rule("*", ebb.OFFLOAD, name="reduced")),
 }
 
 
@@ -277,10 +279,9 @@ REPEATED_AND_OFFLOADED = {
 @on_two_ranks
 def test_a_result_that_may_be_repeated_stays_in_memory(collective, how):
     """A rule with force names the collective. The disk tier would copy at once."""
-    decision = ebb.RECOMPUTE if how == "inherited" else ebb.OFFLOAD
     operator = "c10d::allreduce_" if collective == "in place" else "_c10d_functional::all_reduce"
-    rules = [ebb.Rule(f"{operator}.default", decision, force=True)]
-    rules += [ebb.Rule(op, d) for op, d in REPEATED_AND_OFFLOADED[how].items()]
+    decision, other = REPEATED_AND_OFFLOADED[how]
+    rules = [other, ebb.Rule(f"{operator}.default", decision, force=True)]
 
     def program(x, inside):
         with inside.region():
@@ -291,6 +292,7 @@ def test_a_result_that_may_be_repeated_stays_in_memory(collective, how):
             else:
                 h = torch.ops._c10d_functional.all_reduce(h, "sum", dist.group.WORLD.group_name)
                 works = []
+            ebb.checkpoint_name(h, "reduced")
             y = Saves.apply(x.sin(), h)
             if rank() == 0:
                 _testing.drain_offload()
@@ -306,12 +308,14 @@ def test_a_result_that_may_be_repeated_stays_in_memory(collective, how):
     assert not difference_of(actual, expected)
 
 
+@pytest.mark.parametrize("begun", ["outside", "in another region"])
 @on_two_ranks
-def test_an_input_that_is_not_there_stays_in_memory():
+def test_an_input_that_is_not_there_stays_in_memory(begun):
     def program(x, inside):
         h = x * 2
-        Meetings.come_late()
-        works = [dist.all_reduce(h.detach(), async_op=True)]
+        with contextlib.nullcontext() if begun == "outside" else inside.region():
+            Meetings.come_late()
+            works = [dist.all_reduce(h.detach(), async_op=True)]
         with inside.region():
             y = Saves.apply(x.sin(), h)
             if rank() == 0:

@@ -147,7 +147,6 @@ struct StateFacts {
   bool inTransit : 1 = false;          // its op may still write: see Note [Communication]
   bool unfilled : 1 = false;           // uninitialised memory, as long as the fingerprint matches
   bool changedBeforeCopy : 1 = false;  // a leaf that was written unseen before it was copied
-  bool emptied : 1 = false;            // a leaf that the program restores before backward
   // An observer compares each replay of the value with its storage, and may read the value when the
   // storage is freed. So ebb replays the value even while the storage lives.
   bool compared : 1 = false;
@@ -306,9 +305,6 @@ struct EBB_API Value final : ValueData {
   // From now on handles show `now`. `isLater`: the storage has a later state, or may have, and
   // eager's saved tensors show that state too.
   void showInstead(const c10::Storage& now, bool isLater = true);
-
-  // The program empties the storage of a leaf, and restores the contents before backward.
-  void emptied() { facts_.emptied = true; }
 
   // True if `tensor` shows the storage in this state. Notes the tensor's counter. See Note [Version
   // stamps].

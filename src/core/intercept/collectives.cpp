@@ -12,31 +12,36 @@
 namespace ebb {
 namespace {
 
-constinit std::atomic<void (*)(const at::Tensor&)> watcher{nullptr};
+constinit std::atomic<CollectiveWrote> watcher{nullptr};
 
 void watch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto wrote = watcher.load(std::memory_order_acquire);
   std::vector<at::Tensor> written;
+  bool synchronous = false;
   if (!isIntercepting() && wrote != nullptr) {
-    const ArgumentTraits& traits = opTraits(op).arguments;
+    const OpTraits& traits = opTraits(op);
+    const c10::IValue* arguments = stack->data() + stack->size() - traits.arguments.types.size();
+    synchronous = isSynchronous(traits, arguments);
     forEachWritten(
-        traits, stack->data() + stack->size() - traits.types.size(),
-        [&](const auto& tensor) { written.push_back(tensor); });
+        traits.arguments, arguments, [&](const at::Tensor& tensor) { written.push_back(tensor); });
   }
   op.redispatchBoxed(
       keys &
           c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::ADInplaceOrView),
       stack);
   for (const at::Tensor& tensor : written) {
-    wrote(tensor);
+    wrote(tensor, synchronous);
   }
 }
 
 }  // namespace
 
-void watchCollectives(void (*wrote)(const at::Tensor&)) {
-  watcher.store(wrote, std::memory_order_release);
+bool isSynchronous(const OpTraits& op, const c10::IValue* arguments) {
+  const auto index = op.op.schema().argumentIndexWithName("async_op");
+  return index && !arguments[*index].toBool();
 }
+
+void watchCollectives(CollectiveWrote wrote) { watcher.store(wrote, std::memory_order_release); }
 
 std::optional<c10::KernelFunction> watchingKernel(const c10::OperatorHandle& op) {
   if (!communicates(op.operator_name().name) ||

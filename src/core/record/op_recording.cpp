@@ -138,7 +138,7 @@ void OpRecording::run() {
   observers.tell(
       &OpEvents::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
   if (!arguments_.writes().empty()) {
-    prepareWrites(values_, arguments_, replay_.recipe.get());
+    prepareWrites(values_, call_, arguments_, replay_.recipe.get());
   }
   if (guarded_) [[unlikely]] {
     runGuarded();

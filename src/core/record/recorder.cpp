@@ -71,16 +71,13 @@ void countPacked(RegionCounters& counters, const Value& value, Retention retenti
   }
 }
 
-// Notes the streams and the node of a new handle.
-void addHandle(
-    Graph& graph, const Packed& packed, const c10::Storage& storage, Retention retention) {
-  Value& value = *packed.value;
-  if (retention != Retention::Saved) {
-    graph.streams.use(value, storage);  // autograd does not hold the storage
-  }
-  if (retention == Retention::Recomputed) {
-    graph.numbers.packs.add(packed.value.pointer(), packed.node);
-  }
+// How a handle keeps the bytes of `value`.
+Retention retentionFor(const Value& value) {
+  return retentionOf(
+      {.away = value.stash().defined(),
+       .keeps = value.decision().isKept(),
+       .byPolicy = value.decision().isSaved(),
+       .hasRecipe = value.recipe().defined()});
 }
 
 // Prepares a value for writes after the region's end, which ebb does not see.
@@ -112,7 +109,7 @@ Recorder* openRecorder() {
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) { context_.graph = std::move(graph); }
 
-void Recorder::enter(
+void Recorder::workFor(
     Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested,
     bool trustCustomOps, RegionNotes& notes) {
   context_.decider = &decider;
@@ -272,35 +269,31 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.applyDeferred();
   auto* known = values_.find(tensor);
-  if (known == nullptr && !keeper_.storesInput(tensor) &&
-      !context_.graph->observers.wantInput(tensor)) {
+  Graph& graph = *context_.graph;
+  if (known == nullptr && !keeper_.storesInput(tensor) && !graph.observers.wantInput(tensor)) {
     return {};
   }
-  return pack(known ? values_.current(*known, tensor) : values_.current(tensor), tensor, part);
-}
-
-Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part) {
+  const auto& value = known ? values_.current(*known, tensor) : values_.current(tensor);
   Packed packed;
-  if (value->recipe()) {
-    packed.producer = value->recipe()->op.name.c_str();
-  }
+  packed.producer = value->recipe() ? value->recipe()->op.name.c_str() : nullptr;
+  keeper_.packs(*value, tensor);
+  const Retention retention = retentionFor(*value);
   const bool showsWrites =
       part || !value->versions().isWriters(tensor.unsafeGetTensorImpl()->version_counter());
-  keeper_.packs(*value, tensor);
-  const Retention retention = retentionOf(
-      {.away = value->stash().defined(),
-       .keeps = value->decision().isKept(),
-       .byPolicy = value->decision().isSaved(),
-       .hasRecipe = value->recipe().defined()});
   if (value->uses().notePacked(showsWrites, retention == Retention::Away)) {
     countPacked(*context_.counters, *value, retention);
   }
-  packed.note = context_.graph->observers.packed(*value, tensor, retention);
+  packed.note = graph.observers.packed(*value, tensor, retention);
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
     packed.value = HandleOn(value);
     packed.recompute = retention != Retention::Saved;
-    addHandle(*context_.graph, packed, tensor.storage(), retention);
+  }
+  if (packed.recompute) {
+    graph.streams.use(*value, tensor.storage());  // autograd does not hold the storage
+  }
+  if (retention == Retention::Recomputed) {
+    graph.numbers.packs.add(value, packed.node);
   }
   return packed;
 }
@@ -312,15 +305,23 @@ bool Recorder::storageEmptied(c10::StorageImpl* storage) {
   const bool restores = found != values_.all().end() && !found->second->facts().madeHere &&
                         found->second->uses().readers() > 0;
   if (restores) {
-    found->second->emptied();
+    emptied_.push_back(storage);
   }
   return restores;
+}
+
+void Recorder::addNeed(EarlierNeeds& needs, const c10::intrusive_ptr<Value>& value) {
+  const c10::StorageImpl* storage = value->home().storage()._unsafe_get_target();
+  if (std::find(emptied_.begin(), emptied_.end(), storage) == emptied_.end()) {
+    needs.add(value, context_.graph);
+  }
 }
 
 void Recorder::close(bool onlyPart) {
   const auto forget = c10::make_scope_exit([this, onlyPart] {
     values_.clear();
     keeper_.clear();
+    emptied_.clear();
     if (!onlyPart) {
       earlierParts_.clear();
     }
@@ -333,7 +334,7 @@ void Recorder::close(bool onlyPart) {
   for (const auto& entry : values_.all()) {
     dropUnneededRecipe(*entry.second);
     if (onlyPart) {
-      earlierParts_.add(entry.second, context_.graph);
+      addNeed(earlierParts_, entry.second);
     }
   }
   for (const auto& entry : values_.all()) {
@@ -367,7 +368,7 @@ void Recorder::prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry) {
   }
   const bool isRead = value.state() == ValueState::Held && value.uses().readers() > 0;
   if (isRead && (value.facts().madeHere || value.facts().isEarlierResult)) {
-    needed_.add(entry, context_.graph);
+    addNeed(needed_, entry);
   }
 }
 

@@ -54,9 +54,10 @@ class Recorder final : public Interceptor {
   // Begins an outermost region. A recorder serves one region after the other.
   void open(c10::intrusive_ptr<Graph> graph);
 
-  // Sets the members of the context that describe the innermost region. `decider` and `counters`
-  // must live until the next call.
-  void enter(
+  // Sets the settings of the innermost region. Called whenever another region becomes the
+  // innermost. `notes`: of the outermost region. All references must live until the next call, or
+  // until close() has returned.
+  void workFor(
       Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested,
       bool trustCustomOps, RegionNotes& notes);
 
@@ -70,7 +71,6 @@ class Recorder final : public Interceptor {
 
  private:
   void callInplaceView(Call& call);
-  Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
   void prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry);
 
   Context context_{.results = &results_};
@@ -80,8 +80,12 @@ class Recorder final : public Interceptor {
   void beforeWrite(const at::Tensor& tensor);
 
   Results results_;
+  // Adds `value`, unless the program empties its storage and restores the contents before backward.
+  void addNeed(EarlierNeeds& needs, const c10::intrusive_ptr<Value>& value);
+
   EarlierNeeds needed_;        // of earlier regions
   EarlierNeeds earlierParts_;  // of the open region: see Note [Writes in a later part]
+  c10::SmallVector<const c10::StorageImpl*, 1> emptied_;  // leaves whose emptying ends the part
 };
 
 // This thread's recorder if the thread is inside a region; else null.

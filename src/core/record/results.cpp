@@ -11,13 +11,9 @@
 namespace ebb {
 namespace {
 
-// True if the program has emptied the storage of a leaf that recipes read. It may have filled the
-// storage again since.
+// True if the program has emptied the storage of a leaf that recipes read.
 bool isEmptied(const Value& value) {
   const c10::Storage& bytes = value.home().bytes();
-  if (value.facts().emptied) {
-    return true;
-  }
   return !value.recipe() && bytes && !value.home().isPrivate() &&
          bytes.nbytes() != value.home().nbytes();
 }

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "graph/geometry.h"
+#include "intercept/install.h"
+#include "record/in_transit.h"
 
 namespace ebb {
 namespace {
@@ -24,8 +26,13 @@ ValueDecision decideOnWritten(const Value& before, const Verdict& verdict) {
 
 }  // namespace
 
-void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe) {
+void prepareWrites(
+    ValueMap& values, const Call& call, const Arguments& arguments, const Recipe* recipe) {
+  const bool returnsEarly = call.op.limits.asynchronous && !isSynchronous(call.op, call.arguments);
   for (const Write& write : arguments.writes()) {
+    if (returnsEarly) {
+      noteInTransit(write.tensor);
+    }
     // Number of inputs that the op overwrites whole. A replay gives the op a new buffer for such an
     // input, and does not need the old state.
     size_t indifferent = 0;

@@ -15,6 +15,7 @@
 #include "ebb/region.h"
 #include "graph/recipe.h"
 #include "intercept/install.h"
+#include "record/in_transit.h"
 #include "record/recorder.h"
 #include "saved/handle.h"
 #include "support/thread_owned.h"
@@ -59,7 +60,7 @@ c10::Synchronized<std::set<uint64_t>>& abandoned() {
 // True if abandoned() is not empty. Nested regions read it on entry, without the lock.
 std::atomic<bool> anyAbandoned{false};
 
-std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks();
+std::unique_ptr<torch::autograd::SavedVariableHooks> newHandleOfThread();
 
 // Note [Python while a region closes]
 // When a region closes, ebb drops tensors, which may run finalizers of the program, and logs, which
@@ -68,6 +69,14 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks();
 // interceptor. A thread is inside a region exactly while it has an interceptor (openRecorder()).
 // The recorder still works for the closing graph. So a region that is entered meanwhile does
 // nothing: its operators run as in eager. ebb logs last, when the thread can enter regions again.
+
+// A collective outside of regions has returned.
+void collectiveWrote(const at::Tensor& tensor, bool synchronous) {
+  moveVersionOfComputed(tensor);
+  if (!synchronous) {
+    noteInTransit(tensor);
+  }
+}
 
 // `flag` is true until the result dies.
 [[nodiscard]] auto raise(bool& flag) {
@@ -219,7 +228,7 @@ class ThreadRegions final : public Interceptor {
   void opaqueWriteEnds(const at::Tensor& tensor) {
     const auto same = [&](const at::Tensor& open) { return open.is_same(tensor); };
     const auto open = std::find_if(opaque_.begin(), opaque_.end(), same);
-    if (open != opaque_.end()) {
+    if (open != opaque_.end()) {  // else the write has begun on another thread
       opaque_.erase(open);
     }
     if (openRecorder()) {
@@ -229,22 +238,24 @@ class ThreadRegions final : public Interceptor {
     }
   }
 
-  // The thread's recorder if autograd should use ebb's handles now: inside a region, without Python
-  // saved-tensor hooks pushed since entry. Null otherwise.
-  Recorder* recorderForPacking() {
-    const bool packs = openRecorder() && frames_.back().hooks == hookDepth() && !isTraced();
-    if (packs && partIsDue_) {
+  // A handle for the tensor that autograd is about to save. Null outside of regions, and if the
+  // program has pushed Python saved-tensor hooks since entry.
+  std::unique_ptr<Handle> newHandle() {
+    if (!openRecorder() || frames_.back().hooks != hookDepth() || isTraced()) {
+      return nullptr;
+    }
+    if (partIsDue_) {
       beginPart();  // an op's inputs are packed before the op is called
     }
-    return packs ? &recorder_ : nullptr;
+    return std::make_unique<Handle>();
   }
 
  private:
   void prepareToEnter() {
     dropAbandoned();
     installInterception();
-    watchCollectives(&moveVersionOfComputed);
-    installEngine(&threadsHooks);
+    watchCollectives(&collectiveWrote);
+    installEngine(&newHandleOfThread);
     if (frames_.empty()) {
       openGraph();
     }
@@ -297,7 +308,7 @@ class ThreadRegions final : public Interceptor {
 
   // The recorder works for `frame` from now on, and refers to its members.
   void attach(Frame& frame) {
-    recorder_.enter(
+    recorder_.workFor(
         *frame.decider, frame.counters, frame.region, frame.nested, frame.repeats == Repeats::All,
         frames_.empty() ? frame.notes : frames_.front().notes);
   }
@@ -320,8 +331,8 @@ class ThreadRegions final : public Interceptor {
 
 ThreadRegions& threadRegions() { return threadOwned(tlsRegions); }
 
-std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks() {
-  return threadRegions().recorderForPacking() ? std::make_unique<Handle>() : nullptr;
+std::unique_ptr<torch::autograd::SavedVariableHooks> newHandleOfThread() {
+  return threadRegions().newHandle();
 }
 
 }  // namespace
@@ -368,6 +379,7 @@ void opaqueWriteEnds(const at::Tensor& tensor) { threadRegions().opaqueWriteEnds
 
 void collectiveWrites(const at::Tensor& tensor) {
   beforeUnseenWrite(tensor);
+  noteInTransit(tensor);
   if (Recorder* recorder = openRecorder()) {
     recorder->collectiveWrites(tensor);
   } else {
