@@ -1,89 +1,65 @@
 #include "plugins/paging/row_rules.h"
 
-#include <array>
+#include <algorithm>
+#include <initializer_list>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <unordered_map>
-
-#include "intercept/op_tables.h"
 
 namespace ebb {
 namespace {
 
-// Operators that torch does not tag as pointwise, but that treat rows as pointwise operators do.
-constexpr std::array<std::string_view, 10> kEachRow{
-    "aten::_to_copy",       "aten::copy_",
-    "aten::native_dropout", "aten::_fused_dropout",
-    "aten::masked_fill",    "aten::masked_fill_",
-    "aten::floor_divide",   "aten::floor_divide_",
-    "aten::_prelu_kernel",  "aten::rrelu_with_noise_functional",
+struct Operators {
+  RowRule rule;
+  std::string_view argument;  // the name of RowTraits::argument; empty: none
+  std::initializer_list<std::string_view> names;
 };
 
-struct RowArgument {
-  std::string_view name;
-  std::string_view argument;  // the argument with rows
-};
-
-constexpr RowArgument kOneArgument[] = {
-    {"aten::mm", "self"},
-    {"aten::addmm", "mat1"},
-    {"aten::_addmm_activation", "mat1"},
-    {"aten::mv", "self"},
-    {"aten::_scaled_mm", "self"},
-    {"aten::linear", "input"},
-    {"aten::mkldnn_linear", "self"},
-};
-
-constexpr std::array<std::string_view, 2> kGroups{"aten::_grouped_mm", "aten::_scaled_grouped_mm"};
-
-constexpr std::array<std::string_view, 2> kBatches{"aten::bmm", "aten::baddbmm"};
-
-// Operators with an argument `normalized_shape`.
-constexpr std::array<std::string_view, 3> kTrailingDims{
-    "aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm"};
-
-// Operators with an argument `dim`.
-constexpr std::array<std::string_view, 26> kAlongDims{
-    "aten::_softmax",  "aten::_log_softmax", "aten::softmax", "aten::log_softmax",
-    "aten::sum",       "aten::mean",         "aten::amax",    "aten::amin",
-    "aten::max",       "aten::min",          "aten::argmax",  "aten::argmin",
-    "aten::logsumexp", "aten::cumsum",       "aten::std",     "aten::var",
-    "aten::std_mean",  "aten::var_mean",     "aten::norm",    "aten::linalg_vector_norm",
-    "aten::all",       "aten::any",          "aten::sort",    "aten::topk",
-    "aten::glu",       "aten::cat",
+const Operators kRules[] = {
+    // Operators that torch does not tag as pointwise, but that treat rows as pointwise ones do.
+    {RowRule::EachRow,
+     "",
+     {"aten::_to_copy", "aten::copy_", "aten::native_dropout", "aten::_fused_dropout",
+      "aten::masked_fill", "aten::masked_fill_", "aten::floor_divide", "aten::floor_divide_",
+      "aten::_prelu_kernel", "aten::rrelu_with_noise_functional"}},
+    {RowRule::OneArgument,
+     "self",
+     {"aten::mm", "aten::mv", "aten::_scaled_mm", "aten::mkldnn_linear"}},
+    {RowRule::OneArgument, "mat1", {"aten::addmm", "aten::_addmm_activation"}},
+    {RowRule::OneArgument, "input", {"aten::linear"}},
+    {RowRule::Groups, "", {"aten::_grouped_mm", "aten::_scaled_grouped_mm"}},
+    {RowRule::Batches, "", {"aten::bmm", "aten::baddbmm"}},
+    {RowRule::TrailingDims,
+     "normalized_shape",
+     {"aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm"}},
+    {RowRule::AlongDims,
+     "dim",
+     {"aten::_softmax",  "aten::_log_softmax", "aten::softmax", "aten::log_softmax",
+      "aten::sum",       "aten::mean",         "aten::amax",    "aten::amin",
+      "aten::max",       "aten::min",          "aten::argmax",  "aten::argmin",
+      "aten::logsumexp", "aten::cumsum",       "aten::std",     "aten::var",
+      "aten::std_mean",  "aten::var_mean",     "aten::norm",    "aten::linalg_vector_norm",
+      "aten::all",       "aten::any",          "aten::sort",    "aten::topk",
+      "aten::glu",       "aten::cat"}},
 };
 
 RowTraits findRule(const OpTraits& op) {
-  RowTraits rows;
   const auto& schema = op.op.schema();
-  const std::string& name = schema.name();
-  const auto apply = [&](RowRule rule, std::string_view argument) {
-    if (const auto index = schema.argumentIndexWithName(argument)) {
-      rows.rule = rule;
-      rows.argument = static_cast<int16_t>(*index);
-    }
-  };
   if (op.limits.custom || op.arguments.readsOnlyShapes) {
-    return rows;
+    return {};
   }
-  if (op.op.hasTag(at::Tag::pointwise) || contains(kEachRow, name)) {
-    rows.rule = RowRule::EachRow;
-  } else if (contains(kBatches, name)) {
-    rows.rule = RowRule::Batches;
-  } else if (contains(kGroups, name)) {
-    rows.rule = RowRule::Groups;
-  } else if (contains(kTrailingDims, name)) {
-    apply(RowRule::TrailingDims, "normalized_shape");
-  } else if (contains(kAlongDims, name)) {
-    apply(RowRule::AlongDims, "dim");
-  } else {
-    for (const RowArgument& entry : kOneArgument) {
-      if (entry.name == name) {
-        apply(RowRule::OneArgument, entry.argument);
-      }
+  if (op.op.hasTag(at::Tag::pointwise)) {
+    return {RowRule::EachRow};
+  }
+  for (const auto& [rule, argument, names] : kRules) {
+    if (std::ranges::find(names, schema.name()) != names.end()) {
+      const auto index = schema.argumentIndexWithName(argument);
+      const bool fits = index || argument.empty();
+      return fits ? RowTraits{rule, static_cast<int16_t>(index.value_or(-1))} : RowTraits{};
     }
   }
-  return rows;
+  return {};
 }
 
 struct KnownRules {
