@@ -43,8 +43,7 @@ at::Tensor wordsOf(const c10::Storage& storage, int64_t rows) {
 
 // The contents of one padding row that is not a copy, for each word of `row`.
 at::Tensor constantRow(const at::Tensor& row, const RowFacts& rows) {
-  const bool hasNan = c10::isFloatingType(rows.dtype) || c10::isComplexType(rows.dtype);
-  const bool ones = rows.live->padding == DeadRows::Nan && hasNan;  // a NaN of all floating types
+  const bool ones = rows.live->padding == DeadRows::Nan && hasNan(rows.dtype);
   return at::full_like(row.view(at::kByte), ones ? 0xFF : 0).view(row.scalar_type());
 }
 
@@ -143,6 +142,10 @@ const at::Tensor& RowCount::keptOnCurrent() const {
     useOnCurrent(kept.storage(), *maker_);
   }
   return kept;
+}
+
+bool hasNan(c10::ScalarType dtype) {
+  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
 }
 
 void writePadding(const c10::Storage& storage, const RowFacts& rows) {

@@ -112,6 +112,9 @@ struct Rows final : Extra, RowFacts {
   bool isPartial() const override { return lossy; }
 };
 
+// True if a NaN of `dtype` consists of bytes 0xFF.
+bool hasNan(c10::ScalarType dtype);
+
 // Writes the padding rows of `storage` as RowCount::padding says. The host does not wait.
 void writePadding(const c10::Storage& storage, const RowFacts& rows);
 

@@ -89,11 +89,7 @@ const char* RowMarks::whyNotReplayed(const NewState& state) {
 }
 
 // The decision on the value is known now.
-void RowMarks::made(const Made& made) {
-  if (Rows* rows = made.value.extra<Rows>()) {
-    rows->lossy |= isPaged(made.value);
-  }
-}
+void RowMarks::made(const Made& made) { decidedAgain(context_, made.value); }
 
 void RowMarks::decidedAgain(const Context& context, Value& value) {
   if (Rows* rows = value.extra<Rows>()) {

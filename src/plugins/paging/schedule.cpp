@@ -4,22 +4,17 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-
-#include "plugins/paging/per_thread.h"
+#include <utility>
 
 namespace ebb {
 namespace {
 
-PerThread<PipelinePlace>& places() {
-  static auto* instance = new PerThread<PipelinePlace>;
-  return *instance;
-}
+// See Note [Static TLS]
+[[gnu::tls_model("initial-exec")]] constinit thread_local PipelinePlace tlsPlace;
 
 }  // namespace
 
-PipelinePlace pipelinePlace() { return places().get(); }
-
-PipelinePlace exchangePipelinePlace(PipelinePlace place) { return places().exchange(place); }
+PipelinePlace exchangePipelinePlace(PipelinePlace place) { return std::exchange(tlsPlace, place); }
 
 void PageSchedule::begin() {
   following_ = true;
@@ -42,15 +37,15 @@ void PageSchedule::end() {
 
 void PageSchedule::abandon() { following_ = false; }
 
-ScheduleEntry PageSchedule::forward(
-    const std::string& region, int32_t stage, std::optional<int32_t> microbatch) {
+ScheduleEntry PageSchedule::forward(const std::string& region) {
+  const auto [stage, microbatch] = tlsPlace;
   auto layer = std::find(layers_.begin(), layers_.end(), region);
   if (layer == layers_.end()) {
     layer = layers_.insert(layer, region);
   }
   const auto number = static_cast<int32_t>(layer - layers_.begin());
   const int32_t counted = forwards_[{stage, number}]++;
-  const ScheduleEntry entry{stage, number, microbatch.value_or(counted), false};
+  const ScheduleEntry entry{stage, number, microbatch < 0 ? counted : microbatch, false};
   add(entry);
   return entry;
 }

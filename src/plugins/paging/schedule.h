@@ -15,15 +15,10 @@ namespace ebb {
 // A position in a pipeline.
 struct PipelinePlace {
   int32_t stage = 0;
-  std::optional<int32_t> microbatch;  // nothing: PageSchedule counts
-
-  bool operator==(const PipelinePlace&) const = default;
+  int32_t microbatch = -1;  // -1: PageSchedule counts
 };
 
-// The place that the user set last on this thread.
-EBB_API PipelinePlace pipelinePlace();
-
-// Sets this thread's place and returns the previous place.
+// Sets the place on this thread and returns the previous place.
 EBB_API PipelinePlace exchangePipelinePlace(PipelinePlace place);
 
 // The forward or backward of one layer on one micro-batch. PageSchedule numbers the layers.
@@ -56,9 +51,8 @@ class PageSchedule {
   // Stops recording and comparing until the next begin().
   void abandon();
 
-  // Adds the forward of a region. Without `microbatch`, counts the micro-batches of the region.
-  ScheduleEntry forward(
-      const std::string& region, int32_t stage, std::optional<int32_t> microbatch);
+  // Adds the forward of a region at the thread's place in a pipeline.
+  ScheduleEntry forward(const std::string& region);
 
   // Adds the backward of an entry from forward().
   void backward(const ScheduleEntry& forward);

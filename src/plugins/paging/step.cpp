@@ -59,8 +59,7 @@ bool PageStep::enter(const PageGroupPtr& entered) {
   }
   group.cameBack = false;
   group.step = number_;
-  const auto [stage, microbatch] = pipelinePlace();
-  group.forward = schedule_.forward(group.region, stage, microbatch);
+  group.forward = schedule_.forward(group.region);
   group.resident = schedule_.isTurningPoint();
   groups_[group.forward] = entered;
   ++groupsEntered_;

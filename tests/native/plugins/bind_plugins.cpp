@@ -31,7 +31,7 @@
 #include "plugins/ahead/room.h"
 #include "plugins/offload/offload_engine.h"
 #include "plugins/offload/transfer/pinned.h"
-#include "plugins/paging/pool/movers.h"
+#include "plugins/paging/pool/pool.h"
 #include "plugins/report/step_trace.h"
 
 namespace ebb::bindings {

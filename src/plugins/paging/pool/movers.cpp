@@ -1,11 +1,11 @@
-#include "plugins/paging/pool/movers.h"
-
-#include <c10/util/Exception.h>
+// The movers for each kind of device.
 #include <dlfcn.h>
 
 #include <array>
 #include <atomic>
 #include <string>
+
+#include "plugins/paging/pool/pool.h"
 
 namespace ebb {
 namespace {
