@@ -21,15 +21,18 @@ struct PipelinePlace {
 // Sets the place on this thread and returns the previous place.
 EBB_API PipelinePlace exchangePipelinePlace(PipelinePlace place);
 
-// The forward or backward of one layer on one micro-batch. PageSchedule numbers the layers.
+// The forward or backward of one layer on one micro-batch.
 struct ScheduleEntry {
+  std::string layer;       // the region's name
   int32_t stage = 0;       // pipeline stage
-  int32_t layer = 0;       // number of the region name
   int32_t microbatch = 0;  // from 0
   bool backward = false;
 
-  ScheduleEntry reversed() const { return {stage, layer, microbatch, !backward}; }
+  ScheduleEntry reversed() const { return {layer, stage, microbatch, !backward}; }
   auto operator<=>(const ScheduleEntry&) const = default;
+
+  // "forward of 'experts', stage 0, micro-batch 2"
+  std::string describe() const;
 };
 
 // Note [Page schedules]
@@ -57,17 +60,11 @@ class PageSchedule {
   // Adds the backward of an entry from forward().
   void backward(const ScheduleEntry& forward);
 
-  // True if the last entry is a forward whose own backward comes next.
-  bool isTurningPoint() const;
-
   // True if the backward of `forward` comes next in the recorded step.
   bool isTurningPoint(const ScheduleEntry& forward) const;
 
   // The forward whose backward comes next; nothing if unknown.
   std::optional<ScheduleEntry> nextBackward() const;
-
-  // "forward of 'experts', stage 0, micro-batch 2"
-  std::string describe(const ScheduleEntry& entry) const;
 
   // Restarts the count of micro-batches at 0.
   void restartCounts() { forwards_.clear(); }
@@ -80,12 +77,11 @@ class PageSchedule {
   void add(const ScheduleEntry& entry);
   [[noreturn]] void throwDiffers(const std::string& came, size_t place);
 
-  bool following_ = false;                                   // a step with a fixed order is open
-  bool isRecorded_ = false;                                  // recorded_ is complete
-  size_t next_ = 0;                                          // index of the next entry
-  std::vector<ScheduleEntry> recorded_;                      // entries of the recorded step
-  std::vector<std::string> layers_;                          // region names
-  std::map<std::pair<int32_t, int32_t>, int32_t> forwards_;  // counts, by stage and layer
+  bool following_ = false;               // a step with a fixed order is open
+  bool isRecorded_ = false;              // recorded_ is complete
+  size_t next_ = 0;                      // index of the next entry
+  std::vector<ScheduleEntry> recorded_;  // entries of the recorded step
+  std::map<std::pair<std::string, int32_t>, int32_t> forwards_;  // counts, by layer and stage
 };
 
 }  // namespace ebb
