@@ -6,6 +6,7 @@
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/masked_fill.h>
@@ -87,10 +88,8 @@ int64_t liveRows(const at::Tensor& tensor, const at::Tensor& rows) {
 
 RowCount::RowCount(int64_t live) : dtype_(at::kLong) {
   const auto below = belowEverything();
-  count = at::empty({1}, at::kLong);
-  kept = at::empty({1}, at::kLong);
-  *count.mutable_data_ptr<int64_t>() = live;
-  *kept.mutable_data_ptr<int64_t>() = std::max<int64_t>(live, 1);
+  count = at::full({1}, live, at::kLong);
+  kept = at::full({1}, std::max<int64_t>(live, 1), at::kLong);
 }
 
 // Runs few kernels, because a model may make a RowCount for each of its layers. The constructor

@@ -224,8 +224,8 @@ void bindTestsOfPlugins(py::module_& module) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));
              }));
   module.def("cpu_page_mover", [] { return reinterpret_cast<uintptr_t>(&cpuPageMover()); });
-  module.def("set_page_mover", [](const std::string& device, uintptr_t mover) {
-    setPageMover(c10::Device(device).type(), reinterpret_cast<const PageMover*>(mover));
+  module.def("set_page_mover", [](uintptr_t mover) {
+    setPageMover(reinterpret_cast<const PageMover*>(mover));
   });
   module.def("preferred_node", [](const at::Tensor& memory) {
     return preferredNode(memory.const_data_ptr());

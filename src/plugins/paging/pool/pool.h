@@ -103,9 +103,9 @@ bool hasPageMover(c10::DeviceType type);
 // Throws c10::NotImplementedError if there is no mover, or none in this build.
 const PageMover& pageMoverOf(c10::Device device);
 
-// Sets the mover of a backend out of tree, before anything is paged there. `mover` is never freed;
-// null removes the mover.
-EBB_API void setPageMover(c10::DeviceType type, const PageMover* mover);
+// Sets the mover of the backend out of tree (PrivateUse1), before anything is paged there. `mover`
+// is never freed; null removes the mover.
+EBB_API void setPageMover(const PageMover* mover);
 
 // Explains the error bits in words; empty for 0.
 EBB_API std::string describePageErrors(int64_t errors);
