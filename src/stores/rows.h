@@ -7,7 +7,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <ATen/core/TensorBody.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -15,10 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/paging.h"
 #include "hooks/store.h"
 #include "memory/arena.h"
-#include "plugins/paging/lane.h"
 #include "plugins/paging/log.h"
 #include "plugins/paging/schedule.h"
 #include "plugins/paging/tracked_pool.h"

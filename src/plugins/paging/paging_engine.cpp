@@ -5,7 +5,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <mutex>
-#include <utility>
 
 #include "memory/bytes.h"
 #include "stream/capture.h"

@@ -4,7 +4,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <utility>
 
 namespace ebb {
 namespace {
@@ -25,7 +24,6 @@ PipelinePlace exchangePipelinePlace(PipelinePlace place) { return std::exchange(
 void PageSchedule::begin() {
   following_ = true;
   next_ = 0;
-  forwards_.clear();
   if (!isRecorded_) {
     recorded_.clear();
   }

@@ -4,10 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/util/StringUtil.h>
 
 #include <cstring>
-#include <string>
 
 #include "stream/stream.h"
 
