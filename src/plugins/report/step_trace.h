@@ -1,8 +1,8 @@
 // The fate of each value of a step, for ebb::reports().
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
@@ -11,11 +11,9 @@
 #include <compare>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -25,7 +23,6 @@
 #include "ebb/profile.h"
 #include "ebb/report.h"
 #include "hooks/slots.h"
-#include "plugins/report/python_stacks.h"
 #include "stream/event.h"
 
 namespace ebb {
@@ -48,6 +45,10 @@ enum class Fate : uint8_t {
   Copied,      // a copy made before a write
   Outside,     // a parameter or input, made and held by other code
 };
+
+// torch's CapturedTraceback of an operator's call. StepTrace::report() looks up the names of its
+// frames.
+using PythonStack = std::shared_ptr<c10::GatheredContext>;
 
 using TraceTime = int64_t;  // nanoseconds since the step began
 constexpr TraceTime kNever = -1;
@@ -133,15 +134,6 @@ struct OperatorRecord {
   bool readsRows = false;
 };
 
-// The storage that a value from outside holds, and the number of references to the storage, without
-// those of autograd's handles. Null if the value holds no storage.
-struct RegionHold {
-  const c10::StorageImpl* storage = nullptr;
-  size_t holders = 0;
-};
-
-using Look = std::function<RegionHold()>;
-
 // A stretch of work, for traces.
 struct Span {
   const char* kind;  // as ReportSpan::kind
@@ -152,6 +144,7 @@ struct Span {
   size_t nbytes;
 };
 
+class Policy;
 class RecordRef;
 class StepTrace;
 using RecordRefPtr = c10::intrusive_ptr<RecordRef>;
@@ -189,20 +182,15 @@ class TraceNames {
   // Like intern(), for a rule that has decided on a value.
   const std::string* ruleThatDecided(const std::string& text);
 
-  // True at the first call for this policy. The policy lives as long as the trace.
-  bool isNewPolicy(std::shared_ptr<const void> policy);
+  void addPolicy(const std::shared_ptr<const Policy>& policy);
 
-  // Adds a policy's rule, in words.
-  void addRule(const std::string& text);
-
-  // The rules that decided on nothing.
+  // The rules of the policies that decided on nothing.
   std::vector<std::string> idleRules() const;
 
  private:
-  mutable std::mutex mutex_;                       // guards all members below
-  std::unordered_map<std::string, bool> strings_;  // true for rules that decided on a value
-  std::set<std::shared_ptr<const void>> policies_;
-  std::vector<const std::string*> rules_;  // of all policies
+  mutable std::mutex mutex_;                             // guards all members below
+  std::unordered_map<std::string, bool> strings_;        // true for rules that decided on a value
+  std::vector<std::shared_ptr<const Policy>> policies_;  // in the order of their first use
 };
 
 // The records of a trace. Lines never move.
@@ -254,15 +242,9 @@ class StepTrace final : public std::enable_shared_from_this<StepTrace> {
   // Counts an outermost region; returns the number of regions before.
   uint64_t countRegion();
 
-  // For a profile: registers a value whose storage the region did not compute. The trace calls
-  // `look` to find out if only regions hold the value: when a region is entered, and when backward
-  // first unpacks.
-  void watch(const RecordRef& reference, Look look);
-  // Notes that backward node number `node` has unpacked the value of `reference`.
-  void asked(const RecordRef& reference, uint32_t node);
-  // Notes that the backward node that has unpacked the value of `first` needs the value of
-  // `reference`.
-  void askedWith(const RecordRef& first, const RecordRef& reference);
+  // For a profile: registers a value whose storage the region did not compute. The trace finds out
+  // if only regions hold the value: when a region is entered, and when backward first unpacks.
+  void watch(Value& value);
 
   Report report();
   Profile profile() const;
@@ -282,7 +264,7 @@ class StepTrace final : public std::enable_shared_from_this<StepTrace> {
   Lines records_;
   std::deque<OperatorRecord> operators_;  // of a profile; of a report, the replays
   uint64_t regions_ = 0;                  // outermost regions so far
-  std::unordered_map<ValueRecord*, std::shared_ptr<Look>>
+  std::unordered_map<ValueRecord*, c10::weak_intrusive_ptr<Value>>
       watched_;  // values from outside, by record
   std::deque<Span> spans_;
   std::map<std::string_view, uint64_t> counted_;  // events, by name
