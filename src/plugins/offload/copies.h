@@ -135,8 +135,7 @@ class Copies {
   bool isHere(const HostStash& stash) const { return stash.sent.capture == capture(); }
 
  private:
-  // Memory of a stash: on the device, on the host, or both. Host memory that is freed returns to
-  // the pool.
+  // Memory of a stash: on the device, on the host, or both.
   struct Memory {
     c10::Storage onDevice;
     c10::Storage onHost;
@@ -170,7 +169,6 @@ class Copies {
   void release(const std::function<bool(Leaving&)>& isOver);
   void hasLeft(Leaving& leaving);
   void finishLeaving(HostStash& stash);
-  void stays(HostStash& stash, const TransferEvent& left);
   void moveToCopy(HostStash& stash);
   void give(
       c10::Storage& onHost, c10::Device device, uint64_t capture, const TransferEventPtr& lastCopy);

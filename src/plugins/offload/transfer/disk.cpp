@@ -305,9 +305,6 @@ Disk& Disk::get() {
   return *instance;
 }
 
-Disk::Disk()
-    : process_(::getpid()), writes_(std::make_shared<Queue>()), reads_(std::make_shared<Queue>()) {}
-
 void Disk::configure(const std::string& directory, size_t limit) {
   adoptProcess();
   std::lock_guard<std::mutex> lock(mutex_);
@@ -319,8 +316,8 @@ void Disk::configure(const std::string& directory, size_t limit) {
   limit_ = limit;
 }
 
-// Gives a child of fork() new threads and a new file: the child has no threads, and the parent uses
-// the file.
+// Begins in a new process. Gives a child of fork() new threads and a new file: the child has no
+// threads, and the parent uses the file.
 void Disk::adoptProcess() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (process_ == ::getpid()) {

@@ -64,8 +64,8 @@ class DiskFile {
 class DiskEvent final : public TransferEvent {
  public:
   static std::shared_ptr<DiskEvent> past();  // an event that is done
-  bool isDone() const;
-  void wait() const;
+  bool isDone() const override;
+  void wait() const override;
 
   // The error of a finished read or write; empty on success.
   std::string error() const override;
@@ -80,10 +80,6 @@ class DiskEvent final : public TransferEvent {
   std::atomic<bool> done_{false};
   std::string error_;  // read only if `done_`
 };
-
-inline const DiskEvent& asDiskEvent(const TransferEvent& event) {
-  return static_cast<const DiskEvent&>(event);
-}
 
 class Disk {
  public:
@@ -110,12 +106,11 @@ class Disk {
   // empty on success.
   using Copy = std::function<std::string(DiskFile& file, size_t offset, char* buffer)>;
 
-  Disk();
   void adoptProcess();
   TransferEventPtr start(std::shared_ptr<Queue>& queue, const c10::Storage& room, Copy copy);
 
   std::mutex mutex_;  // guards the members below
-  int process_;       // owner of the threads and the file
+  int process_ = 0;   // owner of the threads and the file; 0: none yet
   std::string directory_;
   size_t limit_ = 0;
   std::shared_ptr<DiskFile> file_;  // null without a disk tier

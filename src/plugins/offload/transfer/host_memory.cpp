@@ -53,7 +53,7 @@ c10::Storage HostPool::takeFree(size_t nbytes, HostUser user) {
     return {};
   }
   if (user == HostUser::Host && fitting->second.lastCopy) {
-    via_.finish(*fitting->second.lastCopy);
+    fitting->second.lastCopy->wait();
   }
   used_ += fitting->first;
   return std::move(free_.extract(fitting).mapped().memory);
@@ -99,7 +99,7 @@ void HostPool::freeUntil(size_t bytes) {
   while (held_ > bytes && !free_.empty()) {
     const auto largest = std::prev(free_.end());
     if (largest->second.lastCopy) {
-      via_.finish(*largest->second.lastCopy);
+      largest->second.lastCopy->wait();
     }
     held_ -= largest->first;
     free_.erase(largest);
