@@ -85,9 +85,7 @@ void Copies::send(HostStash& stash) {
 }
 
 void Copies::startLeaving(HostStash& stash) {
-  if (std::find(devices_.begin(), devices_.end(), stash.device()) == devices_.end()) {
-    devices_.push_back(stash.device());
-  }
+  devices_.insert(stash.device());
   const c10::Stream out = via_.outStream(stash.device());
   via_.wait(out, via_.record(stash.sent.stream));
   via_.copy(stash.onHost, stash.onDevice, stash.sent.nbytes, out);

@@ -9,7 +9,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
-#include <vector>
+#include <unordered_set>
 
 #include "plugins/offload/host_stash.h"
 #include "plugins/offload/offload_context.h"
@@ -180,7 +180,7 @@ class Copies {
   CaptureWatch captures_;              // of the compute streams
   std::optional<c10::Device> device_;  // device of the last call; during a capture, the capture's
                                        // device
-  std::vector<c10::Device> devices_;   // devices that values have left
+  std::unordered_set<c10::Device> devices_;  // devices that values have left
 };
 
 }  // namespace ebb

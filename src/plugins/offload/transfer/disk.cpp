@@ -25,21 +25,6 @@ size_t roundUp(size_t nbytes) {
   return (nbytes + DiskFile::kBlock - 1) / DiskFile::kBlock * DiskFile::kBlock;
 }
 
-// Opens a file without a name in `directory`, and returns its descriptor. Returns -1 and sets errno
-// on failure.
-int openIn(const std::string& directory, int flags) {
-  const int unnamed = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
-  if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
-    return unnamed;
-  }
-  std::string name = directory + "/ebb-" + std::string(6, 'X');  // mkostemp replaces the X's
-  const int named = ::mkostemp(name.data(), O_CLOEXEC | flags);
-  if (named >= 0) {
-    ::unlink(name.c_str());
-  }
-  return named;
-}
-
 // Copies the bytes. Returns false if the program has freed memory at `from`. Uses process_vm_readv,
 // which gives an error for freed memory, where memcpy would crash.
 bool copyIfThere(char* to, const char* from, size_t nbytes) {
@@ -83,13 +68,13 @@ const Room& roomOf(const c10::Storage& storage) {
 
 DiskFile::DiskFile(std::string directory, size_t limit)
     : directory_(std::move(directory)), limit_(limit / kBlock * kBlock) {
-  descriptor_ = openIn(directory_, O_DIRECT);
-  if (descriptor_ < 0) {
-    descriptor_ = openIn(directory_, 0);  // tmpfs and other file systems lack O_DIRECT
-  }
+  std::string name = directory_ + "/ebb-XXXXXX";  // mkostemp replaces the X's
+  descriptor_ = ::mkostemp(name.data(), O_CLOEXEC);
   TORCH_CHECK_VALUE(
       descriptor_ >= 0, "ebb: cannot create a file for the disk tier in '", directory_,
       "': ", std::strerror(errno), ". Set disk of ebb.offload.configure to a writable folder.");
+  ::unlink(name.c_str());
+  ::fcntl(descriptor_, F_SETFL, O_DIRECT);  // fails on tmpfs and others, which lack O_DIRECT
 }
 
 DiskFile::~DiskFile() { ::close(descriptor_); }
@@ -243,10 +228,7 @@ void DiskEvent::done(std::string error) {
 // has too many threads to start one, the caller runs the job.
 class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
  public:
-  // Gets a buffer of DiskFile::kBuffer bytes. Returns an error message, empty on success.
-  using Job = std::function<std::string(char* buffer)>;
-
-  TransferEventPtr push(Job job) {
+  TransferEventPtr push(Copy job) {
     auto done = std::make_shared<DiskEvent>();
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -295,7 +277,7 @@ class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::deque<std::pair<Job, std::shared_ptr<DiskEvent>>> jobs_;
+  std::deque<std::pair<Copy, std::shared_ptr<DiskEvent>>> jobs_;
   bool running_ = false;  // the thread exists
 };
 
@@ -355,30 +337,30 @@ c10::Storage Disk::allocate(size_t nbytes) {
 
 TransferEventPtr Disk::write(const c10::Storage& room, const c10::Storage& from, size_t nbytes) {
   const auto* memory = static_cast<const char*>(from.data());
-  return start(writes_, room, [=](DiskFile& file, size_t offset, char* buffer) {
-    return file.write(offset, memory, nbytes, buffer);
+  const Room place = roomOf(room);
+  return start(writes_, place.process, [=](char* buffer) {
+    return place.file->write(place.offset, memory, nbytes, buffer);
   });
 }
 
 TransferEventPtr Disk::read(const c10::Storage& to, const c10::Storage& room, size_t nbytes) {
   auto* memory = static_cast<char*>(to.mutable_data());
-  return start(reads_, room, [=](DiskFile& file, size_t offset, char* buffer) {
-    return file.read(offset, memory, nbytes, buffer);
+  const Room place = roomOf(room);
+  return start(reads_, place.process, [=](char* buffer) {
+    return place.file->read(place.offset, memory, nbytes, buffer);
   });
 }
 
 // `queue` is a member, which adoptProcess() may replace.
-TransferEventPtr Disk::start(std::shared_ptr<Queue>& queue, const c10::Storage& room, Copy copy) {
+TransferEventPtr Disk::start(std::shared_ptr<Queue>& queue, int process, Copy copy) {
   adoptProcess();
   std::lock_guard<std::mutex> lock(mutex_);
-  const Room& place = roomOf(room);
-  if (place.process != process_) {
-    copy = [](DiskFile&, size_t, char*) {
+  if (process != process_) {
+    copy = [](char*) {
       return "it went to disk before the process forked, and belongs to the parent";
     };
   }
-  return queue->push([file = place.file, offset = place.offset, copy = std::move(copy)](
-                         char* buffer) { return copy(*file, offset, buffer); });
+  return queue->push(std::move(copy));
 }
 
 size_t Disk::used() {

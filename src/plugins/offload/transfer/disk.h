@@ -18,13 +18,13 @@
 namespace ebb {
 
 // Note [The disk tier]
-// The disk tier is one file without a name, in the user's directory, so the file disappears when
-// the process ends, however the process ends. The file grows by preallocation up to the limit, so a
-// full disk is noticed before anything relies on the space. Bytes bypass the page cache where the
-// file system allows (O_DIRECT), since page cache is memory too. One thread does all writes in
-// order, and another thread all reads. A child of fork() has neither the threads nor a file of its
-// own, and the parent continues to use the old file. So the child opens another file, and does not
-// read bytes written before the fork.
+// The disk tier is one file in the user's directory, which loses its name at once, so the file
+// disappears when the process ends, however the process ends. The file grows by preallocation up to
+// the limit, so a full disk is noticed before anything relies on the space. Bytes bypass the page
+// cache where the file system allows (O_DIRECT), since page cache is memory too. One thread does
+// all writes in order, and another thread all reads. A child of fork() has neither the threads nor
+// a file of its own, and the parent continues to use the old file. So the child opens another file,
+// and does not read bytes written before the fork.
 class DiskFile {
  public:
   // Throws c10::ValueError if the directory does not exist or ebb cannot create a file there.
@@ -102,12 +102,13 @@ class Disk {
 
  private:
   class Queue;
-  // Copies between memory and a place in the file, through a buffer. Returns an error message,
-  // empty on success.
-  using Copy = std::function<std::string(DiskFile& file, size_t offset, char* buffer)>;
+  // Copies between memory and a file, through a buffer of DiskFile::kBuffer bytes. Returns an error
+  // message, empty on success.
+  using Copy = std::function<std::string(char* buffer)>;
 
   void adoptProcess();
-  TransferEventPtr start(std::shared_ptr<Queue>& queue, const c10::Storage& room, Copy copy);
+  // `process`: allocated the room. Copies of another process's room fail.
+  TransferEventPtr start(std::shared_ptr<Queue>& queue, int process, Copy copy);
 
   std::mutex mutex_;  // guards the members below
   int process_ = 0;   // owner of the threads and the file; 0: none yet
