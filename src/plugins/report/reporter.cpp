@@ -157,8 +157,9 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     TraceNames& names = trace_->names();
     ValueRecord record;
     record.origin = originOf(made.context, made.op);
-    record.rule =
-        value.facts().madeHere ? names.ruleThatDecided(ruleOf(made.context, made.rule)) : nullptr;
+    record.rule = value.facts().madeHere
+                      ? names.intern(made.context.decider->ruleInWords(made.rule), true)
+                      : nullptr;
     record.reason = made.whyKept;
     record.dtype = made.tensor.scalar_type();
     record.sizes = made.tensor.sizes();
@@ -180,7 +181,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 
   void decidedAgain(const Context& context, Value& value) override {
     const std::string* rule =
-        trace_->names().ruleThatDecided(ruleOf(context, value.decision().rule()));
+        trace_->names().intern(context.decider->ruleInWords(value.decision().rule()), true);
     update(value, [&](ValueRecord& record) { record.rule = rule; });
   }
 
@@ -272,10 +273,6 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     return {
         names.intern(context.regionName()), names.intern(context.decider->module()),
         names.intern(op)};
-  }
-
-  static std::string ruleOf(const Context& context, uint16_t rule) {
-    return context.decider->ruleInWords(rule);
   }
 
   void noteArgument(ValueMap& values, const OpTraits& op, const Argument& argument) {

@@ -66,16 +66,11 @@ void RecordRef::unpacks(uint32_t node) {
   });
 }
 
-const std::string* TraceNames::intern(const std::string& text) {
+const std::string* TraceNames::intern(const std::string& text, bool hasDecided) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return &strings_.try_emplace(text).first->first;
-}
-
-const std::string* TraceNames::ruleThatDecided(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto rule = strings_.try_emplace(text).first;
-  rule->second = true;
-  return &rule->first;
+  const auto known = strings_.try_emplace(text).first;
+  known->second |= hasDecided;
+  return &known->first;
 }
 
 void TraceNames::addPolicy(const std::shared_ptr<const Policy>& policy) {
@@ -101,7 +96,6 @@ std::vector<std::string> TraceNames::idleRules() const {
 }
 
 ValueRecord& Lines::add(ValueRecord record) {
-  isEmpty_ = false;
   if (unused_.empty()) {
     return all_.emplace_back(std::move(record));
   }
@@ -127,21 +121,18 @@ RecordRefPtr StepTrace::add(ValueRecord record) {
 }
 
 void StepTrace::add(const char* kind, const std::string& name, TraceTime start, size_t nbytes) {
-  const TraceTime duration = now() - start;
+  const double seconds = inSeconds(now() - start);
   const uint64_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
-  const std::string* known = names_.intern(name);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (spans_.size() == kMostSpans) {
-    return;  // a step without a backward may be endless
+  if (spans_.size() < kMostSpans) {  // a step without a backward may be endless
+    spans_.push_back({kind, name, inSeconds(start), seconds, thread, nbytes});
   }
-  spans_.push_back({kind, known, start, duration, thread, nbytes});
 }
 
 uint64_t StepTrace::countRegion() {
   if (isProfile()) {
     look(now());
   }
-  std::lock_guard<std::mutex> lock(mutex_);
   return regions_++;
 }
 
@@ -366,11 +357,7 @@ Report StepTrace::report() {
   }
   addTimeline(report, records_.all(), inputs, now);
   addBackwards(report, records_.all());
-  for (const Span& span : spans_) {
-    const double start = inSeconds(span.start);
-    report.spans.push_back(
-        {span.kind, *span.name, start, inSeconds(span.duration), span.thread, span.nbytes});
-  }
+  report.spans.insert(report.spans.end(), spans_.begin(), spans_.end());
   return report;
 }
 
@@ -461,10 +448,9 @@ Profile StepTrace::profile() const {
   for (size_t i = 0; i < durations.size(); ++i) {
     profile.operators.push_back(profiled(operators_[i], durations[i], indices));
   }
-  for (const Span& span : spans_) {
-    if (std::string_view(span.kind) == "replay") {
-      profile.replays.push_back(
-          {*span.name, inMilliseconds(span.start), inMilliseconds(span.duration)});
+  for (const ReportSpan& span : spans_) {
+    if (span.kind == "replay") {
+      profile.replays.push_back({span.name, span.start * 1e3, span.seconds * 1e3});
     }
   }
   return profile;

@@ -134,16 +134,6 @@ struct OperatorRecord {
   bool readsRows = false;
 };
 
-// A stretch of work, for traces.
-struct Span {
-  const char* kind;  // as ReportSpan::kind
-  const std::string* name;
-  TraceTime start;
-  TraceTime duration;
-  uint64_t thread;
-  size_t nbytes;
-};
-
 class Policy;
 class RecordRef;
 class StepTrace;
@@ -177,10 +167,8 @@ class RecordRef final : public Extra {
 // copy them as pointers.
 class TraceNames {
  public:
-  const std::string* intern(const std::string& text);
-
-  // Like intern(), for a rule that has decided on a value.
-  const std::string* ruleThatDecided(const std::string& text);
+  // `hasDecided`: the text is a rule that has decided on a value.
+  const std::string* intern(const std::string& text, bool hasDecided = false);
 
   void addPolicy(const std::shared_ptr<const Policy>& policy);
 
@@ -203,11 +191,7 @@ class Lines {
 
   const std::deque<ValueRecord>& all() const { return all_; }
 
-  // True until the first record. Needs no lock.
-  bool isEmpty() const { return isEmpty_; }
-
  private:
-  std::atomic<bool> isEmpty_{true};
   std::deque<ValueRecord> all_;
   std::vector<ValueRecord*> unused_;
 };
@@ -225,8 +209,8 @@ class StepTrace final : public std::enable_shared_from_this<StepTrace> {
   // True for a profile: the trace records each call of an operator, and keeps all records.
   bool isProfile() const { return what_ == For::Profile; }
 
-  // True until the first storage gets a record. Takes no lock.
-  bool isEmpty() const { return records_.isEmpty(); }
+  // True until the first region. Takes no lock.
+  bool isEmpty() const { return regions_ == 0; }
 
   TraceTime now() const;
 
@@ -259,14 +243,14 @@ class StepTrace final : public std::enable_shared_from_this<StepTrace> {
   const For what_;
   const int64_t start_;                // time of the clock, in nanoseconds
   std::atomic<bool> wasAsked_{false};  // backward has unpacked a value
+  std::atomic<uint64_t> regions_{0};   // outermost regions so far
   TraceNames names_;
   mutable std::mutex mutex_;  // guards all members below
   Lines records_;
   std::deque<OperatorRecord> operators_;  // of a profile; of a report, the replays
-  uint64_t regions_ = 0;                  // outermost regions so far
   std::unordered_map<ValueRecord*, c10::weak_intrusive_ptr<Value>>
       watched_;  // values from outside, by record
-  std::deque<Span> spans_;
+  std::deque<ReportSpan> spans_;
   std::map<std::string_view, uint64_t> counted_;  // events, by name
 };
 
