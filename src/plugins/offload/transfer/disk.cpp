@@ -1,5 +1,6 @@
 #include "plugins/offload/transfer/disk.h"
 
+#include <c10/core/thread_pool.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <fcntl.h>
@@ -7,12 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 namespace ebb {
@@ -58,6 +56,12 @@ void giveRoom(void* context) {
   if (room->process == ::getpid()) {  // in a child of fork() the file's lock may be locked for ever
     room->file->give(room->offset, room->length);
   }
+}
+
+using Buffer = std::unique_ptr<char, decltype(&std::free)>;
+
+Buffer newBuffer() {
+  return {static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free};
 }
 
 const Room& roomOf(const c10::Storage& storage) {
@@ -224,63 +228,6 @@ void DiskEvent::done(std::string error) {
   done_.notify_all();
 }
 
-// Runs jobs in order, on a thread of its own that lives as long as the process. While the process
-// has too many threads to start one, the caller runs the job.
-class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
- public:
-  TransferEventPtr push(Copy job) {
-    auto done = std::make_shared<DiskEvent>();
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!running_ && !start()) {
-        done->done(job(newBuffer().get()));
-        return done;
-      }
-      jobs_.emplace_back(std::move(job), done);
-    }
-    changed_.notify_one();
-    return done;
-  }
-
- private:
-  using Buffer = std::unique_ptr<char, decltype(&std::free)>;
-
-  static Buffer newBuffer() {
-    return {
-        static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free};
-  }
-
-  // Returns false if there are too many threads.
-  bool start() {
-    try {
-      std::thread([self = shared_from_this()] { self->work(); }).detach();
-      running_ = true;
-    } catch (const std::system_error&) {
-      return false;  // the next job tries again
-    }
-    return true;
-  }
-
-  void work() {
-    const Buffer buffer = newBuffer();
-    for (;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [&] { return !jobs_.empty(); });
-      auto [job, done] = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      std::string error = job(buffer.get());
-      job = nullptr;  // a thread that waits for the event may want the job's file closed
-      done->done(std::move(error));
-    }
-  }
-
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable changed_;
-  std::deque<std::pair<Copy, std::shared_ptr<DiskEvent>>> jobs_;
-  bool running_ = false;  // the thread exists
-};
-
 Disk& Disk::get() {
   // Leaked on purpose: the threads may outlive static objects.
   static auto* instance = new Disk;
@@ -306,8 +253,8 @@ void Disk::adoptProcess() {
     return;
   }
   process_ = ::getpid();
-  writes_ = std::make_shared<Queue>();
-  reads_ = std::make_shared<Queue>();
+  writes_ = nullptr;
+  reads_ = nullptr;
   if (std::exchange(file_, nullptr)) {
     try {
       file_ = std::make_shared<DiskFile>(directory_, limit_);
@@ -351,8 +298,8 @@ TransferEventPtr Disk::read(const c10::Storage& to, const c10::Storage& room, si
   });
 }
 
-// `queue` is a member, which adoptProcess() may replace.
-TransferEventPtr Disk::start(std::shared_ptr<Queue>& queue, int process, Copy copy) {
+// `thread` is a member, which adoptProcess() may reset.
+TransferEventPtr Disk::start(c10::ThreadPool*& thread, int process, Copy copy) {
   adoptProcess();
   std::lock_guard<std::mutex> lock(mutex_);
   if (process != process_) {
@@ -360,7 +307,21 @@ TransferEventPtr Disk::start(std::shared_ptr<Queue>& queue, int process, Copy co
       return "it went to disk before the process forked, and belongs to the parent";
     };
   }
-  return queue->push(std::move(copy));
+  if (thread == nullptr) {
+    try {
+      thread = new c10::ThreadPool(1);
+    } catch (const std::system_error&) {  // too many threads: this one copies
+    }
+  }
+  auto event = std::make_shared<DiskEvent>();
+  auto job = [copy = std::move(copy), event]() mutable {
+    thread_local const Buffer buffer = newBuffer();
+    std::string error = copy(buffer.get());
+    copy = nullptr;  // a thread that waits for the event may want the copy's file closed
+    event->done(std::move(error));
+  };
+  thread == nullptr ? job() : thread->run(std::move(job));
+  return event;
 }
 
 size_t Disk::used() {

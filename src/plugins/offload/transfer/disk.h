@@ -15,6 +15,10 @@
 
 #include "plugins/offload/transfer/transfer.h"
 
+namespace c10 {
+class ThreadPool;
+}  // namespace c10
+
 namespace ebb {
 
 // Note [The disk tier]
@@ -101,22 +105,23 @@ class Disk {
   size_t used();  // bytes in use in the current file
 
  private:
-  class Queue;
   // Copies between memory and a file, through a buffer of DiskFile::kBuffer bytes. Returns an error
   // message, empty on success.
   using Copy = std::function<std::string(char* buffer)>;
 
   void adoptProcess();
   // `process`: allocated the room. Copies of another process's room fail.
-  TransferEventPtr start(std::shared_ptr<Queue>& queue, int process, Copy copy);
+  TransferEventPtr start(c10::ThreadPool*& thread, int process, Copy copy);
 
   std::mutex mutex_;  // guards the members below
   int process_ = 0;   // owner of the threads and the file; 0: none yet
   std::string directory_;
   size_t limit_ = 0;
   std::shared_ptr<DiskFile> file_;  // null without a disk tier
-  std::shared_ptr<Queue> writes_;
-  std::shared_ptr<Queue> reads_;
+  // Each has one thread. Null before the first copy, and never destroyed: the thread lives as long
+  // as the process.
+  c10::ThreadPool* writes_ = nullptr;
+  c10::ThreadPool* reads_ = nullptr;
 };
 
 }  // namespace ebb
