@@ -1,7 +1,5 @@
 #include "plugins/offload/copies.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstring>
 #include <string>

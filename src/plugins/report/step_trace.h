@@ -163,6 +163,7 @@ class RecordRef final : public Extra {
   StepTracePtr trace_;
   ValueRecord& record_;  // belongs to the trace
 };
+
 // The strings and rules of a trace. Strings live as long as the trace, so records compare and
 // copy them as pointers.
 class TraceNames {

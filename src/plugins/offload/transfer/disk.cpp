@@ -58,12 +58,6 @@ void giveRoom(void* context) {
   }
 }
 
-using Buffer = std::unique_ptr<char, decltype(&std::free)>;
-
-Buffer newBuffer() {
-  return {static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free};
-}
-
 const Room& roomOf(const c10::Storage& storage) {
   return *static_cast<const Room*>(storage.data_ptr().get_context());
 }
@@ -315,7 +309,8 @@ TransferEventPtr Disk::start(c10::ThreadPool*& thread, int process, Copy copy) {
   }
   auto event = std::make_shared<DiskEvent>();
   auto job = [copy = std::move(copy), event]() mutable {
-    thread_local const Buffer buffer = newBuffer();
+    thread_local const std::unique_ptr<char, decltype(&std::free)> buffer(
+        static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free);
     std::string error = copy(buffer.get());
     copy = nullptr;  // a thread that waits for the event may want the copy's file closed
     event->done(std::move(error));
