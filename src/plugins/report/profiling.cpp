@@ -128,37 +128,30 @@ void beginProfile() {
   endCounting();  // the profile's log counts too
   const auto log =
       std::make_shared<MemoryLog>(std::make_shared<StepTrace>(0, StepTrace::For::Profile));
-  {
-    std::lock_guard<std::mutex> lock(going().mutex);
-    TORCH_CHECK(
-        !going().log,
-        "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a "
-        "time");
-    TORCH_CHECK(
-        !MemoryLog::isTaken(),
-        "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop "
-        "it first");
-    going().log = log;
-  }
+  std::lock_guard<std::mutex> lock(going().mutex);
+  TORCH_CHECK(
+      !going().log,
+      "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a "
+      "time");
+  TORCH_CHECK(
+      !MemoryLog::isTaken(),
+      "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop "
+      "it first");
+  going().log = log;
   log->install(log);
   putTraceInPlace(log->trace);
 }
 
 Profile endProfile() {
-  std::shared_ptr<MemoryLog> log;
-  {
-    std::lock_guard<std::mutex> lock(going().mutex);
-    log = going().log;
-  }
-  TORCH_CHECK(log, "ebb: no profile has begun");
+  std::unique_lock<std::mutex> lock(going().mutex);
+  const std::shared_ptr<MemoryLog> log = going().log;
+  TORCH_CHECK(log && log->trace, "ebb: no profile has begun");
   putTraceInPlace(nullptr);
   TORCH_CHECK(
       log->close(),
       "ebb: a profile must end on the thread on which it began; nothing more is recorded");
-  {
-    std::lock_guard<std::mutex> lock(going().mutex);
-    going().log = nullptr;
-  }
+  going().log = nullptr;
+  lock.unlock();  // the next line waits for devices
   Profile found = log->trace->profile();
   found.allocations = log->take();
   return found;
