@@ -158,7 +158,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
   return telling([&] {
     const Lock lock(mutex_);
     const auto below = belowEverything();
-    if (stash.state == State::Back) {
+    if (stash.state == State::Back) {  // an earlier call has thrown in isBack()
       takeOver(stash);
       return stash.bytes;
     }
@@ -167,7 +167,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
     bring(stash, living);
     checkErrors(stash);
     c10::Storage bytes = stash.bytes;
-    noteMade(stash);  // if isBack() throws, the stash is fetched again
+    noteMade(stash);
     isBack(stash);
     return bytes;
   });

@@ -317,7 +317,8 @@ class ReportRows {
   std::unordered_map<const ValueRecord*, uint64_t> values_;  // indices in Report::values
 };
 
-// Adds the time from the first to the last unpacking in each region's backward.
+// Adds a span for each name of a region: from the first unpacking in backward to the last. Regions
+// of one name share a span.
 void addBackwards(Report& report, const std::deque<ValueRecord>& records) {
   std::map<const std::string*, std::pair<TraceTime, TraceTime>> spans;
   for (const ValueRecord& record : records) {

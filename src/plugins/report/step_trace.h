@@ -54,6 +54,7 @@ using TraceTime = int64_t;  // nanoseconds since the step began
 constexpr TraceTime kNever = -1;
 
 // An operator and where it was called. The strings belong to the trace.
+// `region` and `op` are set in each record.
 struct MadeBy {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
