@@ -95,7 +95,7 @@ struct Profile {
 EBB_API void beginProfile();
 
 // Ends the profile. Throws if no profile has begun, or if another thread began the profile; then
-// the profile continues.
+// nothing more is recorded, and the other thread can end the profile.
 EBB_API Profile endProfile();
 
 // Counts the peak of tensorBytes() exactly, on an accelerator, until endCounting(). Returns false,

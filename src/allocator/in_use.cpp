@@ -194,11 +194,6 @@ std::optional<CacheBytes> cacheBytes(c10::Device device) {
   return CacheBytes{taken, taken - std::min(taken, used)};
 }
 
-DeviceBytes deviceBytes(c10::Device device) {
-  const auto [free, total] = allocatorOf(device.type())->getMemoryInfo(device.index());
-  return {free, total};
-}
-
 void useCountingAllocator() { CountingAllocator::get(); }
 
 TensorBytes tensorBytes(c10::Device device) {

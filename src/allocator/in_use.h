@@ -27,14 +27,6 @@ struct CacheBytes {
 // Empty if the allocator has no statistics.
 std::optional<CacheBytes> cacheBytes(c10::Device device);
 
-// Bytes of an accelerator.
-struct DeviceBytes {
-  size_t free;  // that no process has taken
-  size_t total;
-};
-
-DeviceBytes deviceBytes(c10::Device device);
-
 // For tests: if not 0, bytesInUse() returns this number.
 EBB_API extern std::atomic<size_t> insteadOfBytesInUse;
 

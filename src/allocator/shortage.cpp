@@ -1,6 +1,7 @@
 #include "allocator/shortage.h"
 
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/util/Registry.h>
 
@@ -39,40 +40,32 @@ struct Allocator {
   size_t allowed = SIZE_MAX;      // bytes that the allocator may take
 };
 
-class Allocators {
- public:
-  static Allocators& get() {
-    static auto* instance = new Allocators;
-    return *instance;
-  }
-
-  // Also forgets the pieces taken so far.
-  void allow(size_t nbytes, c10::Device device) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    of_[device] = Allocator{.allowed = nbytes};
-  }
-
-  // Called when the allocator needs memory and has taken `taken` bytes so far.
-  Allocator update(c10::Device device, size_t taken) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    Allocator& known = of_[device];
-    const size_t before = std::min(taken, known.taken.value_or(taken));
-    known.largest = std::max(known.largest, taken - before);
-    known.taken = taken;
-    return known;
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_map<c10::Device, Allocator> of_;
+struct Allocators {
+  std::mutex mutex;  // guards `of`
+  std::unordered_map<c10::Device, Allocator> of;
 };
+
+Allocators& allocators() {
+  static auto* instance = new Allocators;
+  return *instance;
+}
+
+// Called when the allocator needs memory and has taken `taken` bytes so far.
+Allocator update(c10::Device device, size_t taken) {
+  std::lock_guard<std::mutex> lock(allocators().mutex);
+  Allocator& known = allocators().of[device];
+  const size_t before = std::min(taken, known.taken.value_or(taken));
+  known.largest = std::max(known.largest, taken - before);
+  known.taken = taken;
+  return known;
+}
 
 bool isShort(c10::Device device) {
   const auto cache = cacheBytes(device);
   if (!cache) {
     return false;
   }
-  const Allocator known = Allocators::get().update(device, cache->taken);
+  const Allocator known = update(device, cache->taken);
   const bool hasReserve = std::any_of(
       reserves.begin(), reserves.end(), [](const auto& each) { return each.load() != nullptr; });
   if (!hasReserve) {
@@ -80,9 +73,10 @@ bool isShort(c10::Device device) {
   }
   constexpr size_t kSmallest = size_t{20} << 20;  // a piece for small tensors
   const RelaxedCaptures relaxed;
-  const DeviceBytes bytes = deviceBytes(device);
-  const size_t free = std::min(bytes.free, known.allowed - std::min(known.allowed, cache->taken));
-  const size_t total = std::min(bytes.total, known.allowed);
+  const auto [untaken, size] =
+      c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
+  const size_t free = std::min(untaken, known.allowed - std::min(known.allowed, cache->taken));
+  const size_t total = std::min(size, known.allowed);
   const size_t largest = std::min(known.largest, total / 4);
   return free + cache->returnable < std::max({largest, kSmallest, total / 20});
 }
@@ -137,7 +131,10 @@ void listenToCudaAllocator() {
   });
 }
 
-void allowAllocator(size_t nbytes, c10::Device device) { Allocators::get().allow(nbytes, device); }
+void allowAllocator(size_t nbytes, c10::Device device) {
+  std::lock_guard<std::mutex> lock(allocators().mutex);
+  allocators().of[device] = Allocator{.allowed = nbytes};
+}
 
 bool mayBeGivenBack(const c10::Storage& storage, c10::Device device) {
   if (!storage || storage.device() != device) {

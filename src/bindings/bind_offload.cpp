@@ -1,6 +1,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
@@ -14,11 +15,7 @@ namespace {
 // exception if the attribute is missing, the usual case.
 bool isTrue(PyObject* object, PyObject* attribute) {
   PyObject* found = nullptr;
-#if PY_VERSION_HEX >= 0x030D0000
   const int there = PyObject_GetOptionalAttr(object, attribute, &found);
-#else
-  const int there = _PyObject_LookupAttr(object, attribute, &found);
-#endif
   const auto value = py::reinterpret_steal<py::object>(found);
   const int truth = there > 0 ? PyObject_IsTrue(value.ptr()) : there;
   if (truth < 0) {

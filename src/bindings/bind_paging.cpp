@@ -87,7 +87,7 @@ void bindPaging(py::module_& module) {
              }));
   module.def("paging_step_ends", plain([] { Paging::get().endStep(); }));
   module.def("paging_step_abandoned", plain([] { Paging::get().abandonStep(); }));
-  module.def("exchange_paging_place", plain([](int32_t stage, std::optional<int32_t> microbatch) {
+  module.def("exchange_paging_place", plain([](int32_t stage, int32_t microbatch) {
                const PipelinePlace before = exchangePipelinePlace({stage, microbatch});
                return std::pair(before.stage, before.microbatch);
              }));
@@ -96,7 +96,6 @@ void bindPaging(py::module_& module) {
   module.def("paging_errors", plain([] { return Paging::get().errors(); }));
   module.def(
       "paging_found_inf", plain([](c10::Device device) { return Paging::get().foundInf(device); }));
-  module.def("paging_was_told", plain([] { return Paging::get().wasTold(); }));
   module.def("paging_reset", plain([] { Paging::get().reset(); }));
   module.def("describe_page_errors", &describePageErrors);
   module.def("device_generators", torch::wrap_pybind_function(&deviceGenerators));

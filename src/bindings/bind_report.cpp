@@ -17,6 +17,10 @@ concept BecomesTuple =
      std::same_as<Struct, ReportPoint> || std::same_as<Struct, ReportSpan> ||
      std::same_as<Struct, ProfileReplay> || std::same_as<Struct, ProfileAllocation>);
 
+template <class Struct>
+concept HasShape =
+    HasFields<Struct> && (std::same_as<Struct, ReportRow> || std::same_as<Struct, ProfileValue>);
+
 }  // namespace ebb::bindings
 
 template <ebb::bindings::BecomesTuple Struct>
@@ -33,25 +37,15 @@ struct pybind11::detail::type_caster<Struct> {
 };
 
 // The dtype becomes a string; the shape becomes a tuple, which can be hashed.
-template <>
-struct pybind11::detail::type_caster<ebb::ReportRow> {
-  static constexpr auto name = const_name("dict");
+template <ebb::bindings::HasShape Struct>
+struct pybind11::detail::type_caster<Struct> {
+  static constexpr auto name = pybind11::detail::const_name("dict");
 
-  static handle cast(const ebb::ReportRow& row, return_value_policy, handle) {
-    dict found = ebb::bindings::toDict(row);
-    found["shape"] = tuple(found["shape"]);
-    found["dtype"] = c10::getDtypeNames(row.dtype).first;
-    return found.release();
-  }
-};
-
-template <>
-struct pybind11::detail::type_caster<ebb::ProfileValue> {
-  static constexpr auto name = const_name("dict");
-
-  static handle cast(const ebb::ProfileValue& value, return_value_policy, handle) {
-    dict found = ebb::bindings::toDict(value);
-    found["dtype"] = c10::getDtypeNames(value.dtype).first;
+  static pybind11::handle cast(
+      const Struct& from, pybind11::return_value_policy, pybind11::handle) {
+    pybind11::dict found = ebb::bindings::toDict(from);
+    found["shape"] = pybind11::tuple(found["shape"]);
+    found["dtype"] = c10::getDtypeNames(from.dtype).first;
     return found.release();
   }
 };

@@ -62,7 +62,7 @@ at::Tensor unflatten(const c10::SafePyObject& parts, const std::vector<at::Tenso
 
 py::object unpack(const py::capsule& argument) {
   auto* handle = argument.get_pointer<Handle>();
-  return wrap(handle->unpack());
+  return wrap(handle->call_unpack_hook());
 }
 
 }  // namespace

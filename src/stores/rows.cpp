@@ -6,6 +6,7 @@
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/masked_fill.h>
@@ -43,8 +44,7 @@ at::Tensor wordsOf(const c10::Storage& storage, int64_t rows) {
 
 // The contents of one padding row that is not a copy, for each word of `row`.
 at::Tensor constantRow(const at::Tensor& row, const RowFacts& rows) {
-  const bool hasNan = c10::isFloatingType(rows.dtype) || c10::isComplexType(rows.dtype);
-  const bool ones = rows.live->padding == DeadRows::Nan && hasNan;  // a NaN of all floating types
+  const bool ones = rows.live->padding == DeadRows::Nan && hasNan(rows.dtype);
   return at::full_like(row.view(at::kByte), ones ? 0xFF : 0).view(row.scalar_type());
 }
 
@@ -88,10 +88,8 @@ int64_t liveRows(const at::Tensor& tensor, const at::Tensor& rows) {
 
 RowCount::RowCount(int64_t live) : dtype_(at::kLong) {
   const auto below = belowEverything();
-  count = at::empty({1}, at::kLong);
-  kept = at::empty({1}, at::kLong);
-  *count.mutable_data_ptr<int64_t>() = live;
-  *kept.mutable_data_ptr<int64_t>() = std::max<int64_t>(live, 1);
+  count = at::full({1}, live, at::kLong);
+  kept = at::full({1}, std::max<int64_t>(live, 1), at::kLong);
 }
 
 // Runs few kernels, because a model may make a RowCount for each of its layers. The constructor
@@ -143,6 +141,10 @@ const at::Tensor& RowCount::keptOnCurrent() const {
     useOnCurrent(kept.storage(), *maker_);
   }
   return kept;
+}
+
+bool hasNan(c10::ScalarType dtype) {
+  return c10::isFloatingType(dtype) || c10::isComplexType(dtype);
 }
 
 void writePadding(const c10::Storage& storage, const RowFacts& rows) {

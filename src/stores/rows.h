@@ -7,7 +7,6 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 
@@ -111,6 +110,9 @@ struct Rows final : Extra, RowFacts {
 
   bool isPartial() const override { return lossy; }
 };
+
+// True if a NaN of `dtype` consists of bytes 0xFF.
+bool hasNan(c10::ScalarType dtype);
 
 // Writes the padding rows of `storage` as RowCount::padding says. The host does not wait.
 void writePadding(const c10::Storage& storage, const RowFacts& rows);

@@ -1,7 +1,6 @@
 #include "stores/share_storage.h"
 
 #include <ATen/EmptyTensor.h>
-#include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>

@@ -47,7 +47,7 @@ def test_a_device_without_a_generator(device):
 
 
 def test_that_page_means_save_is_said_once(device):
-    _testing.set_page_mover("late", 0)  # other tests may have given it one
+    _testing.set_page_mover(0)  # other tests may have given it one
     with pytest.warns(UserWarning, match="tensors on late:0 are saved instead of paged") as caught:
         found = [step(5, device) for _ in range(2)]
 

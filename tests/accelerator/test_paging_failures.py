@@ -225,7 +225,7 @@ BAD = """
 import sys
 import accelerator, torch, ebb._testing
 accelerator.load()
-ebb._testing.set_page_mover('late', torch.ops.late.failing_page_mover())
+ebb._testing.set_page_mover(torch.ops.late.failing_page_mover())
 from paging import Masked, gradients, region
 net = Masked(device=torch.device("late", 0))
 x, n = net.inputs(0), net.live(20)

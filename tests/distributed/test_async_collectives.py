@@ -6,6 +6,7 @@ other memory meanwhile, and what autograd saves without reading it, is legal in 
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -14,10 +15,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from collectives import WRITES, peer, rank, source, write
 from collectives import wait as wait_for
-from comparing import assert_exact
+from comparing import assert_exact, difference_of, run
 from exactness import disk_tier
 from two_ranks import on_two_ranks
 
+import ebb
 from ebb import _testing
 
 START = ("all_reduce", "reduce", "all_to_all_single", "isend_and_irecv")
@@ -263,6 +265,70 @@ def test_leaves_memory_for_the_disk(collective):
         return y.sum()
 
     assert_exact(trains(program), ["mixed"], accelerator=disk_tier)
+
+
+REPEATED_AND_OFFLOADED = {
+    "inherited": (ebb.RECOMPUTE, ebb.Rule("aten::mul", ebb.OFFLOAD)),
+    "by a rule": (ebb.OFFLOAD, ebb.Rule("aten::mul", ebb.SAVE)),
+    "by name": (ebb.RECOMPUTE, ebb.Rule("*", ebb.OFFLOAD, name="reduced")),
+}
+
+
+@pytest.mark.parametrize("how", REPEATED_AND_OFFLOADED)
+@pytest.mark.parametrize("collective", ["in place", "functional"])
+@on_two_ranks
+def test_a_result_that_may_be_repeated_stays_in_memory(collective, how):
+    """A rule with force names the collective. The disk tier would copy at once."""
+    operator = "c10d::allreduce_" if collective == "in place" else "_c10d_functional::all_reduce"
+    decision, other = REPEATED_AND_OFFLOADED[how]
+    rules = [other, ebb.Rule(f"{operator}.default", decision, force=True)]
+
+    def program(x, inside):
+        with inside.region():
+            h = (x * 2).detach()
+            Meetings.come_late()
+            if collective == "in place":
+                works = [dist.all_reduce(h, async_op=True)]
+            else:
+                h = torch.ops._c10d_functional.all_reduce(h, "sum", dist.group.WORLD.group_name)
+                works = []
+            ebb.checkpoint_name(h, "reduced")
+            y = Saves.apply(x.sin(), h)
+            if rank() == 0:
+                _testing.drain_offload()
+            wait(works)
+            h = torch.ops._c10d_functional.wait_tensor(h) if collective == "functional" else h
+            y = (y * x * h).sin().exp()
+        return y.sum()
+
+    expected = run(trains(program), None)
+    with disk_tier():
+        actual = run(trains(program), ebb.Policy(rules))
+
+    assert not difference_of(actual, expected)
+
+
+@pytest.mark.parametrize("begun", ["outside", "in another region"])
+@on_two_ranks
+def test_an_input_that_is_not_there_stays_in_memory(begun):
+    def program(x, inside):
+        h = x * 2
+        with contextlib.nullcontext() if begun == "outside" else inside.region():
+            Meetings.come_late()
+            works = [dist.all_reduce(h.detach(), async_op=True)]
+        with inside.region():
+            y = Saves.apply(x.sin(), h)
+            if rank() == 0:
+                _testing.drain_offload()
+            wait(works)
+            y = (y * x * h).sin().exp()
+        return y.sum()
+
+    expected = run(trains(program), None)
+    with disk_tier():
+        actual = run(trains(program), ebb.Policy(default=ebb.RECOMPUTE, inputs=ebb.OFFLOAD))
+
+    assert not difference_of(actual, expected)
 
 
 @pytest.mark.parametrize("collective", START)

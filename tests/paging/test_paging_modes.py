@@ -14,7 +14,6 @@ from ebb import _C
 ASKED = {
     "step_ok": ebb.paging.step_ok,
     "errors": _C.paging_errors,
-    "was told": _C.paging_was_told,
     "found_inf": lambda: ebb.paging.found_inf("cpu"),
     "reset": ebb.paging.reset,
 }

@@ -315,7 +315,7 @@ def test_random_schedules(data):
         ({"device_limit": "1 mile"}, ValueError, "device_limit must be a number of bytes"),
         ({"overflow": "ignore"}, ValueError, "overflow must be one of deferred, blocking, assert"),
         ({"dead_rows": 0}, ValueError, "dead_rows must be one of repeat, zero, nan, none"),
-        ({"prefetch": 2}, ValueError, "prefetch must be 0, 1 or -1"),
+        ({"prefetch": 2}, ValueError, "prefetch must be from -1 to 1; got 2"),
         ({"prefetch": True}, TypeError, "prefetch must be an int"),
     ],
 )

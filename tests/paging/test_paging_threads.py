@@ -136,6 +136,6 @@ def test_what_dies_with_a_graph_may_ask():
 def test_the_pipeline_place_of_a_thread_ends_with_the_thread():
     """A later thread may get the same id."""
     in_thread(lambda: _C.exchange_paging_place(3, 1))
-    places = {in_thread(lambda: _C.exchange_paging_place(0, None)) for _ in range(4)}
+    places = {in_thread(lambda: _C.exchange_paging_place(0, -1)) for _ in range(4)}
 
-    assert places == {(0, None)}
+    assert places == {(0, -1)}

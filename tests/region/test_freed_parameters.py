@@ -1,6 +1,6 @@
 """Regions in which the program frees parameters after their use, as FSDP does.
 
-See Note [Regions that are split].
+See Note [Parts of a region].
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ MOST_MEMBERS = 12
 # Classes over these limits: their methods and members today. These numbers may only fall, and the
 # comment above each class says why the class is large.
 LARGE = {
-    "Copies": (33, 7),
-    "Paging": (39, 10),
+    "Copies": (32, 7),
+    "Paging": (37, 10),
 }
 # The same for classes of python/ebb: methods, and attributes that the class assigns to `self`.
 LARGE_IN_PYTHON = {

@@ -111,9 +111,7 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
             "ebb: restore_at must require grad; otherwise backward does not reach it and never "
             "restores the tensor"
         )
-    # An alias shares the storage but not the tensor's autograd state.
-    aliases = [tensor.detach()]
-    placeholder.discard(aliases[0])
+    placeholder.discard(tensor)
     delattr(tensor, _MARK)
     owner = weakref.ref(tensor)
     if type(tensor) is torch.Tensor:
@@ -123,7 +121,6 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
         discarded = owner()
         if type(discarded) is _Discarded:
             discarded.__class__ = torch.Tensor  # type: ignore[assignment]
-        if aliases:  # pop drops the alias: the hook, which lives longer, must not keep the memory
-            placeholder.refill(aliases.pop())
+        placeholder.refill()
 
     restore_at.register_hook(refill)  # type: ignore[no-untyped-call]

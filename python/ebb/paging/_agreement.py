@@ -75,7 +75,7 @@ def _exchange_with(group: Any) -> StoreExchange | None:
 
 def _errors() -> int:
     with contextlib.suppress(RuntimeError):  # the device may have failed
-        return _C.paging_errors()
+        return _C.paging_errors()[0]
     return 0
 
 

@@ -17,7 +17,7 @@ from ebb.paging._attempt import of_this_thread
 
 def _has_no_errors() -> bool:
     # paging_step_ok() alone would raise during graph capture, when new errors are not visible.
-    return _C.paging_errors() == 0 or _C.paging_step_ok()
+    return _C.paging_errors()[0] == 0 or _C.paging_step_ok()
 
 
 def _check_gradients(optimizer: Any) -> None:
@@ -28,8 +28,8 @@ def _check_gradients(optimizer: Any) -> None:
         if not attempt.agreement.ask(_has_no_errors):
             raise PageOverflowError(attempt.agreement.refusal)
         return
-    errors = _C.paging_errors()  # lacks new errors during graph capture: see found_inf
-    if not errors or (_C.paging_was_told() and _are_finite(optimizer)):
+    errors, untold = _C.paging_errors()  # lacks new errors during graph capture: see found_inf
+    if not errors or (not untold and _are_finite(optimizer)):
         return
     with contextlib.suppress(RuntimeError):
         _C.paging_step_ok()  # makes ebb record the next step

@@ -22,8 +22,8 @@ runs: Counter[bool] = Counter()  # calls of run_step; key: fixed_order
 def _check_what_came_before() -> None:
     """Raises if a backward before this step left invalid gradients, which a second run of this step
     would not repair."""
-    errors = _C.paging_errors()
-    if errors and not _C.paging_was_told():
+    errors, untold = _C.paging_errors()
+    if untold:
         raise PageOverflowError(
             "ebb: paging failed in a backward that ran before this step, outside of "
             "ebb.paging.run_step(), so its gradients are invalid: "

@@ -31,14 +31,6 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> int:
     return choices.index(value)
 
 
-def _layers(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"ebb: {name} must be an int; got {shown(value)}")
-    if value not in (-1, 0, 1):
-        raise ValueError(f"ebb: {name} must be 0, 1 or -1; got {shown(value)}")
-    return value
-
-
 _CHECKS: Checks = {
     "page_rows": partial(whole_number, unit="rows", least=1, most=2**31 - 1),
     "headroom": partial(_factor, least=1),
@@ -46,7 +38,7 @@ _CHECKS: Checks = {
     "device_limit": number_of_bytes,
     "overflow": partial(_choice, choices=_MODES),
     "dead_rows": partial(_choice, choices=_DEAD_ROWS),
-    "prefetch": _layers,
+    "prefetch": partial(whole_number, least=-1, most=1),
 }
 
 

@@ -75,7 +75,7 @@ def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
     """
     for name, number in (("stage", stage), ("index", 0 if index is None else index)):
         whole_number(name, number, most=2**31 - 1)
-    before = _C.exchange_paging_place(stage, index)
+    before = _C.exchange_paging_place(stage, -1 if index is None else index)
     try:
         yield
     finally:

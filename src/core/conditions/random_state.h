@@ -71,7 +71,7 @@ struct RandomState {
 // True if an op may draw from a generator when called with these arguments.
 bool mayDrawWith(const OpTraits& op, const c10::IValue* arguments);
 inline bool mayDraw(const OpTraits& op, const c10::IValue* arguments) {
-  const bool isUnknown = op.limits.custom && !op.limits.communicates;
+  const bool isUnknown = op.limits.custom && !op.limits.asynchronous;
   return (op.random.draws || isUnknown) && mayDrawWith(op, arguments);
 }
 

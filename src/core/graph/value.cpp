@@ -135,7 +135,7 @@ void Value::showInstead(const c10::Storage& now, bool isLater) {
 
 bool Value::isShownBy(const at::Tensor& tensor) {
   // See Note [Communication]
-  if (facts_.collectiveRunning && uses_.packed() == 0 && !home_.bytes()) {
+  if (facts_.inTransit && uses_.packed() == 0 && !home_.bytes()) {
     versions_.forgetOthers();
     home_.stamp(storageOf(tensor));
     versions_.stamp(tensor);

@@ -123,6 +123,8 @@ class ValueDecision {
   ValueDecision orKept() const {
     return isKept() ? *this : ValueDecision(Decision::Save, false, rule_);
   }
+  // This decision if no store takes the bytes; else the bytes stay in memory.
+  ValueDecision orInMemory() const { return isStored(chosen_) ? withoutStore(false) : *this; }
   // No store takes the bytes: the value is recomputed, or its bytes stay.
   ValueDecision withoutStore(bool isRecomputed) const {
     const Decision now = isRecomputed ? Decision::Recompute : Decision::Save;
@@ -142,7 +144,7 @@ struct StateFacts {
   bool madeHere : 1 = false;     // the region made the storage; see Note [Results that others hold]
   bool writtenHere : 1 = false;  // a leaf from outside, in a state that this region wrote
   bool isEarlierResult : 1 = false;    // a leaf that an earlier region of the thread computed
-  bool collectiveRunning : 1 = false;  // see Note [Communication]
+  bool inTransit : 1 = false;          // its op may still write: see Note [Communication]
   bool unfilled : 1 = false;           // uninitialised memory, as long as the fingerprint matches
   bool changedBeforeCopy : 1 = false;  // a leaf that was written unseen before it was copied
   // An observer compares each replay of the value with its storage, and may read the value when the

@@ -11,40 +11,36 @@
 namespace ebb {
 namespace {
 
-constinit std::atomic<void (*)(const at::Tensor&)> watcher{nullptr};
-
-bool isWritten(ArgUse use) { return use == ArgUse::Write || use == ArgUse::Overwrite; }
-
-std::vector<at::Tensor> writtenBy(const OpTraits& traits, const torch::jit::Stack& stack) {
-  std::vector<at::Tensor> written;
-  const c10::IValue* arguments = stack.data() + stack.size() - traits.arguments.types.size();
-  forEachTensor(
-      arguments, traits.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
-        if (tensor.defined() && isWritten(traits.arguments.uses[i])) {
-          written.push_back(tensor);
-        }
-      });
-  return written;
-}
+constinit std::atomic<CollectiveWrote> watcher{nullptr};
 
 void watch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto wrote = watcher.load(std::memory_order_acquire);
-  const bool seen = isIntercepting() || wrote == nullptr;
-  const auto written = seen ? std::vector<at::Tensor>() : writtenBy(opTraits(op), *stack);
+  std::vector<at::Tensor> written;
+  bool synchronous = false;
+  if (!isIntercepting() && wrote != nullptr) {
+    const OpTraits& traits = opTraits(op);
+    const c10::IValue* arguments = stack->data() + stack->size() - traits.arguments.types.size();
+    synchronous = isSynchronous(traits, arguments);
+    forEachWritten(
+        traits.arguments, arguments, [&](const at::Tensor& tensor) { written.push_back(tensor); });
+  }
   op.redispatchBoxed(
       keys &
           c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::ADInplaceOrView),
       stack);
   for (const at::Tensor& tensor : written) {
-    wrote(tensor);
+    wrote(tensor, synchronous);
   }
 }
 
 }  // namespace
 
-void watchCollectives(void (*wrote)(const at::Tensor&)) {
-  watcher.store(wrote, std::memory_order_release);
+bool isSynchronous(const OpTraits& op, const c10::IValue* arguments) {
+  const auto index = op.op.schema().argumentIndexWithName("async_op");
+  return index && !arguments[*index].toBool();
 }
+
+void watchCollectives(CollectiveWrote wrote) { watcher.store(wrote, std::memory_order_release); }
 
 std::optional<c10::KernelFunction> watchingKernel(const c10::OperatorHandle& op) {
   if (!communicates(op.operator_name().name) ||

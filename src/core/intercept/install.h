@@ -12,6 +12,8 @@
 
 namespace ebb {
 
+struct OpTraits;
+
 // The first call installs interception. Later calls cover operators that libraries have registered
 // since. Called when Python imports ebb and at every region entry. Throws if another library owns
 // the dispatch key.
@@ -22,8 +24,13 @@ EBB_API void installInterception();
 extern constinit std::atomic<bool> operatorsAreNew;
 
 // No interceptor sees collectives outside of regions. From now on, when the operator of such a
-// collective returns, `wrote` is called for each tensor that the collective writes.
-void watchCollectives(void (*wrote)(const at::Tensor&));
+// collective returns, `wrote` is called for each tensor that the collective writes. `synchronous`:
+// the program waits for the collective before it goes on.
+using CollectiveWrote = void (*)(const at::Tensor& tensor, bool synchronous);
+void watchCollectives(CollectiveWrote wrote);
+
+// True if a call of a collective with these arguments is synchronous (async_op=False).
+bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
 
 // The kernel that calls `wrote`, for the key ADInplaceOrView, which every call passes. Empty unless
 // `op` is a collective that writes. See Note [Communication].

@@ -49,7 +49,8 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
 // again.
 //
 // ebb sees no operator for the program's wait, so it treats the written value as in transit. Three
-// rules follow. The value is not offloaded, since the copy could miss data that has not arrived.
+// rules follow. No store takes the value, since the copy could miss data that has not arrived. The
+// same holds if the tensor is an input of a later region, unless the collective was synchronous.
 // Its fingerprint is taken when the region ends. If the version has moved when ebb next looks at
 // the value, ebb attributes the move to the collective: gloo's threads run operators such as copy_
 // on the tensor after the collective, and these operators move the version.
@@ -304,8 +305,8 @@ void applyLyingSchemas(OpTraits& traits) {
 
 void applyTables(OpTraits& traits) {
   const std::string& name = traits.op.schema().name();
-  traits.limits.communicates = communicates(name);
-  traits.limits.neverReplayed |= traits.limits.communicates || contains(kNeverReplayed, name);
+  traits.limits.asynchronous = communicates(name);
+  traits.limits.neverReplayed |= traits.limits.asynchronous || contains(kNeverReplayed, name);
   traits.limits.uninitialised = contains(kUninitialised, name);
   traits.limits.constantFill = contains(kConstant, name);
   traits.kernel.precision = containsPart(kConvolutions, name) ? PrecisionRead::All

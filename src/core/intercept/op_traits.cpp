@@ -135,7 +135,7 @@ void fill(OpTraits& traits) {
   applyTables(traits);
   if (traits.limits.custom) {
     traits.guard =
-        guardOf(traits.limits.communicates ? Guarded::Collectives : Guarded::CustomOperators);
+        guardOf(traits.limits.asynchronous ? Guarded::Collectives : Guarded::CustomOperators);
   }
   traits.arguments.writes = std::ranges::any_of(traits.arguments.uses, [](ArgUse use) {
     return use != ArgUse::Read && use != ArgUse::Unread;

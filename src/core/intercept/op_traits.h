@@ -29,6 +29,8 @@ enum class ArgUse : uint8_t {
   Unread,     // only shape, dtype and device matter
 };
 
+inline bool isWritten(ArgUse use) { return use != ArgUse::Read && use != ArgUse::Unread; }
+
 // How an argument holds tensors. ebb scans lists of lists (TensorLists), but does not replay
 // operators that take them.
 enum class ArgType : uint8_t { Other, Tensor, TensorList, TensorLists };
@@ -70,7 +72,7 @@ struct ArgumentTraits {
 struct ReplayLimits {
   bool custom = false;         // from outside torch: see Note [Custom operators]
   bool neverReplayed = false;  // collectives and the like; see Note [Never replayed]
-  bool communicates = false;   // see Note [Communication]
+  bool asynchronous = false;   // may write after its return: see Note [Communication]
   bool uninitialised = false;  // empty*: see Note [Uninitialised memory is not a recipe]
   bool constantFill = false;   // zeros, ones, full: no recipe if read before a visible write
 };
@@ -156,6 +158,16 @@ void forEachTensor(const c10::IValue* values, const Types& types, F&& f) {
       }
     }
   }
+}
+
+// Calls f(tensor) for every tensor that a call with these arguments may write.
+template <class F>
+void forEachWritten(const ArgumentTraits& traits, const c10::IValue* arguments, F&& f) {
+  forEachTensor(arguments, traits.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
+    if (tensor.defined() && isWritten(traits.uses[i])) {
+      f(tensor);
+    }
+  });
 }
 
 }  // namespace ebb

@@ -39,12 +39,6 @@ PartsInside partsInside(const at::Tensor& tensor) {
   return parts;
 }
 
-namespace {
-
-bool isWrite(ArgUse use) { return use != ArgUse::Read && use != ArgUse::Unread; }
-
-}  // namespace
-
 Arguments::Arguments(const Call& call, ValueMap& values, bool trustCustomOps)
     : op_(call.op), values_(values), trustCustomOps_(trustCustomOps) {
   if (op_.arguments.condition >= 0) {
@@ -66,10 +60,10 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     }
     return;
   }
-  const bool isWritten = isWrite(use);
+  const bool writes = isWritten(use);
   if (!isRecordable(tensor)) {
     recordable_ = false;
-    for (const at::Tensor& part : isWritten ? partsInside(tensor) : PartsInside()) {
+    for (const at::Tensor& part : writes ? partsInside(tensor) : PartsInside()) {
       addWrite(part, use, argument, element, false);
     }
     return;
@@ -87,7 +81,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
     device_ = flags.device;
   }
   storages_.push_back(storageOf(tensor));
-  if (isWritten) {
+  if (writes) {
     addWrite(
         tensor, use, argument, element, op_.arguments.counted[argument] && !insidePythonDispatch());
   }

@@ -5,6 +5,7 @@
 
 #include "conditions/fingerprint.h"
 #include "graph/recipe.h"
+#include "record/in_transit.h"
 #include "stream/stream.h"
 
 namespace ebb {
@@ -97,7 +98,8 @@ void Keeper::putNeeded(std::vector<c10::intrusive_ptr<Value>> values) {
 }
 
 bool Keeper::storesInput(const at::Tensor& tensor) const {
-  return context_.decider->inputs() != Decision::Save && isActivation(tensor);
+  return context_.decider->inputs() != Decision::Save && isActivation(tensor) &&
+         !mayBeInTransit(tensor);
 }
 
 void Keeper::keep(Value& value, const at::Tensor& tensor, bool handlesRely) {
@@ -108,7 +110,7 @@ void Keeper::keep(Value& value, const at::Tensor& tensor, bool handlesRely) {
     noteStream(tensor.device());
   }
   keptBytes_ += value.home().nbytes();
-  if (!value.decision().isSaved() && !value.facts().collectiveRunning) {
+  if (!value.decision().isSaved() && !value.facts().inTransit) {
     takeFingerprint(value);
   }
 }

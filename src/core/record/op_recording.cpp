@@ -65,8 +65,7 @@ const char* findObstacle(
     return "uninitialized memory (torch.empty), which code outside of torch may fill";
   }
   if (op.limits.neverReplayed && !verdict.forced) {
-    return op.limits.communicates ? "collectives are recomputed only by a rule with force=True"
-                                  : "ebb recomputes this operator only by a rule with force=True";
+    return "ebb recomputes this operator only by a rule with force=True";
   }
   if (arguments.areOffCpu() && !verdict.forced) {
     if (const char* why = whyNotRepeatable(op, call.arguments)) {
@@ -75,9 +74,8 @@ const char* findObstacle(
   }
   if (op.limits.custom) {
     if (op.guard == nullptr) {
-      return op.limits.communicates
-                 ? "this build of ebb has no plug-in that repeats collectives"
-                 : "this build of ebb has no plug-in that repeats custom operators";
+      return op.limits.asynchronous ? "this build of ebb has no plug-in 'collectives'"
+                                    : "this build of ebb has no plug-in 'custom_operators'";
     }
     if (const char* why = op.guard->whyNotReplayed({context, call, arguments, verdict})) {
       return why;
@@ -140,7 +138,7 @@ void OpRecording::run() {
   observers.tell(
       &OpEvents::willRun, context_, values_, call_, arguments_, replay_.recipe.defined());
   if (!arguments_.writes().empty()) {
-    prepareWrites(values_, arguments_, replay_.recipe.get());
+    prepareWrites(values_, call_, arguments_, replay_.recipe.get());
   }
   if (guarded_) [[unlikely]] {
     runGuarded();
@@ -239,11 +237,11 @@ void OpRecording::runKernel() {
 [[gnu::noinline]] void OpRecording::recordWrites() {
   for (const Write& write : arguments_.writes()) {
     const Value& before = *write.before;
-    if (op_.limits.communicates && !before.facts().madeHere) {
+    if (op_.limits.asynchronous && !before.facts().madeHere) {
       moveVersionOfComputed(write.tensor);  // see Note [Communication]
     }
     const Verdict verdict = verdictOn(write.tensor);
-    const bool decides = replay_.recipe || !op_.limits.communicates;
+    const bool decides = replay_.recipe || !op_.limits.asynchronous;
     auto after = stateAfter(write, op_, verdict, decides);
     const char* veto =
         context_.graph->observers.whyNotReplayed({*after, write.tensor, &before, write.whole});
@@ -315,9 +313,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   StateFacts facts;
   // The thread of a collective holds the results for a time that differs between ranks, so the
   // reference count must not decide about `madeHere`.
-  const bool isRepeated = replay_.recipe && op_.limits.communicates;
+  const bool isRepeated = replay_.recipe && op_.limits.asynchronous;
   facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
-  facts.collectiveRunning = op_.limits.communicates;
+  facts.inTransit = op_.limits.asynchronous;
   facts.unfilled = op_.limits.uninitialised && context_.trustCustomOps && tensor.is_cpu();
   auto value = c10::make_intrusive<Value>(tensor, facts);
   const Verdict verdict = verdictOn(tensor);
@@ -339,21 +337,20 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
 void OpRecording::decideOnResult(
     const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, const Verdict& verdict,
     const char* veto, Output output) {
-  const bool takesAll =
-      isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe();
-  const bool mayStore =
-      value->facts().madeHere && !op_.limits.uninitialised && !op_.limits.communicates;
-  ValueDecision decision = takesAll && mayStore ? ValueDecision(verdict.decision, false)
-                                                : ValueDecision(Decision::Save, false);
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
-  if (replay_.recipe && value->facts().madeHere && !fromDevice && isTrusted(verdict) &&
-      veto == nullptr) {
-    const bool stays = takesAll && !mayStore;
-    decision = ValueDecision(stays ? Decision::Save : verdict.decision, true, verdict.rule);
+  const bool canBeRecomputed = replay_.recipe && value->facts().madeHere && !fromDevice &&
+                               isTrusted(verdict) && veto == nullptr;
+  ValueDecision decision(Decision::Save, false);
+  if (canBeRecomputed) {
+    decision = ValueDecision(verdict.decision, true, verdict.rule);
     decision = op_.limits.constantFill ? decision.orKept() : decision;
     addOutput(value, tensor, std::move(output));
+  } else if (
+      isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe() &&
+      value->facts().madeHere && !op_.limits.uninitialised) {  // code outside of torch may fill it
+    decision = ValueDecision(verdict.decision, false);
   }
-  value->decide(decision);
+  value->decide(value->facts().inTransit ? decision.orInMemory() : decision);
 }
 
 [[gnu::cold]] void OpRecording::tellMade(

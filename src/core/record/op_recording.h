@@ -63,8 +63,8 @@ class OpRecording {
       const char* veto);
   void recordOutputs();
   void recordOutput(const at::Tensor& tensor, size_t slot, int32_t element);
-  // Applies the policy's decision to a result, and gives the result its recipe, unless there is a
-  // `veto`.
+  // Applies the policy's decision to a result, and gives the result its recipe if it can be
+  // recomputed: whyNotRecomputed() has the reasons why not.
   void decideOnResult(
       const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, const Verdict& verdict,
       const char* veto, Output output);

@@ -100,8 +100,10 @@ class RecipeWriter {
     return -1;
   }
 
-  // The size in bytes of the memory that a replay passes in place of this argument. An operator
-  // such as zeros_like reads only the shape and needs no memory.
+  // The size in bytes of the memory that a replay passes in place of this argument. A scratch
+  // argument keeps its offset (Input::showsStorage), so it gets a whole storage. An unread argument
+  // starts at offset 0. Its kernel may still touch the memory, unless the op reads only shapes, as
+  // zeros_like does.
   int64_t bytesOfStandIn(const Argument& argument) const {
     const bool scratch = argument.use == ArgUse::Scratch;
     return static_cast<int64_t>(
@@ -118,8 +120,8 @@ class RecipeWriter {
         !value->stash()) {
       values_.keeper().keep(*value, tensor);
     }
-    if (value->facts().collectiveRunning && value->recipe() && input.use == ArgUse::Read &&
-        !op_.limits.communicates) [[unlikely]] {
+    if (value->facts().inTransit && value->recipe() && input.use == ArgUse::Read &&
+        !op_.limits.asynchronous) [[unlikely]] {
       value->recipe()->op.guard->isRead(*value, tensor);
     }
     input.value = ReaderOf(value);

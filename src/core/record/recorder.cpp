@@ -8,6 +8,7 @@
 
 #include "hooks/store.h"
 #include "intercept/install.h"
+#include "intercept/op_traits.h"
 #include "record/op_recording.h"
 #include "record/retention.h"
 #include "torch_seams/key.h"
@@ -53,7 +54,7 @@ void dropUnneededRecipe(Value& value) {
 // that of the rule for this name: see Note [Names].
 void decideAgain(const Context& context, Value& value, const Verdict& verdict) {
   Store* store = storeOf(verdict.decision);
-  const bool tooLate = store != nullptr && !store->mayBeChosen(value);
+  const bool tooLate = store != nullptr && (value.facts().inTransit || !store->mayBeChosen(value));
   const ValueDecision decision(tooLate ? Decision::Save : verdict.decision, true, verdict.rule);
   value.decide(value.recipe()->op.limits.constantFill ? decision.orKept() : decision);
   if (tooLate) {
@@ -70,16 +71,13 @@ void countPacked(RegionCounters& counters, const Value& value, Retention retenti
   }
 }
 
-// Notes the streams and the node of a new handle.
-void addHandle(
-    Graph& graph, const Packed& packed, const c10::Storage& storage, Retention retention) {
-  Value& value = *packed.value;
-  if (retention != Retention::Saved) {
-    graph.streams.use(value, storage);  // autograd does not hold the storage
-  }
-  if (retention == Retention::Recomputed) {
-    graph.numbers.packs.add(packed.value.pointer(), packed.node);
-  }
+// How a handle keeps the bytes of `value`.
+Retention retentionFor(const Value& value) {
+  return retentionOf(
+      {.away = value.stash().defined(),
+       .keeps = value.decision().isKept(),
+       .byPolicy = value.decision().isSaved(),
+       .hasRecipe = value.recipe().defined()});
 }
 
 // Prepares a value for writes after the region's end, which ebb does not see.
@@ -93,7 +91,7 @@ void guardAgainstWrites(const Context& context, Keeper& keeper, Value& value) {
   if (value.recipe() && !value.versions().areCounted()) {
     value.loseStorage();  // an inference tensor: a write to it would not be noticed any more
   }
-  if (value.facts().collectiveRunning && value.home().bytes() && !value.home().isPrivate() &&
+  if (value.facts().inTransit && value.home().bytes() && !value.home().isPrivate() &&
       value.home().bytes().nbytes() == value.home().nbytes()) {
     keeper.takeFingerprint(value);
   }
@@ -111,7 +109,7 @@ Recorder* openRecorder() {
 
 void Recorder::open(c10::intrusive_ptr<Graph> graph) { context_.graph = std::move(graph); }
 
-void Recorder::enter(
+void Recorder::workFor(
     Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested,
     bool trustCustomOps, RegionNotes& notes) {
   context_.decider = &decider;
@@ -135,12 +133,19 @@ void Recorder::call(Call& call) {
       callInplaceView(call);
       return;
     case OpKind::Recorded:
-      if (call.op.arguments.writes && needed_.any()) {
-        needed_.beforeCall(call, context_);
+      if (call.op.arguments.writes && (needed_.any() || earlierParts_.any())) {
+        forEachWritten(call.op.arguments, call.arguments, [this](const at::Tensor& tensor) {
+          beforeWrite(tensor);
+        });
       }
       OpRecording(context_, values_, call).run();
       return;
   }
+}
+
+[[gnu::cold]] void Recorder::beforeWrite(const at::Tensor& tensor) {
+  needed_.beforeWrite(tensor, context_);
+  earlierParts_.beforeWrite(tensor, context_);
 }
 
 void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
@@ -166,7 +171,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
   c10::Storage storage;
   c10::VariableVersion counter;
   if (tensor.defined() && isRecordable(tensor)) {
-    needed_.beforeWrite(tensor, context_);
+    beforeWrite(tensor);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     values_.applyDeferred();
     storage = tensor.storage();
@@ -204,7 +209,7 @@ void Recorder::aliased(const at::Tensor& tensor, const at::Tensor& result) {
 // needs the old contents raises.
 [[gnu::cold]] void Recorder::opaqueWriteBegins(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
-    needed_.beforeWrite(tensor, context_);
+    beforeWrite(tensor);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     values_.replaceByLeaf(tensor, UnseenWrite::OpaqueBegins);
   }
@@ -251,7 +256,7 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
 // See Note [Communication]
 [[gnu::cold]] void Recorder::collectiveWrites(const at::Tensor& tensor) {
   if (isRecordable(tensor)) {
-    needed_.beforeWrite(tensor, context_);
+    beforeWrite(tensor);
     std::lock_guard<PythonMutex> lock(context_.graph->mutex);
     values_.replaceByLeaf(tensor, UnseenWrite::Collective);
   }
@@ -264,52 +269,62 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
   values_.applyDeferred();
   auto* known = values_.find(tensor);
-  if (known == nullptr && !keeper_.storesInput(tensor) &&
-      !context_.graph->observers.wantInput(tensor)) {
+  Graph& graph = *context_.graph;
+  if (known == nullptr && !keeper_.storesInput(tensor) && !graph.observers.wantInput(tensor)) {
     return {};
   }
-  return pack(known ? values_.current(*known, tensor) : values_.current(tensor), tensor, part);
-}
-
-Packed Recorder::pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part) {
+  const auto& value = known ? values_.current(*known, tensor) : values_.current(tensor);
   Packed packed;
-  if (value->recipe()) {
-    packed.producer = value->recipe()->op.name.c_str();
-  }
+  packed.producer = value->recipe() ? value->recipe()->op.name.c_str() : nullptr;
+  keeper_.packs(*value, tensor);
+  const Retention retention = retentionFor(*value);
   const bool showsWrites =
       part || !value->versions().isWriters(tensor.unsafeGetTensorImpl()->version_counter());
-  keeper_.packs(*value, tensor);
-  const Retention retention = retentionOf(
-      {.away = value->stash().defined(),
-       .keeps = value->decision().isKept(),
-       .byPolicy = value->decision().isSaved(),
-       .hasRecipe = value->recipe().defined()});
   if (value->uses().notePacked(showsWrites, retention == Retention::Away)) {
     countPacked(*context_.counters, *value, retention);
   }
-  packed.note = context_.graph->observers.packed(*value, tensor, retention);
+  packed.note = graph.observers.packed(*value, tensor, retention);
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
     packed.value = HandleOn(value);
     packed.recompute = retention != Retention::Saved;
-    addHandle(*context_.graph, packed, tensor.storage(), retention);
+  }
+  if (packed.recompute) {
+    graph.streams.use(*value, tensor.storage());  // autograd does not hold the storage
+  }
+  if (retention == Retention::Recomputed) {
+    graph.numbers.packs.add(value, packed.node);
   }
   return packed;
 }
 
 bool Recorder::storageEmptied(c10::StorageImpl* storage) {
+  needed_.storageEmptied(storage);
+  earlierParts_.storageEmptied(storage);
   const auto found = values_.all().find(storage);
-  const bool splits = found != values_.all().end() && !found->second->facts().madeHere &&
-                      found->second->uses().readers() > 0;
-  needed_.storageEmptied(storage, splits);
-  return splits;
+  const bool restores = found != values_.all().end() && !found->second->facts().madeHere &&
+                        found->second->uses().readers() > 0;
+  if (restores) {
+    emptied_.push_back(storage);
+  }
+  return restores;
+}
+
+void Recorder::addNeed(EarlierNeeds& needs, const c10::intrusive_ptr<Value>& value) {
+  const c10::StorageImpl* storage = value->home().storage()._unsafe_get_target();
+  if (std::find(emptied_.begin(), emptied_.end(), storage) == emptied_.end()) {
+    needs.add(value, context_.graph);
+  }
 }
 
 void Recorder::close(bool onlyPart) {
   const auto forget = c10::make_scope_exit([this, onlyPart] {
     values_.clear();
     keeper_.clear();
-    needed_.ended(onlyPart);
+    emptied_.clear();
+    if (!onlyPart) {
+      earlierParts_.clear();
+    }
     context_.graph.reset();
   });
   std::lock_guard<PythonMutex> lock(context_.graph->mutex);
@@ -319,7 +334,7 @@ void Recorder::close(bool onlyPart) {
   for (const auto& entry : values_.all()) {
     dropUnneededRecipe(*entry.second);
     if (onlyPart) {
-      needed_.add(entry.second, context_.graph, true);
+      addNeed(earlierParts_, entry.second);
     }
   }
   for (const auto& entry : values_.all()) {
@@ -353,7 +368,7 @@ void Recorder::prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry) {
   }
   const bool isRead = value.state() == ValueState::Held && value.uses().readers() > 0;
   if (isRead && (value.facts().madeHere || value.facts().isEarlierResult)) {
-    needed_.add(entry, context_.graph, false);
+    addNeed(needed_, entry);
   }
 }
 

@@ -45,7 +45,7 @@ class Recorder final : public Interceptor {
   void opaqueWriteEnds(const at::Tensor& tensor);
 
   // The program is about to empty `storage`. Returns true if an op of the region has read it, and
-  // none has computed its contents.
+  // none has computed its contents: then the program restores the contents before backward.
   bool storageEmptied(c10::StorageImpl* storage);
 
   // A collective outside the dispatcher is about to write to `tensor`.
@@ -54,13 +54,14 @@ class Recorder final : public Interceptor {
   // Begins an outermost region. A recorder serves one region after the other.
   void open(c10::intrusive_ptr<Graph> graph);
 
-  // Sets the members of the context that describe the innermost region. `decider` and `counters`
-  // must live until the next call.
-  void enter(
+  // Sets the settings of the innermost region. Called whenever another region becomes the
+  // innermost. `notes`: of the outermost region. All references must live until the next call, or
+  // until close() has returned.
+  void workFor(
       Decider& decider, RegionCounters& counters, uint16_t region, uint32_t nested,
       bool trustCustomOps, RegionNotes& notes);
 
-  // Ends the outermost region, or only a part: see Note [Regions that are split]. Called when
+  // Ends the outermost region, or only a part: see Note [Parts of a region]. Called when
   // autograd has counted all writes.
   void close(bool onlyPart = false);
 
@@ -70,14 +71,21 @@ class Recorder final : public Interceptor {
 
  private:
   void callInplaceView(Call& call);
-  Packed pack(const c10::intrusive_ptr<Value>& value, const at::Tensor& tensor, bool part);
   void prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry);
 
   Context context_{.results = &results_};
   Keeper keeper_{context_};
   ValueMap values_{context_, keeper_};
+  // Called before a write to `tensor`. The caller does not hold the graph's lock.
+  void beforeWrite(const at::Tensor& tensor);
+
   Results results_;
-  EarlierNeeds needed_;
+  // Adds `value`, unless the program empties its storage and restores the contents before backward.
+  void addNeed(EarlierNeeds& needs, const c10::intrusive_ptr<Value>& value);
+
+  EarlierNeeds needed_;        // of earlier regions
+  EarlierNeeds earlierParts_;  // of the open region: see Note [Writes in a later part]
+  c10::SmallVector<const c10::StorageImpl*, 1> emptied_;  // leaves whose emptying ends the part
 };
 
 // This thread's recorder if the thread is inside a region; else null.

@@ -5,7 +5,6 @@
 
 #include "graph/geometry.h"
 #include "hooks/store.h"
-#include "intercept/op_traits.h"
 #include "record/arguments.h"
 #include "record/value_map.h"
 
@@ -89,38 +88,26 @@ const WeakGraph* Results::madeBy(const at::Tensor& tensor) const {
 // ebb copies no leaf that the program has emptied since the part read the leaf: FSDP gathers such a
 // parameter again, and restores its contents before backward.
 void EarlierNeeds::add(
-    const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph,
-    bool untilRegionEnds) {
+    const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph) {
   const c10::StorageImpl* storage = value->home().storage()._unsafe_get_target();
   const bool isUsed = value->uses().readers() > 0 || value->uses().handles() > 0;
-  if (storage == nullptr || !isUsed || isEmptied(*value) ||
-      std::find(emptied_.begin(), emptied_.end(), storage) != emptied_.end()) {
+  if (storage == nullptr || !isUsed || isEmptied(*value)) {
     return;
   }
   const auto isDead = [](const Needed& needed) { return needed.value.expired(); };
   if (all_.size() >= sweepAt_) {
-    forget(isDead);
+    for (auto entry = all_.begin(); entry != all_.end();) {
+      const bool isOver = std::ranges::all_of(entry->second, isDead);
+      entry = isOver ? all_.erase(entry) : std::next(entry);
+    }
     sweepAt_ = 2 * all_.size() + 64;
   }
-  hasParts_ |= untilRegionEnds;
   auto& ofStorage = all_[storage];
   ofStorage.erase(std::remove_if(ofStorage.begin(), ofStorage.end(), isDead), ofStorage.end());
-  ofStorage.push_back({c10::weak_intrusive_ptr<Value>(value), WeakGraph(graph), untilRegionEnds});
+  ofStorage.push_back({c10::weak_intrusive_ptr<Value>(value), WeakGraph(graph)});
 }
 
-template <class IsOver>
-void EarlierNeeds::forget(const IsOver& isOver) {
-  for (auto entry = all_.begin(); entry != all_.end();) {
-    auto& all = entry->second;
-    all.erase(std::remove_if(all.begin(), all.end(), isOver), all.end());
-    entry = all.empty() ? all_.erase(entry) : std::next(entry);
-  }
-}
-
-void EarlierNeeds::storageEmptied(const c10::StorageImpl* storage, bool splits) {
-  if (splits) {
-    emptied_.push_back(storage);
-  }
+void EarlierNeeds::storageEmptied(const c10::StorageImpl* storage) {
   const auto found = all_.find(storage);
   if (found == all_.end()) {
     return;
@@ -136,26 +123,6 @@ void EarlierNeeds::storageEmptied(const c10::StorageImpl* storage, bool splits) 
   };
   auto& all = found->second;
   all.erase(std::remove_if(all.begin(), all.end(), willBeRestored), all.end());
-}
-
-void EarlierNeeds::ended(bool onlyPart) {
-  emptied_.clear();
-  if (!onlyPart && std::exchange(hasParts_, false)) {
-    forget([](const Needed& needed) { return needed.untilRegionEnds; });
-    if (all_.empty()) {
-      decltype(all_)().swap(all_);  // the time of forget() grows with the table
-    }
-  }
-}
-
-[[gnu::cold]] void EarlierNeeds::beforeCall(const Call& call, const Context& context) {
-  forEachTensor(
-      call.arguments, call.op.arguments.types, [&](const at::Tensor& tensor, size_t i, int32_t) {
-        const ArgUse use = call.op.arguments.uses[i];
-        if (tensor.defined() && use != ArgUse::Read && use != ArgUse::Unread) {
-          beforeWrite(tensor, context);
-        }
-      });
 }
 
 [[gnu::cold]] void EarlierNeeds::beforeWrite(const at::Tensor& tensor, const Context& context) {

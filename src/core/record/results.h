@@ -37,39 +37,26 @@ class Results {
 class EarlierNeeds {
  public:
   // The region of `graph`, or a part of it, has ended. Backward needs the contents of `value`.
-  // `untilRegionEnds`: the entry ends with the open region. Later writes are then unseen.
-  void add(
-      const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph,
-      bool untilRegionEnds);
+  void add(const c10::intrusive_ptr<Value>& value, const c10::intrusive_ptr<Graph>& graph);
 
   bool any() const { return !all_.empty(); }
-
-  // Called before an operator that writes. The caller holds no graph's lock.
-  void beforeCall(const Call& call, const Context& context);
+  // Also frees the table, since the time of a loop over it does not shrink.
+  void clear() { decltype(all_)().swap(all_); }
 
   // Called before a write to `tensor`. The caller holds no graph's lock.
   void beforeWrite(const at::Tensor& tensor, const Context& context);
 
-  // The program empties `storage`. `splits`: the open part of the region ends before the next op.
-  void storageEmptied(const c10::StorageImpl* storage, bool splits);
-
-  // A part of the region has ended, and the region too unless `onlyPart`.
-  void ended(bool onlyPart);
+  // The program empties `storage`, and restores the contents of leaves before backward.
+  void storageEmptied(const c10::StorageImpl* storage);
 
  private:
   struct Needed {
     c10::weak_intrusive_ptr<Value> value;
     WeakGraph graph;
-    bool untilRegionEnds;
   };
 
-  template <class IsOver>
-  void forget(const IsOver& isOver);
-
   ska::flat_hash_map<const c10::StorageImpl*, c10::SmallVector<Needed, 1>> all_;
-  c10::SmallVector<const c10::StorageImpl*, 1> emptied_;  // storages whose emptying ends the part
-  size_t sweepAt_ = 64;                                   // size at which dead entries are removed
-  bool hasParts_ = false;                                 // the open region has ended parts
+  size_t sweepAt_ = 64;  // size at which dead entries are removed
 };
 
 }  // namespace ebb

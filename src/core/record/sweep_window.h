@@ -69,10 +69,11 @@ class SweepWindow {
   static constexpr size_t kNew = 8;
   static constexpr size_t kLatest = 48;
   static constexpr size_t kMany = 16;
-  std::vector<Entry> entries_;  // some values are no longer in the map
-  size_t fullAt_ = kFewest;     // size at which all entries are examined
-  size_t new_ = 0;              // number of entries added since the last newWindow()
-  size_t sweeps_ = 0;           // number of calls of nextWindow()
+  // Some values are no longer in the map. A null storage marks an entry that sweep() removes.
+  std::vector<Entry> entries_;
+  size_t fullAt_ = kFewest;  // size at which all entries are examined
+  size_t new_ = 0;           // number of entries added since the last newWindow()
+  size_t sweeps_ = 0;        // number of calls of nextWindow()
 };
 
 // How many values the sweeps of this process have examined.

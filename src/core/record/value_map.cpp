@@ -211,7 +211,7 @@ ValueMap& ValueMap::applyDeferred() {
   StateFacts facts = before->facts().afterWrite();
   facts.opaque += write == UnseenWrite::OpaqueBegins;
   facts.opaque -= write == UnseenWrite::OpaqueEnds && facts.opaque > 0;
-  facts.collectiveRunning = write == UnseenWrite::Collective;
+  facts.inTransit = write == UnseenWrite::Collective;
   if (!facts.madeHere && write == UnseenWrite::OpaqueEnds) {
     moveVersionIfNeeded(tensor);
   } else if (!facts.madeHere && write == UnseenWrite::Collective) {

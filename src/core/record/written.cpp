@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "graph/geometry.h"
+#include "intercept/install.h"
+#include "record/in_transit.h"
 
 namespace ebb {
 namespace {
@@ -24,8 +26,13 @@ ValueDecision decideOnWritten(const Value& before, const Verdict& verdict) {
 
 }  // namespace
 
-void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe) {
+void prepareWrites(
+    ValueMap& values, const Call& call, const Arguments& arguments, const Recipe* recipe) {
+  const bool returnsEarly = call.op.limits.asynchronous && !isSynchronous(call.op, call.arguments);
   for (const Write& write : arguments.writes()) {
+    if (returnsEarly) {
+      noteInTransit(write.tensor);
+    }
     // Number of inputs that the op overwrites whole. A replay gives the op a new buffer for such an
     // input, and does not need the old state.
     size_t indifferent = 0;
@@ -43,11 +50,12 @@ c10::intrusive_ptr<Value> stateAfter(
     const Write& write, const OpTraits& op, const Verdict& verdict, bool decides) {
   const Value& before = *write.before;
   StateFacts facts = before.facts().afterWrite();
-  facts.collectiveRunning = op.limits.communicates;
+  facts.inTransit = op.limits.asynchronous;
   const bool mayDecide = !write.sideEffect && before.facts().madeHere && decides;
   const ValueDecision decision = mayDecide ? decideOnWritten(before, verdict)
                                            : ValueDecision(Decision::Recompute, true, verdict.rule);
-  return c10::make_intrusive<Value>(write.tensor, facts, decision, &before.versions());
+  return c10::make_intrusive<Value>(
+      write.tensor, facts, facts.inTransit ? decision.orInMemory() : decision, &before.versions());
 }
 
 // True if a replay can repeat the write. A replay cannot repeat a whole write that no longer covers

@@ -11,7 +11,8 @@ namespace ebb {
 
 // The op is about to write: copies old contents that other recipes still need. `recipe`: the op's,
 // or null.
-void prepareWrites(ValueMap& values, const Arguments& arguments, const Recipe* recipe);
+void prepareWrites(
+    ValueMap& values, const Call& call, const Arguments& arguments, const Recipe* recipe);
 
 // Makes the value for the state that `op` left, without a recipe so far. `decides`: the policy may
 // decide on the value.

@@ -15,8 +15,8 @@
 #include "ebb/region.h"
 #include "graph/recipe.h"
 #include "intercept/install.h"
+#include "record/in_transit.h"
 #include "record/recorder.h"
-#include "region/splitting.h"
 #include "saved/handle.h"
 #include "support/thread_owned.h"
 #include "torch_seams/engine.h"
@@ -60,8 +60,7 @@ c10::Synchronized<std::set<uint64_t>>& abandoned() {
 // True if abandoned() is not empty. Nested regions read it on entry, without the lock.
 std::atomic<bool> anyAbandoned{false};
 
-std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks();
-void splitThreadsRegion();
+std::unique_ptr<torch::autograd::SavedVariableHooks> newHandleOfThread();
 
 // Note [Python while a region closes]
 // When a region closes, ebb drops tensors, which may run finalizers of the program, and logs, which
@@ -70,6 +69,14 @@ void splitThreadsRegion();
 // interceptor. A thread is inside a region exactly while it has an interceptor (openRecorder()).
 // The recorder still works for the closing graph. So a region that is entered meanwhile does
 // nothing: its operators run as in eager. ebb logs last, when the thread can enter regions again.
+
+// A collective outside of regions has returned.
+void collectiveWrote(const at::Tensor& tensor, bool synchronous) {
+  moveVersionOfComputed(tensor);
+  if (!synchronous) {
+    noteInTransit(tensor);
+  }
+}
 
 // `flag` is true until the result dies.
 [[nodiscard]] auto raise(bool& flag) {
@@ -80,8 +87,17 @@ void splitThreadsRegion();
 // The id of an entry that does nothing.
 constexpr uint64_t kNoRegion = std::numeric_limits<uint64_t>::max();
 
-// The open regions of one thread.
-class ThreadRegions {
+// Note [Parts of a region]
+// Backward recomputes a region as a whole. FSDP frees the parameters of a unit after the unit's
+// forward, and gathers them again just before the unit's backward. If a region contained two such
+// units, backward would need the parameters of both at once. So if a job of several ranks empties a
+// storage that ebb has read in the open region and has not computed there, the next op or pack
+// begins another part of the region, which backward recomputes apart from the first. A region with
+// only one unit ends before that, and has one part. escapes="placeholder" affects only the last
+// part.
+//
+// The open regions of one thread, and the thread's interceptor while another part is due.
+class ThreadRegions final : public Interceptor {
  public:
   ~ThreadRegions() {
     try {
@@ -132,13 +148,23 @@ class ThreadRegions {
   }
 
   void storageEmptied(c10::StorageImpl* storage) {
-    if (openRecorder() && splitter_.storageEmptied(storage)) {
+    if (openRecorder() && recorder_.storageEmptied(storage)) {
+      partIsDue_ = true;
       activate();
     }
   }
 
-  // See Note [Regions that are split]
-  void split() {
+  void call(Call& call) override {
+    beginPart();
+    recorder_.call(call);
+  }
+  void aliased(const at::Tensor& tensor, const at::Tensor& result) override {
+    recorder_.aliased(tensor, result);
+  }
+  Interceptor& recorder() override { return recorder_; }
+
+  // See Note [Parts of a region]
+  void beginPart() {
     std::deque<Frame> open;
     frames_.swap(open);
     const auto begin = [&] {
@@ -202,7 +228,7 @@ class ThreadRegions {
   void opaqueWriteEnds(const at::Tensor& tensor) {
     const auto same = [&](const at::Tensor& open) { return open.is_same(tensor); };
     const auto open = std::find_if(opaque_.begin(), opaque_.end(), same);
-    if (open != opaque_.end()) {
+    if (open != opaque_.end()) {  // else the write has begun on another thread
       opaque_.erase(open);
     }
     if (openRecorder()) {
@@ -212,22 +238,24 @@ class ThreadRegions {
     }
   }
 
-  // The thread's recorder if autograd should use ebb's handles now: inside a region, without Python
-  // saved-tensor hooks pushed since entry. Null otherwise.
-  Recorder* recorderForPacking() {
-    const bool packs = openRecorder() && frames_.back().hooks == hookDepth() && !isTraced();
-    if (packs && splitter_.isDue()) {
-      split();  // an op's inputs are packed before the op is called
+  // A handle for the tensor that autograd is about to save. Null outside of regions, and if the
+  // program has pushed Python saved-tensor hooks since entry.
+  std::unique_ptr<Handle> newHandle() {
+    if (!openRecorder() || frames_.back().hooks != hookDepth() || isTraced()) {
+      return nullptr;
     }
-    return packs ? &recorder_ : nullptr;
+    if (partIsDue_) {
+      beginPart();  // an op's inputs are packed before the op is called
+    }
+    return std::make_unique<Handle>();
   }
 
  private:
   void prepareToEnter() {
     dropAbandoned();
     installInterception();
-    watchCollectives(&moveVersionOfComputed);
-    installEngine(&threadsHooks);
+    watchCollectives(&collectiveWrote);
+    installEngine(&newHandleOfThread);
     if (frames_.empty()) {
       openGraph();
     }
@@ -237,7 +265,7 @@ class ThreadRegions {
   // frames off: see Note [Python while a region closes].
   void closeGraph(bool onlyPart) {
     const auto over = raise(isBusy_);
-    splitter_.partEnds();
+    partIsDue_ = false;
     setCurrentInterceptor(nullptr);
     count(liveCounts().regions, -1);
     const auto graph = recorder_.context().graph;
@@ -266,40 +294,36 @@ class ThreadRegions {
 
   void closeDownTo(size_t depth) {
     while (frames_.size() > depth) {
-      closeInnermost();
+      Frame frame = std::move(frames_.back());
+      frames_.pop_back();
+      const auto ended = c10::make_scope_exit([&] { statisticsAdd(frame.name, frame.counters); });
+      if (!frames_.empty()) {
+        activate();
+      } else {
+        attach(frame);  // work from here on counts for the outermost region
+        closeGraph(false);
+      }
     }
-  }
-
-  void closeInnermost() {
-    Frame frame = std::move(frames_.back());
-    frames_.pop_back();
-    const auto ended = c10::make_scope_exit([&] { statisticsAdd(frame.name, frame.counters); });
-    if (!frames_.empty()) {
-      activate();
-      return;
-    }
-    attach(frame);  // work from here on counts for the outermost region
-    closeGraph(false);
   }
 
   // The recorder works for `frame` from now on, and refers to its members.
   void attach(Frame& frame) {
-    recorder_.enter(
+    recorder_.workFor(
         *frame.decider, frame.counters, frame.region, frame.nested, frame.repeats == Repeats::All,
         frames_.empty() ? frame.notes : frames_.front().notes);
   }
 
   void activate() {
     attach(frames_.back());
-    setCurrentInterceptor(splitter_.isDue() ? static_cast<Interceptor*>(&splitter_) : &recorder_);
+    setCurrentInterceptor(partIsDue_ ? static_cast<Interceptor*>(this) : &recorder_);
   }
 
   std::deque<Frame> frames_;                     // innermost last; a deque keeps addresses valid
   WeakGraph last_{c10::intrusive_ptr<Graph>()};  // the graph opened last
   Recorder recorder_;               // of the outermost region; has a graph while one is open
   std::vector<at::Tensor> opaque_;  // open opaque writes of this thread
-  Splitter splitter_{recorder_, &splitThreadsRegion};  // the interceptor while it is due
-  bool isBusy_ = false;  // a graph is being opened or closed: enter() does nothing
+  bool partIsDue_ = false;  // the next op or pack begins a part: see Note [Parts of a region]
+  bool isBusy_ = false;     // a graph is being opened or closed: enter() does nothing
 };
 
 // See Note [Static TLS]
@@ -307,11 +331,9 @@ class ThreadRegions {
 
 ThreadRegions& threadRegions() { return threadOwned(tlsRegions); }
 
-std::unique_ptr<torch::autograd::SavedVariableHooks> threadsHooks() {
-  return threadRegions().recorderForPacking() ? std::make_unique<Handle>() : nullptr;
+std::unique_ptr<torch::autograd::SavedVariableHooks> newHandleOfThread() {
+  return threadRegions().newHandle();
 }
-
-void splitThreadsRegion() { threadRegions().split(); }
 
 }  // namespace
 
@@ -357,6 +379,7 @@ void opaqueWriteEnds(const at::Tensor& tensor) { threadRegions().opaqueWriteEnds
 
 void collectiveWrites(const at::Tensor& tensor) {
   beforeUnseenWrite(tensor);
+  noteInTransit(tensor);
   if (Recorder* recorder = openRecorder()) {
     recorder->collectiveWrites(tensor);
   } else {

@@ -29,7 +29,7 @@ enterRegion(const PolicyPtr& policy, std::string name, Repeats repeats = Repeats
 // region works in both cases.
 EBB_API void leaveRegion(uint64_t id);
 
-// The program is about to empty `storage`: see Note [Regions that are split].
+// The program is about to empty `storage`: see Note [Parts of a region].
 EBB_API void storageEmptied(c10::StorageImpl* storage);
 
 // The recorder of the outermost region, if `id` is the outermost region, and no other region and no

@@ -20,7 +20,7 @@ namespace {
 // Restores the bytes of a stored value. Returns null if `watch` does not allow the
 // copy yet, or if an unseen write moved the version before a recorded write made the stash
 // independent of the storage (Home::isPrivate). See Note [Stored values].
-c10::Storage bringBack(Graph& graph, Value& value, ReplayWatch* watch = nullptr) {
+c10::Storage fetchStash(Graph& graph, Value& value, ReplayWatch* watch = nullptr) {
   RECORD_USER_SCOPE("ebb::reload");
   const c10::Storage living = value.home().living();
   if (!living && !value.home().isPrivate() && !value.versions().areUnmoved()) {
@@ -120,7 +120,7 @@ class Slice {
   // recipe to the slice. Returns false if a replay ahead may not read the value.
   bool need(Value& value, const Recipe& consumer) {
     if (value.state() == ValueState::Away) {
-      if (!bringBack(graph_, value, watch_) && watch_) {
+      if (!fetchStash(graph_, value, watch_) && watch_) {
         return false;
       }
     }
@@ -235,7 +235,7 @@ void runRecipe(const ReplayLock& locked, c10::intrusive_ptr<Recipe> recipe) {
 c10::Storage materialise(const ReplayLock& locked, Value& value) {
   Graph& graph = locked.graph();
   if (value.state() == ValueState::Away) {
-    return bringBack(graph, value);
+    return fetchStash(graph, value);
   }
   if (c10::Storage storage = value.available()) {
     return storage;

@@ -23,9 +23,7 @@ void Handle::call_pack_hook(const at::Tensor& tensor) {
   saved_.pack(*openRecorder(), tensor);
 }
 
-at::Tensor Handle::call_unpack_hook() { return unpack(); }
-
-at::Tensor Handle::unpack() {
+at::Tensor Handle::call_unpack_hook() {
   statisticsBackwardSeen();
   if (const Recorder* recorder = openRecorder()) {
     recorder->context().graph->hasUnpacked = true;

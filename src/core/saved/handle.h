@@ -17,12 +17,10 @@ class EBB_API Handle final : public torch::autograd::SavedVariableHooks, public 
 
   // Called once, on the thread and in the region that made the handle.
   void call_pack_hook(const at::Tensor& tensor) override;
+  // The packed tensor. Compiled autograd calls this too, through the bindings.
   at::Tensor call_unpack_hook() override;
   std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data()
       const override;
-
-  // The packed tensor. Compiled autograd calls this too, through the bindings.
-  at::Tensor unpack();
 
  private:
   void checkVersion() const;

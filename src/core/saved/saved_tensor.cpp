@@ -213,7 +213,7 @@ at::Tensor SavedTensor::rebuild(const ReplayLock& locked) {
     normal.emplace(false);  // only normal tensors accept a version counter
   }
   if (parts_ == nullptr) {
-    c10::Storage storage = packed_.value ? materialised(locked) : storage_;
+    c10::Storage storage = packed_.value ? bytesForBackward(locked) : storage_;
     return geometry_.viewOf(shownBytes(packed_, *graph_, std::move(storage)));
   }
   std::vector<at::Tensor> inner;
@@ -229,7 +229,7 @@ at::Tensor SavedTensor::rebuild(const ReplayLock& locked) {
 // storage before the write do not. So all handles on a value give the same storage: the program's
 // own storage, if that still exists. If recipes still read the value, ebb runs those whose results
 // the same node needs (Note [Saved by one node]). The others get a copy from then on.
-c10::Storage SavedTensor::materialised(const ReplayLock& locked) const {
+c10::Storage SavedTensor::bytesForBackward(const ReplayLock& locked) const {
   if (packed_.value->redefined()) {
     graph_->streams.use(*packed_.value, packed_.value->redefined());
     return packed_.value->redefined();  // see also Note [Silent writes]
@@ -243,26 +243,37 @@ c10::Storage SavedTensor::materialised(const ReplayLock& locked) const {
         *graph_, *packed_.value, geometry_, materialise(locked, *packed_.value));
     storage = storage ? storage : right;
   } else if (!storage) {
-    storage = broughtBack(locked);
+    checkCanComeBack();
+    storage = materialise(locked, *packed_.value);
+    TORCH_CHECK(
+        storage, "ebb: cannot restore ", origin(),
+        " after offloading: its storage was written or replaced through a tensor that does not "
+        "share its version counter (such as .data). Do this after backward, or ",
+        howToSave(packed_.producer));
   }
   if (packed_.recompute) {
     graph_->streams.use(*packed_.value, storage);
   }
   if (isReadByRecipes(packed_.value.pointer(), storage)) {
-    materialiseSameNode(locked, *packed_.value, packed_.node);
-  }
-  if (isReadByRecipes(packed_.value.pointer(), storage)) {
-    packed_.value->restore(copyOf(storage), true);
-    // The copy runs after the work that made `storage`.
-    graph_->streams.made(*packed_.value, packed_.value->home().bytes());
-    if (packed_.recompute) {
-      packed_.value->showInstead(storage, false);
-    }
+    giveRecipesTheirOwn(locked, storage);
   }
   return storage;
 }
 
-c10::Storage SavedTensor::broughtBack(const ReplayLock& locked) const {
+void SavedTensor::giveRecipesTheirOwn(const ReplayLock& locked, const c10::Storage& storage) const {
+  materialiseSameNode(locked, *packed_.value, packed_.node);
+  if (!isReadByRecipes(packed_.value.pointer(), storage)) {
+    return;
+  }
+  packed_.value->restore(copyOf(storage), true);
+  // The copy runs after the work that made `storage`.
+  graph_->streams.made(*packed_.value, packed_.value->home().bytes());
+  if (packed_.recompute) {
+    packed_.value->showInstead(storage, false);
+  }
+}
+
+void SavedTensor::checkCanComeBack() const {
   TORCH_CHECK(
       !packed_.value->uses().showsWrites() || packed_.value->versions().areUnmoved(),
       "ebb: ", origin(),
@@ -280,13 +291,6 @@ c10::Storage SavedTensor::broughtBack(const ReplayLock& locked) const {
       " was freed or resized after the region, but backward still needs it. Free it after the last "
       "backward, or ",
       howToSave(packed_.producer));
-  c10::Storage storage = materialise(locked, *packed_.value);
-  TORCH_CHECK(
-      storage, "ebb: cannot restore ", origin(),
-      " after offloading: its storage was written or replaced through a tensor that does not share "
-      "its version counter (such as .data). Do this after backward, or ",
-      howToSave(packed_.producer));
-  return storage;
 }
 
 at::Tensor SavedTensor::unpackKept() const {

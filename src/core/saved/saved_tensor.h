@@ -49,9 +49,12 @@ class SavedTensor {
 
   at::Tensor rebuild(const ReplayLock& locked);
   bool packParts(Recorder& recorder, const at::Tensor& tensor);
-  c10::Storage materialised(const ReplayLock& locked) const;
-  // Recomputes or reloads the value's bytes, which no storage holds. Throws if ebb cannot.
-  c10::Storage broughtBack(const ReplayLock& locked) const;
+  // The storage that a node of backward gets: the program's own if it still exists.
+  c10::Storage bytesForBackward(const ReplayLock& locked) const;
+  // Backward may write to `storage`, so the recipes that read the value run now, or get a copy.
+  void giveRecipesTheirOwn(const ReplayLock& locked, const c10::Storage& storage) const;
+  // Throws if the value's bytes, which no storage holds, cannot be recomputed or reloaded.
+  void checkCanComeBack() const;
   at::Tensor unpackKept() const;
   void giveUp();
 

@@ -8,10 +8,6 @@
 
 namespace ebb {
 
-c10::Device currentDevice(c10::DeviceType type) {
-  return c10::impl::VirtualGuardImpl(type).getDevice();
-}
-
 c10::Stream currentStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }

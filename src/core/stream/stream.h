@@ -9,9 +9,6 @@
 
 namespace ebb {
 
-// This thread's current device among those of `type`.
-c10::Device currentDevice(c10::DeviceType type);
-
 // The stream on which this thread's ops on `device` run.
 EBB_API c10::Stream currentStream(c10::Device device);
 

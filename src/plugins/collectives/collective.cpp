@@ -70,11 +70,6 @@ std::string processGroupOf(const OpTraits& op, const c10::IValue* others) {
   return {};
 }
 
-bool isSynchronous(const OpTraits& op, const c10::IValue* arguments) {
-  const auto index = op.op.schema().argumentIndexWithName("async_op");
-  return index && !arguments[*index].toBool();
-}
-
 // Operators of c10d return a Work; functional collectives return tensors only.
 void waitForCollective(const c10::IValue* results, size_t count, const std::string& group) {
   for (const c10::IValue* result = results; result != results + count; ++result) {

@@ -14,9 +14,6 @@ namespace ebb {
 // tensors, as ArgumentTraits::others lists them.
 std::string processGroupOf(const OpTraits& op, const c10::IValue* others);
 
-// True if a call with these arguments waits for its communication itself (async_op=False).
-bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
-
 // Waits until the communication of a call with these `results` is complete. On a GPU the current
 // stream waits, elsewhere the thread. A second wait, such as the program's, does nothing. `group`
 // is the name of the process group. Throws if another rank will not take part.

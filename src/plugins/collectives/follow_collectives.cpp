@@ -9,6 +9,7 @@
 #include "graph/recipe.h"
 #include "hooks/call_guard.h"
 #include "hooks/observer.h"
+#include "intercept/install.h"
 #include "plugins/collectives/collective.h"
 #include "plugins/collectives/ranks.h"
 #include "plugins/collectives/repeated_collectives.h"
@@ -104,7 +105,7 @@ class CollectivesObserver final : public RegionEvents, public BackwardEvents {
   }
   void willNeed(const Graph& graph, const Recipe& recipe) override {
     TORCH_CHECK(
-        !recipe.op.limits.communicates || collectives_.areUnfinished(), "ebb: cannot recompute ",
+        !recipe.op.limits.asynchronous || collectives_.areUnfinished(), "ebb: cannot recompute ",
         where(graph, recipe),
         ": ebb repeats only the collectives on which saved tensors depended when the region ended. "
         "Give ",

@@ -75,7 +75,7 @@ bool RepeatedCollectives::collect(Graph& graph) {
       continue;
     }
     recipe->visit = visit;
-    if (recipe->op.limits.communicates) {
+    if (recipe->op.limits.asynchronous) {
       list_.push_back(repeatedBy(recipe));
     }
     for (const Input& input : recipe->inputs()) {

@@ -15,7 +15,7 @@ namespace ebb {
 
 // Results of one outermost region that are kept against the policy's decision to recompute: see
 // Note [Custom operators]. When the thread has left the region, the destructor logs each operator
-// once. A region may have several graphs: see Note [Regions that are split].
+// once. A region may have several graphs: see Note [Parts of a region].
 class KeptResults final : public RegionNote {
  public:
   explicit KeptResults(std::string region) : region_(std::move(region)) {}

@@ -1,9 +1,8 @@
 #include "plugins/offload/copies.h"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "stream/stream.h"
@@ -84,9 +83,7 @@ void Copies::send(HostStash& stash) {
 }
 
 void Copies::startLeaving(HostStash& stash) {
-  if (std::find(devices_.begin(), devices_.end(), stash.device()) == devices_.end()) {
-    devices_.push_back(stash.device());
-  }
+  devices_.insert(stash.device());
   const c10::Stream out = via_.outStream(stash.device());
   via_.wait(out, via_.record(stash.sent.stream));
   via_.copy(stash.onHost, stash.onDevice, stash.sent.nbytes, out);
@@ -169,8 +166,9 @@ void Copies::hasLeft(Leaving& leaving) {
     give(stash.onHost, stash.device(), capture(), leaving.left);
     return;
   }
-  if (!leaving.left->error().empty()) {
-    stays(stash, *leaving.left);
+  if (const std::string error = leaving.left->error(); !error.empty()) {
+    stash.warnOfFailure("stays in memory", error);
+    stash.become(State::NotSent);
     return;
   }
   stash.lost = !stash.hasWhatWasSent();
@@ -212,22 +210,11 @@ void Copies::finishLeaving(HostStash& stash) {
   const auto place = std::find_if(
       now_.leaving.begin(), now_.leaving.end(),
       [&](const Leaving& leaving) { return leaving.stash == &stash; });
+  hasLeft(*place);  // the memory's next user is ordered after the write
   now_.leaving.erase(place);
-  now_.leavingBytes -= stash.sent.nbytes;
-  if (!stash.left->error().empty()) {
-    stays(stash, *stash.left);
+  if (stash.state() == State::NotSent) {
     moveToCopy(stash);
-    return;
   }
-  context_.drop(stash.onDevice);  // the memory's next user is ordered after the write
-  stash.become(State::Away);
-  context_.away.emplace(stash.sent.sequence, &stash);
-}
-
-// Keeps a stash on the device whose copy to the host failed.
-void Copies::stays(HostStash& stash, const TransferEvent& left) {
-  stash.warnOfFailure("stays in memory", left.error());
-  stash.become(State::NotSent);
 }
 
 // The copy of a stash to the host has failed, and the program is about to write to the storage.
@@ -314,7 +301,7 @@ void Copies::forget(HostStash& stash) {
 }
 
 void Copies::reap() {
-  while (via_.isDisk() && !now_.leaving.empty() && via_.isDone(*now_.leaving.front().left)) {
+  while (via_.isDisk() && !now_.leaving.empty() && now_.leaving.front().left->isDone()) {
     hasLeft(now_.leaving.front());
     now_.leaving.pop_front();
   }
@@ -329,8 +316,8 @@ bool Copies::joinAll() {
 // Waits for the streams, not for the listed copies: a copy leaves its list before it is done.
 void Copies::finishAll() {
   for (const c10::Device device : devices_) {
-    via_.finish(*via_.record(via_.outStream(device)));
-    via_.finish(*via_.record(via_.inStream(device)));
+    via_.record(via_.outStream(device))->wait();
+    via_.record(via_.inStream(device))->wait();
   }
 }
 

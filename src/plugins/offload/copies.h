@@ -9,7 +9,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
-#include <vector>
+#include <unordered_set>
 
 #include "plugins/offload/host_stash.h"
 #include "plugins/offload/offload_context.h"
@@ -135,8 +135,7 @@ class Copies {
   bool isHere(const HostStash& stash) const { return stash.sent.capture == capture(); }
 
  private:
-  // Memory of a stash: on the device, on the host, or both. Host memory that is freed returns to
-  // the pool.
+  // Memory of a stash: on the device, on the host, or both.
   struct Memory {
     c10::Storage onDevice;
     c10::Storage onHost;
@@ -170,7 +169,6 @@ class Copies {
   void release(const std::function<bool(Leaving&)>& isOver);
   void hasLeft(Leaving& leaving);
   void finishLeaving(HostStash& stash);
-  void stays(HostStash& stash, const TransferEvent& left);
   void moveToCopy(HostStash& stash);
   void give(
       c10::Storage& onHost, c10::Device device, uint64_t capture, const TransferEventPtr& lastCopy);
@@ -182,7 +180,7 @@ class Copies {
   CaptureWatch captures_;              // of the compute streams
   std::optional<c10::Device> device_;  // device of the last call; during a capture, the capture's
                                        // device
-  std::vector<c10::Device> devices_;   // devices that values have left
+  std::unordered_set<c10::Device> devices_;  // devices that values have left
 };
 
 }  // namespace ebb

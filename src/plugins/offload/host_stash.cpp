@@ -50,6 +50,7 @@ void HostStash::warnOfFailure(const char* remains, const std::string& error) con
 }
 
 HostStashPtr ifAlive(HostStash* listed) {
+  // Borrows the weak reference of the list: reclaim() and release() change no count.
   auto weak = c10::weak_intrusive_ptr<HostStash>::reclaim(listed);
   HostStashPtr stash = weak.lock();
   weak.release();

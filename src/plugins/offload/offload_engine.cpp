@@ -29,11 +29,11 @@ bool giveBackLeaving(c10::Device device) {
 
 std::atomic<bool> isMade{false};  // an engine of the process
 
-Offload& leaked(Transfer& via) {
+// Never destroyed: threads that outlive static objects may use its streams and events.
+Offload& leaked(std::shared_ptr<Transfer> via) {
   isMade.store(true);
   setReserve(Reserve::Leaving, &giveBackLeaving);
-  const std::shared_ptr<Transfer> borrowed(&via, [](Transfer*) {});
-  return **new std::shared_ptr<Offload>(std::make_shared<Offload>(borrowed));
+  return **new std::shared_ptr<Offload>(std::make_shared<Offload>(std::move(via)));
 }
 
 }  // namespace

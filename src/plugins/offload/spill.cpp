@@ -57,7 +57,7 @@ bool Spill::makeRoom(size_t nbytes) {
   if (!spilling_.empty()) {
     const HostStash& first = *spilling_.front();
     first.account->waitedByHost += first.sent.nbytes;
-    asDiskEvent(*first.disk.written).wait();
+    first.disk.written->wait();
   } else if (!copies_.waitForFirst()) {
     return false;
   }
@@ -82,9 +82,9 @@ void Spill::startSpilling(size_t nbytes) {
       continue;
     }
     if (freeing == 0) {
-      context_.via.finish(*first.left);
+      first.left->wait();
     }
-    if (!context_.via.isDone(*first.left) || !startWriting(first)) {
+    if (!first.left->isDone() || !startWriting(first)) {
       return;
     }
     freeing += first.sent.nbytes;
@@ -142,7 +142,7 @@ void Spill::bringToHost(HostStash& stash) {
 
 void Spill::settle(HostStash& stash) {
   if (stash.disk.written) {
-    asDiskEvent(*stash.disk.written).wait();
+    stash.disk.written->wait();
     takeOut(spilling_, stash);
     stash.disk.written = nullptr;
     stash.disk.room = c10::Storage();  // the value is needed now, and still in host memory
@@ -150,7 +150,7 @@ void Spill::settle(HostStash& stash) {
   if (stash.state() == State::Reading) {
     ++context_.stats.hostWaits;
     stash.account->waitedByHost += stash.sent.nbytes;
-    asDiskEvent(*stash.disk.read).wait();
+    stash.disk.read->wait();
     takeOut(reading_, stash);
     wasRead(stash);
   }
@@ -181,12 +181,12 @@ void Spill::wasWritten(HostStash& stash) {
 }
 
 void Spill::reap() {
-  while (!spilling_.empty() && asDiskEvent(*spilling_.front()->disk.written).isDone()) {
+  while (!spilling_.empty() && spilling_.front()->disk.written->isDone()) {
     const HostStashPtr stash = std::move(spilling_.front());
     spilling_.pop_front();
     wasWritten(*stash);
   }
-  while (!reading_.empty() && asDiskEvent(*reading_.front()->disk.read).isDone()) {
+  while (!reading_.empty() && reading_.front()->disk.read->isDone()) {
     const HostStashPtr stash = std::move(reading_.front());
     reading_.pop_front();
     wasRead(*stash);
@@ -195,10 +195,10 @@ void Spill::reap() {
 
 void Spill::finishAll() {
   for (const HostStashPtr& stash : spilling_) {
-    asDiskEvent(*stash->disk.written).wait();
+    stash->disk.written->wait();
   }
   for (const HostStashPtr& stash : reading_) {
-    asDiskEvent(*stash->disk.read).wait();
+    stash->disk.read->wait();
   }
 }
 

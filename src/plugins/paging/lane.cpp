@@ -8,15 +8,6 @@
 #include "stream/stream.h"
 
 namespace ebb {
-namespace {
-
-// True if `call` is over once `last` is over. The captures of the calls need no comparison: a held
-// call belongs to the current capture, or was over when that capture began.
-bool isOverWith(const PageLane::Call& call, const PageLane::Call& last) {
-  return call.number <= last.number;
-}
-
-}  // namespace
 
 // The lane's stream has a high priority: other work waits for the lane's small kernels, and a high
 // priority lets them run before large kernels of other streams.
@@ -27,21 +18,21 @@ PageLane::PageLane(c10::Device device, DroppingMutex& drops) : device_(device), 
 }
 
 PageLane::Call PageLane::run(const std::function<void()>& work, std::vector<c10::Storage> held) {
-  give(work, After::Compute);
+  give(work, /*afterCompute=*/true);
   Call call = mark();
   if (stream_) {
-    held_.hold(call, currentStream(device_), std::move(held));
+    held_.push_back({call, currentStream(device_), std::move(held)});
   }
   return call;
 }
 
-void PageLane::give(const std::function<void()>& work, After after) {
+void PageLane::give(const std::function<void()>& work, bool afterCompute) {
   if (!stream_) {
     work();
     return;
   }
   capture();  // notices a new capture
-  if (after == After::Compute || !captures_.areTogether()) {
+  if (afterCompute || !captures_.areTogether()) {
     orderAfter(*stream_, currentStream(device_));
     captures_.join();
   }
@@ -60,7 +51,7 @@ void PageLane::hold(const Call& call, c10::Stream made, c10::Storage& bytes) {
   if (call.number == 0) {
     drops_.drop(bytes);
   } else {
-    held_.hold(call, made, {std::exchange(bytes, c10::Storage())});
+    held_.push_back({call, made, {std::exchange(bytes, c10::Storage())}});
   }
 }
 
@@ -71,18 +62,15 @@ void PageLane::wait(const Call& call) {
   const c10::Stream compute = currentStream(device_);
   call.end->block(compute);
   const auto isOver = [&](const Held& held) {
-    return held.stream == compute && isOverWith(held.until, call);
+    return held.stream == compute && held.until.number <= call.number;
   };
   release(isOver, compute);
 }
 
 void PageLane::join() {
-  if (held_.all().empty()) {
-    return;
-  }
   const c10::Stream compute = currentStream(device_);
   Call last;
-  for (const Held& held : held_.all()) {
+  for (const Held& held : held_) {
     if (held.stream == compute && held.until.number > last.number) {
       last = held.until;
     }
@@ -93,12 +81,9 @@ void PageLane::join() {
 // Usually the lane holds no memory here, since the compute stream has waited for the latest
 // restore.
 void PageLane::joinAll(bool always) {
-  if (!stream_) {
-    return;
-  }
   const uint64_t now = capture();
   const auto isOfNow = [&](const Held& held) { return held.until.capture == now; };
-  const bool isHeld = std::any_of(held_.all().begin(), held_.all().end(), isOfNow);
+  const bool isHeld = std::any_of(held_.begin(), held_.end(), isOfNow);
   if (isHeld || always) {
     wait(mark());
   }
@@ -114,7 +99,7 @@ void PageLane::finish() {
 }
 
 void PageLane::noteOver(const Call& call) {
-  const auto isOver = [&](const Held& held) { return isOverWith(held.until, call); };
+  const auto isOver = [&](const Held& held) { return held.until.number <= call.number; };
   release(isOver, std::nullopt);
   over_ = call.number;
 }
@@ -124,14 +109,17 @@ void PageLane::noteOver(const Call& call) {
 // that wait.
 void PageLane::release(
     const std::function<bool(const Held&)>& isOver, std::optional<c10::Stream> user) {
-  held_.releaseIf(isOver, [&](Held& held) {
-    for (c10::Storage& storage : held.memory) {
+  const auto over =
+      std::stable_partition(held_.begin(), held_.end(), [&](auto& held) { return !isOver(held); });
+  for (auto held = over; held != held_.end(); ++held) {
+    for (c10::Storage& storage : held->storages) {
       if (user) {
         noteUse(storage, *user);
       }
       drops_.drop(storage);
     }
-  });
+  }
+  held_.erase(over, held_.end());
 }
 
 // Notices the end of a capture, and then releases the memory held for the capture's calls. A

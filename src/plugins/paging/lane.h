@@ -10,7 +10,6 @@
 #include <optional>
 #include <vector>
 
-#include "plugins/paging/held_until.h"
 #include "stores/capture_watch.h"
 #include "stores/dropping_mutex.h"
 #include "stream/event.h"
@@ -51,9 +50,6 @@ class PageLane {
     EventPtr end{};        // null on the CPU
   };
 
-  // Work that a call runs after, besides the lane's previous call.
-  enum class After : uint8_t { Nothing, Compute };
-
   // `drops` is the lock under which all methods are called.
   PageLane(c10::Device device, DroppingMutex& drops);
 
@@ -61,8 +57,9 @@ class PageLane {
   // for the call.
   Call run(const std::function<void()>& work, std::vector<c10::Storage> held);
 
-  // Runs a call that nothing waits for individually.
-  void give(const std::function<void()>& work, After after = After::Nothing);
+  // Runs a call that nothing waits for individually; with `afterCompute`, after all work given to
+  // the compute stream so far.
+  void give(const std::function<void()>& work, bool afterCompute = false);
 
   // The end of all calls so far. In a capture that the lane has not joined, returns a call with
   // number 0.
@@ -94,8 +91,14 @@ class PageLane {
   bool isBesideCompute() const { return stream_.has_value(); }
 
  private:
-  using Storages = HeldUntil<Call, std::vector<c10::Storage>>;
-  using Held = Storages::Held;
+  // Memory that must live until a call is over. A call is over once any later call is over. The
+  // calls' captures need no comparison: a held call belongs to the current capture, or was over
+  // when that capture began.
+  struct Held {
+    Call until;
+    c10::Stream stream;  // stream that owns the memory, as far as known
+    std::vector<c10::Storage> storages;
+  };
 
   void release(const std::function<bool(const Held&)>& isOver, std::optional<c10::Stream> user);
 
@@ -105,7 +108,7 @@ class PageLane {
   uint64_t last_ = 0;                  // number of the latest mark
   uint64_t over_ = 0;                  // latest call that the host has waited for
   CaptureWatch captures_;              // of the compute streams
-  Storages held_;
+  std::vector<Held> held_;
 };
 
 }  // namespace ebb

@@ -6,6 +6,22 @@
 #include "plugins/paging/paging_engine.h"
 
 namespace ebb {
+namespace {
+
+PageFill fillFor(const RowFacts& rows) {
+  const unsigned char nan = hasNan(rows.dtype) ? 0xFF : 0;
+  const DeadRows padding = rows.live->padding;
+  const auto kind = padding == DeadRows::None     ? PageDeadRows::Untouched
+                    : padding == DeadRows::Repeat ? PageDeadRows::FirstRow
+                                                  : PageDeadRows::Filled;
+  return {kind, padding == DeadRows::Nan ? nan : static_cast<unsigned char>(0), nan, false};
+}
+
+}  // namespace
+
+at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
+  return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
+}
 
 std::string PageSource::describe(const PageGroup& group) const {
   return c10::str("the output of ", op, " in region '", group.region, "'");
@@ -13,15 +29,15 @@ std::string PageSource::describe(const PageGroup& group) const {
 
 void PageSource::checkCount(int64_t live, const PageGroup& group) const {
   TORCH_CHECK_VALUE(
-      live >= 0 && live <= totalRows, "ebb: cannot page ", describe(group),
-      ": ebb.mark_rows was given ", live, " valid rows, but the tensor has ", totalRows, " rows.");
+      live >= 0 && live <= rows.total, "ebb: cannot page ", describe(group),
+      ": ebb.mark_rows was given ", live, " valid rows, but the tensor has ", rows.total, " rows.");
 }
 
 PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
     : nbytes(source.storage.nbytes()),
-      whole{source.totalRows, static_cast<int64_t>(source.storage.nbytes()) / source.totalRows},
-      kind{source.storage.device(), source.dtype, whole.bytes},
-      showDeadRows(source.showDeadRows),
+      whole{source.rows.total, static_cast<int64_t>(source.storage.nbytes()) / source.rows.total},
+      kind{source.storage.device(), source.rows.dtype, whole.bytes},
+      fill(fillFor(source.rows)),
       group(std::move(of)),
       step(number) {}
 
@@ -32,22 +48,6 @@ PageStash::~PageStash() {
     Paging::get().forget(*this);
   } catch (...) {  // NOLINT(bugprone-empty-catch)
   }
-}
-
-bool PageStash::hasNan() const {
-  return c10::isFloatingType(kind.dtype) || c10::isComplexType(kind.dtype);
-}
-
-PageFill PageStash::fill(DeadRows deadRows) const {
-  const unsigned char nan = hasNan() ? 0xFF : 0;
-  if (showDeadRows || deadRows == DeadRows::Nan) {
-    return {PageDeadRows::Filled, nan, nan, false};
-  }
-  if (deadRows == DeadRows::Zero) {
-    return {PageDeadRows::Filled, 0, nan, false};
-  }
-  const bool repeats = deadRows == DeadRows::Repeat;
-  return {repeats ? PageDeadRows::FirstRow : PageDeadRows::Untouched, 0, nan, false};
 }
 
 bool PageStash::mayComeAhead() const {
@@ -62,7 +62,7 @@ void PageStash::checkNotCondemned() const {
       "). Run the forward again.");
 }
 
-c10::Storage PageStash::copyBack(PageFill fill) const {
+c10::Storage PageStash::copyBack() const {
   const int64_t live = copied->rows;
   c10::Storage all = allocate(nbytes, kind.device);
   const at::Tensor to = rowsIn(all, whole);

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <ATen/core/TensorBody.h>
-#include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -15,13 +13,12 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/paging.h"
 #include "hooks/store.h"
 #include "memory/arena.h"
-#include "plugins/paging/lane.h"
 #include "plugins/paging/log.h"
 #include "plugins/paging/schedule.h"
 #include "plugins/paging/tracked_pool.h"
+#include "stores/rows.h"
 
 namespace ebb {
 
@@ -43,18 +40,18 @@ using PageGroupPtr = std::shared_ptr<PageGroup>;
 // A storage to be stashed, as contiguous rows.
 struct PageSource {
   const c10::Storage& storage;
-  c10::ScalarType dtype;    // of the storage's contents
-  const at::Tensor& count;  // number of valid rows: one int64, on the storage's device
-  int64_t totalRows;        // valid and padding rows
-  const char* op;           // op that made the storage, for messages
-  bool showDeadRows;        // padding rows come back as NaN, see Note [Dead rows]
+  const RowFacts& rows;
+  const char* op;  // op that made the storage, for messages
 
   // "the output of .. in region ..", for messages.
   std::string describe(const PageGroup& group) const;
 
-  // Throws c10::ValueError unless `live` is from 0 to totalRows.
+  // Throws c10::ValueError unless `live` is from 0 to rows.total.
   void checkCount(int64_t live, const PageGroup& group) const;
 };
+
+// The bytes of `storage` as contiguous rows.
+at::Tensor rowsIn(const c10::Storage& storage, PageRows rows);
 
 // Only the engine accesses the members, under the engine's lock.
 struct PageStash final : Stash, InArena {
@@ -83,10 +80,6 @@ struct PageStash final : Stash, InArena {
   bool isExact() const { return group->resident; }
   void beforeWrite() override;
 
-  // The bytes of padding rows after a restore, and of the whole tensor after an error.
-  PageFill fill(DeadRows deadRows) const;
-  bool hasNan() const;
-
   // True if a replay ahead may fetch the stash: see Note [Pages that come back ahead].
   bool mayComeAhead() const;
 
@@ -94,12 +87,12 @@ struct PageStash final : Stash, InArena {
   void checkNotCondemned() const;
 
   // If Copied: a storage with the valid rows, and padding rows as in `fill`.
-  c10::Storage copyBack(PageFill fill) const;
+  c10::Storage copyBack() const;
 
   const size_t nbytes;
   const PageRows whole;
   const PoolKey kind;
-  const bool showDeadRows;
+  const PageFill fill;
   const PageGroupPtr group;
   const uint64_t step;  // number of the step that made the stash
   State state = State::Resident;

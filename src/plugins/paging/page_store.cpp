@@ -68,7 +68,13 @@ class RowsInBackward final : public BackwardEvents {
 class PageStore final : public Store {
  public:
   bool accepts(const Value& value, const at::Tensor& tensor) override {
-    return Paging::takes(tensor.device());
+    const bool accepted = hasPageMover(tensor.device().type());
+    if (!accepted) {
+      TORCH_WARN_ONCE(
+          "ebb: tensors on ", tensor.device(),
+          " are saved instead of paged: PAGE supports only CUDA devices and the CPU. Shown once.");
+    }
+    return accepted;
   }
   bool isReady(const Value& value) const override { return value.extra<Rows>() != nullptr; }
   bool takesWithoutRecipe() const override { return true; }
@@ -85,9 +91,7 @@ class PageStore final : public Store {
     }
     const Rows& rows = *value.extra<Rows>();
     const char* op = value.recipe() ? value.recipe()->op.name.c_str() : "an input";
-    StashPtr stash = Paging::get().send(
-        {storage, rows.dtype, rows.live->kept, rows.total, op, graph.rules.raiseIfDifferent},
-        group);
+    StashPtr stash = Paging::get().send({storage, rows, op}, group);
     if (group->resident) {
       context.counters->bytesSaved += nbytes;
       context.counters->bytesPacked += nbytes;

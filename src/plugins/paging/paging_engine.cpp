@@ -5,10 +5,8 @@
 #include <c10/util/StringUtil.h>
 
 #include <mutex>
-#include <utility>
 
 #include "memory/bytes.h"
-#include "plugins/paging/pool/movers.h"
 #include "stream/capture.h"
 #include "stream/stream.h"
 #include "torch_seams/key.h"
@@ -19,6 +17,10 @@ namespace {
 using Lock = std::lock_guard<DroppingMutex>;
 using State = PageStash::State;
 
+constexpr double kMostHeadroom = 1000;
+
+void check(bool good, const char* what) { TORCH_CHECK_VALUE(good, "ebb: paging: ", what); }
+
 }  // namespace
 
 Paging& Paging::get() {
@@ -28,6 +30,16 @@ Paging& Paging::get() {
 }
 
 void Paging::configure(const PagingSettings& settings) {
+  check(settings.pageRows >= 1, "page_rows must be at least 1");
+  check(
+      settings.headroom >= 1 && settings.headroom <= kMostHeadroom,
+      "headroom must be from 1 to 1000");
+  check(
+      settings.hostHeadroom >= 0 && settings.hostHeadroom <= kMostHeadroom,
+      "host_headroom must be from 0 to 1000");
+  check(
+      settings.prefetch >= -1 && settings.prefetch <= 1,
+      "prefetch must be 0, 1, or -1 (the device's default)");
   const Lock lock(mutex_);
   settings_ = settings;
 }
@@ -35,16 +47,6 @@ void Paging::configure(const PagingSettings& settings) {
 PagingSettings Paging::settings() {
   const Lock lock(mutex_);
   return settings_;
-}
-
-bool Paging::takes(c10::Device device) {
-  const bool taken = hasPageMover(device.type());
-  if (!taken) {
-    TORCH_WARN_ONCE(
-        "ebb: tensors on ", device,
-        " are saved instead of paged: PAGE supports only CUDA devices and the CPU. Shown once.");
-  }
-  return taken;
 }
 
 // Runs `locked`. Raises an overflow only after `locked` has released the engine's lock: making
@@ -99,7 +101,7 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
       !isCapturing(stash.kind.device), "ebb: cannot page ", source.describe(*stash.group),
       " during CUDA graph capture: ebb sizes the page pools in a first step without pools. Run one "
       "step with the same shapes before the capture.");
-  const int64_t live = source.count.item<int64_t>();
+  const int64_t live = source.rows.live->kept.item<int64_t>();
   source.checkCount(live, *stash.group);
   const PageRows rows{live, stash.whole.bytes};
   stash.bytes = allocate(rows.count * rows.bytes, stash.kind.device);
@@ -114,13 +116,14 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
 }
 
 void Paging::sendToPool(PageStash& stash, const PageSource& source, const TrackedPoolPtr& pool) {
-  if (source.count.is_cpu()) {
-    source.checkCount(source.count.item<int64_t>(), *stash.group);
+  const at::Tensor& count = source.rows.live->kept;
+  if (count.is_cpu()) {
+    source.checkCount(count.item<int64_t>(), *stash.group);
   }
-  stash.slot = pool->stash(source.storage, stash.whole, source.count);
+  stash.slot = pool->stash(source.storage, stash.whole.count, count);
   stash.pool = pool;
   stash.state = State::Paged;
-  if (stash.fill(settings_.deadRows).deadRows == PageDeadRows::Filled) {
+  if (stash.fill.deadRows == PageDeadRows::Filled) {
     // Releases the storage. A fetch of a living storage would get its old padding rows.
     pool->lane().wait(stash.slot->stashed);
   }
@@ -155,7 +158,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
   return telling([&] {
     const Lock lock(mutex_);
     const auto below = belowEverything();
-    if (stash.state == State::Back) {
+    if (stash.state == State::Back) {  // an earlier call has thrown in isBack()
       takeOver(stash);
       return stash.bytes;
     }
@@ -164,7 +167,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
     bring(stash, living);
     checkErrors(stash);
     c10::Storage bytes = stash.bytes;
-    noteMade(stash);  // if isBack() throws, the stash is fetched again
+    noteMade(stash);
     isBack(stash);
     return bytes;
   });
@@ -182,7 +185,7 @@ void Paging::bring(PageStash& stash, const c10::Storage& living) {
     if (isCapturing(stash.kind.device)) {
       ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each launch
     }
-    stash.bytes = stash.copyBack(stash.fill(settings_.deadRows));
+    stash.bytes = stash.copyBack();
   } else if (stash.state == State::Resident) {
     takeOver(stash);
   } else {
@@ -254,7 +257,8 @@ void Paging::checkErrors(const PageStash& stash) {
   if (step_.raisesLate() && stash.step == step_.number()) {
     return;
   }
-  if (const int64_t errors = stash.hasNan() || !stash.pool ? 0 : stash.pool->errorsInSight()) {
+  if (const int64_t errors =
+          hasNan(stash.kind.dtype) || !stash.pool ? 0 : stash.pool->errorsInSight()) {
     tellOverflow(
         pools_.readErrors() | errors,
         "a tensor that was paged in region '" + stash.group->region + "' cannot be restored: ");
@@ -263,11 +267,7 @@ void Paging::checkErrors(const PageStash& stash) {
 
 // Notes that the current stream made the bytes. Code on another stream must call takeOver() before
 // it uses the bytes.
-void Paging::noteMade(PageStash& stash) {
-  if (!stash.kind.device.is_cpu()) {
-    stash.made = currentStream(stash.kind.device);
-  }
-}
+void Paging::noteMade(PageStash& stash) { stash.made = currentStream(stash.kind.device); }
 
 void Paging::takeOver(PageStash& stash) {
   if (stash.made) {
@@ -301,7 +301,7 @@ void Paging::startRestoring(PageStash& stash) {
     RECORD_USER_SCOPE("ebb::restore");
     stash.bytes = allocate(stash.nbytes, stash.kind.device);
     noteMade(stash);
-    stash.pool->restore(stash.slot, stash.bytes, stash.fill(settings_.deadRows));
+    stash.pool->restore(stash.slot, stash.bytes, stash.fill);
     stash.state = State::Returning;
     stash.pool->letGraphsWait();
   }
@@ -437,17 +437,11 @@ bool Paging::stepOk() {
   return false;
 }
 
-int64_t Paging::errors() {
+std::pair<int64_t, int64_t> Paging::errors() {
   const Lock lock(mutex_);
   const auto below = belowEverything();
-  const int64_t known = reportedErrors_ | unreportedErrors_;
-  return pools_.readErrors() | known;
-}
-
-bool Paging::wasTold() {
-  const Lock lock(mutex_);
-  const auto below = belowEverything();
-  return ((pools_.readErrors() | unreportedErrors_) & ~reportedErrors_) == 0;
+  const int64_t found = pools_.readErrors() | unreportedErrors_;
+  return {found | reportedErrors_, found & ~reportedErrors_};
 }
 
 at::Tensor Paging::foundInf(c10::Device device) {
@@ -479,5 +473,13 @@ void Paging::reset() {
   step_.clear();
   counts_ = {};
 }
+
+void configurePaging(const PagingSettings& settings) { Paging::get().configure(settings); }
+
+PagingSettings pagingSettings() { return Paging::get().settings(); }
+
+bool pagingStepOk() { return Paging::get().stepOk(); }
+
+PagingStats pagingStats() { return Paging::get().stats(); }
 
 }  // namespace ebb

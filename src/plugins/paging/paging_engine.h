@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ebb/paging.h"
@@ -41,9 +42,6 @@ class EBB_API Paging {
 
   void configure(const PagingSettings& settings);
   PagingSettings settings();
-
-  // True if ebb has page pools on this device; warns if not.
-  static bool takes(c10::Device device);
 
   // Stashes the valid rows; the caller drops its reference to the storage. Throws c10::ValueError
   // if the host knows the count and the count is negative or more than the rows. In blocking mode,
@@ -86,13 +84,11 @@ class EBB_API Paging {
   // After an overflow the next step is recorded. Throws for other errors.
   bool stepOk();
 
-  // The error bits of this step, see pool/layout.h, without side effects or exceptions. During a
-  // capture the host may not wait for the pools, so their new errors are missing. After stepOk()
-  // has found an invalid step, the result stays until the next step begins.
-  int64_t errors();
-
-  // True if the user has been told of all errors.
-  bool wasTold();
+  // The error bits of this step, see pool/layout.h, and those of them that the user has not been
+  // told of. Has no side effects. During a capture the host may not wait for the pools, so their
+  // new errors are missing. After stepOk() has found an invalid step, the result stays until the
+  // next step begins.
+  std::pair<int64_t, int64_t> errors();
 
   // One float32 on `device`: 1 if a pool there had an error, else 0. The host does not wait.
   at::Tensor foundInf(c10::Device device);

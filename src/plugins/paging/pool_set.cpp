@@ -64,36 +64,34 @@ void tryOut(c10::Device device) {
       "PAGE.");
 }
 
+TrackedPoolPtr noPool(const c10::Error& error) {
+  TORCH_WARN(
+      "ebb: could not allocate the page pools, so steps run without them and the host waits for "
+      "each tensor. Lower device_limit of ebb.paging.configure, or give fewer operators the "
+      "decision PAGE. (",
+      error.what_without_backtrace(), ")");
+  return nullptr;
+}
+
 // Makes a pool. Without enough pinned memory the pool gets no second tier. Returns null if there is
 // not enough memory for the pool either. Warns in both cases.
 TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
-  const auto warn = [](const c10::Error& error) {
-    TORCH_WARN(
-        "ebb: could not allocate the page pools, so steps run without them and the host waits for "
-        "each tensor. Lower device_limit of ebb.paging.configure, or give fewer operators the "
-        "decision PAGE. (",
-        error.what_without_backtrace(), ")");
-  };
   try {
-    if (options.hostPages > 0) {
-      try {
-        return std::make_shared<TrackedPool>(options, lane);
-      } catch (const NoPinnedMemory& error) {
-        TORCH_WARN(
-            "ebb: could not allocate ", options.hostPages * options.pageRows * options.rowBytes,
-            " bytes of pinned memory for the second tier of a page pool, so the pool has no second "
-            "tier. Lower host_headroom of ebb.paging.configure. (",
-            error.what_without_backtrace(), ")");
-        options.hostPages = 0;
-      }
-    }
     return std::make_shared<TrackedPool>(options, lane);
-  } catch (const c10::OutOfMemoryError& error) {
-    warn(error);
   } catch (const NoPinnedMemory& error) {
-    warn(error);
+    if (options.hostPages == 0) {
+      return noPool(error);
+    }
+    TORCH_WARN(
+        "ebb: could not allocate ", options.hostPages * options.pageRows * options.rowBytes,
+        " bytes of pinned memory for the second tier of a page pool, so the pool has no second "
+        "tier. Lower host_headroom of ebb.paging.configure. (",
+        error.what_without_backtrace(), ")");
+  } catch (const c10::OutOfMemoryError& error) {
+    return noPool(error);
   }
-  return nullptr;
+  options.hostPages = 0;
+  return makePool(options, lane);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 
 #include "graph/value.h"
 #include "intercept/op_traits.h"
-#include "plugins/paging/row_rules.h"
 #include "stores/rows.h"
 
 namespace ebb {
@@ -17,14 +16,14 @@ namespace ebb {
 // rows, returns the size of this dimension; otherwise 0. `nbytes`: the size of the storage.
 int64_t rowsShown(const at::Tensor& tensor, const RowFacts& rows, size_t nbytes);
 
+struct RowTraits;
 using RowsPtr = c10::intrusive_ptr<Rows>;
 
 // Finds which results of one call have rows: see Note [Rows]. Arguments are added before the call
 // runs; results are queried afterwards.
 class RowFlow {
  public:
-  RowFlow(const OpTraits& op, const c10::IValue* arguments)
-      : op_(op), rows_(rowTraitsOf(op)), arguments_(arguments) {}
+  RowFlow(const OpTraits& op, const c10::IValue* arguments);
 
   // Adds an argument that the call reads. `value`: its value; null: the argument has no known rows.
   void add(const at::Tensor& tensor, size_t argument, const Value* value);

@@ -9,7 +9,6 @@
 #include "hooks/store.h"
 #include "memory/bytes.h"
 #include "plugins/paging/paging_engine.h"
-#include "plugins/paging/row_flow.h"
 #include "record/arguments.h"
 #include "record/keeper.h"
 #include "record/value_map.h"
@@ -89,11 +88,7 @@ const char* RowMarks::whyNotReplayed(const NewState& state) {
 }
 
 // The decision on the value is known now.
-void RowMarks::made(const Made& made) {
-  if (Rows* rows = made.value.extra<Rows>()) {
-    rows->lossy |= isPaged(made.value);
-  }
-}
+void RowMarks::made(const Made& made) { decidedAgain(context_, made.value); }
 
 void RowMarks::decidedAgain(const Context& context, Value& value) {
   if (Rows* rows = value.extra<Rows>()) {
@@ -123,18 +118,18 @@ void RowMarks::mark(const at::Tensor& tensor, const at::Tensor& rows) {
 }
 
 void RowMarks::setRows(Value& value, const at::Tensor& tensor, const RowCountPtr& count) {
+  const Rows* known = value.extra<Rows>();
   const bool wasRead = value.uses().readers() > 0;
-  const bool same = value.extra<Rows>() && value.extra<Rows>()->live == count;
   TORCH_CHECK_VALUE(
-      !value.extra<Rows>() || same || !wasRead,
+      known == nullptr || known->live == count || !wasRead,
       "ebb: mark_rows: this tensor was already marked with another row count, and operators have "
       "read it since. Mark it once, before it is used.");
-  if (isPaged(value) && !value.extra<Rows>() && wasRead) {
+  if (isPaged(value) && known == nullptr && wasRead) {
     value.decide(value.decision().withoutStore(false));  // earlier readers may have mixed its rows
     context_.counters->bytesNotPaged += value.home().nbytes();
   }
-  const bool lossy = isPaged(value) || (value.extra<Rows>() && value.extra<Rows>()->lossy);
-  const bool pads = value.extra<Rows>() && value.extra<Rows>()->pads;
+  const bool lossy = isPaged(value) || (known != nullptr && known->lossy);
+  const bool pads = known != nullptr && known->pads;
   value.attach(
       c10::make_intrusive<Rows>(
           RowFacts{count, tensor.size(0), tensor.scalar_type(), lossy, pads}));

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "graph/geometry.h"
 #include "graph/value.h"
 #include "hooks/observer.h"
 #include "intercept/op_traits.h"

@@ -5,26 +5,25 @@
 
 #include <algorithm>
 
-#include "plugins/paging/per_thread.h"
-
 namespace ebb {
 namespace {
 
-PerThread<PipelinePlace>& places() {
-  static auto* instance = new PerThread<PipelinePlace>;
-  return *instance;
-}
+// See Note [Static TLS]
+[[gnu::tls_model("initial-exec")]] constinit thread_local PipelinePlace tlsPlace;
 
 }  // namespace
 
-PipelinePlace pipelinePlace() { return places().get(); }
+std::string ScheduleEntry::describe() const {
+  return c10::str(
+      backward ? "backward" : "forward", " of '", layer, "', stage ", stage, ", micro-batch ",
+      microbatch);
+}
 
-PipelinePlace exchangePipelinePlace(PipelinePlace place) { return places().exchange(place); }
+PipelinePlace exchangePipelinePlace(PipelinePlace place) { return std::exchange(tlsPlace, place); }
 
 void PageSchedule::begin() {
   following_ = true;
   next_ = 0;
-  forwards_.clear();
   if (!isRecorded_) {
     recorded_.clear();
   }
@@ -42,15 +41,10 @@ void PageSchedule::end() {
 
 void PageSchedule::abandon() { following_ = false; }
 
-ScheduleEntry PageSchedule::forward(
-    const std::string& region, int32_t stage, std::optional<int32_t> microbatch) {
-  auto layer = std::find(layers_.begin(), layers_.end(), region);
-  if (layer == layers_.end()) {
-    layer = layers_.insert(layer, region);
-  }
-  const auto number = static_cast<int32_t>(layer - layers_.begin());
-  const int32_t counted = forwards_[{stage, number}]++;
-  const ScheduleEntry entry{stage, number, microbatch.value_or(counted), false};
+ScheduleEntry PageSchedule::forward(const std::string& region) {
+  const auto [stage, microbatch] = tlsPlace;
+  const int32_t counted = forwards_[{region, stage}]++;
+  const ScheduleEntry entry{region, stage, microbatch < 0 ? counted : microbatch, false};
   add(entry);
   return entry;
 }
@@ -64,14 +58,14 @@ void PageSchedule::add(const ScheduleEntry& entry) {
   if (!isRecorded_) {
     recorded_.push_back(entry);
   } else if (next_ >= recorded_.size() || recorded_[next_] != entry) {
-    throwDiffers("the " + describe(entry), next_);
+    throwDiffers("the " + entry.describe(), next_);
   }
   ++next_;
 }
 
 void PageSchedule::throwDiffers(const std::string& came, size_t place) {
   const std::string expected =
-      place < recorded_.size() ? "the " + describe(recorded_[place]) : "the end of the step";
+      place < recorded_.size() ? "the " + recorded_[place].describe() : "the end of the step";
   following_ = false;
   isRecorded_ = false;
   TORCH_CHECK(
@@ -89,20 +83,10 @@ bool PageSchedule::isTurningPoint(const ScheduleEntry& forward) const {
          place[1] == forward.reversed();
 }
 
-bool PageSchedule::isTurningPoint() const {
-  return following_ && isRecorded_ && next_ > 0 && isTurningPoint(recorded_[next_ - 1]);
-}
-
 std::optional<ScheduleEntry> PageSchedule::nextBackward() const {
   const bool known = following_ && isRecorded_ && next_ < recorded_.size();
   return known && recorded_[next_].backward ? std::optional(recorded_[next_].reversed())
                                             : std::nullopt;
-}
-
-std::string PageSchedule::describe(const ScheduleEntry& entry) const {
-  return c10::str(
-      entry.backward ? "backward" : "forward", " of '", layers_.at(entry.layer), "', stage ",
-      entry.stage, ", micro-batch ", entry.microbatch);
 }
 
 }  // namespace ebb

@@ -15,26 +15,24 @@ namespace ebb {
 // A position in a pipeline.
 struct PipelinePlace {
   int32_t stage = 0;
-  std::optional<int32_t> microbatch;  // nothing: PageSchedule counts
-
-  bool operator==(const PipelinePlace&) const = default;
+  int32_t microbatch = -1;  // -1: PageSchedule counts
 };
 
-// The place that the user set last on this thread.
-EBB_API PipelinePlace pipelinePlace();
-
-// Sets this thread's place and returns the previous place.
+// Sets the place on this thread and returns the previous place.
 EBB_API PipelinePlace exchangePipelinePlace(PipelinePlace place);
 
-// The forward or backward of one layer on one micro-batch. PageSchedule numbers the layers.
+// The forward or backward of one layer on one micro-batch.
 struct ScheduleEntry {
+  std::string layer;       // the region's name
   int32_t stage = 0;       // pipeline stage
-  int32_t layer = 0;       // number of the region name
   int32_t microbatch = 0;  // from 0
   bool backward = false;
 
-  ScheduleEntry reversed() const { return {stage, layer, microbatch, !backward}; }
+  ScheduleEntry reversed() const { return {layer, stage, microbatch, !backward}; }
   auto operator<=>(const ScheduleEntry&) const = default;
+
+  // "forward of 'experts', stage 0, micro-batch 2"
+  std::string describe() const;
 };
 
 // Note [Page schedules]
@@ -56,24 +54,17 @@ class PageSchedule {
   // Stops recording and comparing until the next begin().
   void abandon();
 
-  // Adds the forward of a region. Without `microbatch`, counts the micro-batches of the region.
-  ScheduleEntry forward(
-      const std::string& region, int32_t stage, std::optional<int32_t> microbatch);
+  // Adds the forward of a region at the thread's place in a pipeline.
+  ScheduleEntry forward(const std::string& region);
 
   // Adds the backward of an entry from forward().
   void backward(const ScheduleEntry& forward);
-
-  // True if the last entry is a forward whose own backward comes next.
-  bool isTurningPoint() const;
 
   // True if the backward of `forward` comes next in the recorded step.
   bool isTurningPoint(const ScheduleEntry& forward) const;
 
   // The forward whose backward comes next; nothing if unknown.
   std::optional<ScheduleEntry> nextBackward() const;
-
-  // "forward of 'experts', stage 0, micro-batch 2"
-  std::string describe(const ScheduleEntry& entry) const;
 
   // Restarts the count of micro-batches at 0.
   void restartCounts() { forwards_.clear(); }
@@ -86,12 +77,11 @@ class PageSchedule {
   void add(const ScheduleEntry& entry);
   [[noreturn]] void throwDiffers(const std::string& came, size_t place);
 
-  bool following_ = false;                                   // a step with a fixed order is open
-  bool isRecorded_ = false;                                  // recorded_ is complete
-  size_t next_ = 0;                                          // index of the next entry
-  std::vector<ScheduleEntry> recorded_;                      // entries of the recorded step
-  std::vector<std::string> layers_;                          // region names
-  std::map<std::pair<int32_t, int32_t>, int32_t> forwards_;  // counts, by stage and layer
+  bool following_ = false;               // a step with a fixed order is open
+  bool isRecorded_ = false;              // recorded_ is complete
+  size_t next_ = 0;                      // index of the next entry
+  std::vector<ScheduleEntry> recorded_;  // entries of the recorded step
+  std::map<std::pair<std::string, int32_t>, int32_t> forwards_;  // counts, by layer and stage
 };
 
 }  // namespace ebb

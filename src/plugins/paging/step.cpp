@@ -59,9 +59,8 @@ bool PageStep::enter(const PageGroupPtr& entered) {
   }
   group.cameBack = false;
   group.step = number_;
-  const auto [stage, microbatch] = pipelinePlace();
-  group.forward = schedule_.forward(group.region, stage, microbatch);
-  group.resident = schedule_.isTurningPoint();
+  group.forward = schedule_.forward(group.region);
+  group.resident = schedule_.nextBackward() == group.forward;
   groups_[group.forward] = entered;
   ++groupsEntered_;
   return true;
@@ -121,7 +120,7 @@ void PageStep::clear() {
 std::vector<std::string> PageStep::schedule() const {
   std::vector<std::string> entries;
   for (const ScheduleEntry& entry : schedule_.recorded()) {
-    entries.push_back(schedule_.describe(entry));
+    entries.push_back(entry.describe());
   }
   return entries;
 }

@@ -1,7 +1,6 @@
 // A step: the stashes of the step, and their order.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>

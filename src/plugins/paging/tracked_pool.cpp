@@ -5,13 +5,7 @@
 
 #include <utility>
 
-#include "memory/bytes.h"
-
 namespace ebb {
-
-at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
-  return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
-}
 
 // Allocates the pool on the lane: the memory belongs to the lane's stream.
 TrackedPool::TrackedPool(const PagePoolOptions& options, PageLane& lane)
@@ -28,25 +22,19 @@ TrackedPool::~TrackedPool() {
   }
 }
 
-// See Note [Pages in a CUDA graph]
-PageLane::After TrackedPool::afterGraphs() const {
-  return captured_ ? PageLane::After::Compute : PageLane::After::Nothing;
-}
-
 TrackedPool::SlotPtr TrackedPool::stash(
-    const c10::Storage& storage, PageRows whole, const at::Tensor& count) {
+    const c10::Storage& storage, int64_t totalRows, const at::Tensor& count) {
   settleFreed();
   auto slot = std::make_shared<Slot>();
-  lane_.give([&] { slot->ticket = pages_->makeTicket(whole.count); });
+  lane_.give([&] { slot->ticket = pages_->makeTicket(totalRows); });
   captured_ |= lane_.capture() != 0;
   flags_.mayHaveChanged = true;
   if (options().isStack) {
     stack_.push_back(slot);
   }
   try {
-    slot->stashed = lane_.run(
-        [&] { pages_->stash(slot->ticket, rowsIn(storage, whole), count); },
-        {storage, count.storage()});
+    slot->stashed =
+        lane_.run([&] { pages_->stash(slot->ticket, storage, count); }, {storage, count.storage()});
   } catch (...) {
     free(slot);  // the failed call may have taken pages
     throw;
@@ -57,12 +45,8 @@ TrackedPool::SlotPtr TrackedPool::stash(
 void TrackedPool::restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill) {
   const bool onTop = !stack_.empty() && stack_.back() == slot;
   fill.keepsPages = options().isStack && !onTop;
-  const auto copyBack = [&] {
-    at::Tensor to = rowsIn(storage, slot->ticket.whole);
-    pages_->restore(slot->ticket, to, fill);
-  };
   // The callers wait for the restore, so the lane need not hold `storage`.
-  lane_.give(copyBack, PageLane::After::Compute);
+  lane_.give([&] { pages_->restore(slot->ticket, storage, fill); }, /*afterCompute=*/true);
   const PageLane::Call call = slot->restored = lane_.mark();
   captured_ |= call.capture != 0;
   if (call.capture != slot->stashed.capture) {
@@ -77,47 +61,45 @@ void TrackedPool::restore(const SlotPtr& slot, const c10::Storage& storage, Page
 
 void TrackedPool::free(const SlotPtr& slot) {
   slot->free = true;
-  freed_.push_back(slot);
+  if (!options().isStack) {
+    freed_.push_back(slot);
+  }
 }
 
 // A stack can give back only the top.
 void TrackedPool::settleFreed() {
   std::vector<SlotPtr> freed = std::exchange(freed_, {});
-  std::vector<SlotPtr> stay;
-  if (!options().isStack) {
-    for (const SlotPtr& slot : freed) {
-      giveBack(slot, stay);
+  for (; !stack_.empty() && stack_.back()->free; stack_.pop_back()) {
+    freed.push_back(stack_.back());
+  }
+  std::vector<SlotPtr> again;
+  for (const SlotPtr& slot : freed) {
+    if (!giveBack(slot)) {
+      again.push_back(slot);
     }
-    freed_.insert(freed_.end(), stay.begin(), stay.end());
-    return;
   }
-  while (!stack_.empty() && stack_.back()->free) {
-    const SlotPtr slot = std::move(stack_.back());
-    stack_.pop_back();
-    giveBack(slot, stay);
-  }
-  stack_.insert(stack_.end(), stay.rbegin(), stay.rend());
+  auto& slots = options().isStack ? stack_ : freed_;
+  slots.insert(slots.end(), again.rbegin(), again.rend());
 }
 
-// Gives the pages of a freed slot back. Adds the slot to `stays` if a later call must try again. If
-// the rows were stashed before a capture and are freed in the capture, the operation that gives the
-// pages back is captured, so the pages return at the graph's first launch. The program may never
-// launch the graph, so the slot also goes into `stays`: the next call outside of captures gives the
-// pages back, unless a launch has done so. A slot that was stashed in a capture takes pages only
-// when the graph is launched, so only the graph gives these pages back.
-void TrackedPool::giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays) {
+// Gives the pages of a freed slot back. Returns false if a later call must try again. If the rows
+// were stashed before a capture and are freed in the capture, the operation that gives the pages
+// back is captured, so the pages return at the graph's first launch. The program may never launch
+// the graph, so the result is false: the next call outside of captures gives the pages back, unless
+// a launch has done so. A slot that was stashed in a capture takes pages only when the graph is
+// launched, so only the graph gives these pages back.
+bool TrackedPool::giveBack(const SlotPtr& slot) {
   const uint64_t now = lane_.capture();
   const uint64_t of = slot->stashed.capture;
   if ((of == 0 || of == now) && (now == 0 || slot->givenBackIn != now)) {
-    lane_.give([&] { pages_->giveBack(slot->ticket); }, afterGraphs());
+    lane_.give([&] { pages_->giveBack(slot->ticket); }, /*afterCompute=*/captured_);
   }
-  if (of == 0 && now != 0) {
-    if (std::exchange(slot->givenBackIn, now) != now) {
-      captured_ = true;
-      kept_.push_back(slot);
-    }
-    stays.push_back(slot);
+  const bool isTriedAgain = of == 0 && now != 0;
+  if (isTriedAgain && std::exchange(slot->givenBackIn, now) != now) {
+    captured_ = true;
+    kept_.push_back(slot);
   }
+  return !isTriedAgain;
 }
 
 // The assertion runs on the lane, after the stash that the assertion checks. It need not wait for
@@ -143,7 +125,7 @@ int64_t TrackedPool::errorsInSight() const {
 }
 
 void TrackedPool::startReading() {
-  lane_.give([&] { flags_.seen.copy_(pages_->flags(), true); }, afterGraphs());
+  lane_.give([&] { flags_.seen.copy_(pages_->flags(), true); }, /*afterCompute=*/captured_);
 }
 
 void TrackedPool::reset() {

@@ -14,9 +14,6 @@
 
 namespace ebb {
 
-// The bytes of `storage` as contiguous rows.
-at::Tensor rowsIn(const c10::Storage& storage, PageRows rows);
-
 // A pool's flags, as last copied to the host.
 struct PoolFlags {
   at::Tensor seen;                          // pinned memory; zeros before the first reading
@@ -47,7 +44,7 @@ class TrackedPool {
   ~TrackedPool();
 
   // Copies the valid rows of `storage` to pages; `count` is their number.
-  SlotPtr stash(const c10::Storage& storage, PageRows whole, const at::Tensor& count);
+  SlotPtr stash(const c10::Storage& storage, int64_t totalRows, const at::Tensor& count);
 
   // Copies the rows back to `storage`, with padding rows as in `fill`.
   void restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill);
@@ -90,13 +87,12 @@ class TrackedPool {
   const PagePoolOptions& options() const { return pages_->options(); }
 
  private:
-  PageLane::After afterGraphs() const;
-  void giveBack(const SlotPtr& slot, std::vector<SlotPtr>& stays);
+  bool giveBack(const SlotPtr& slot);
 
   PageLane& lane_;
   std::optional<PagePool> pages_;
   std::vector<SlotPtr> stack_;  // in a stack: slots that hold rows
-  std::vector<SlotPtr> freed_;  // slots for settleFreed()
+  std::vector<SlotPtr> freed_;  // in other pools: slots for settleFreed()
   std::vector<SlotPtr> kept_;   // slots whose addresses a CUDA graph has recorded
   PoolFlags flags_;
   bool captured_ = false;

@@ -6,7 +6,6 @@
 
 #include "record/recorder.h"
 #include "stores/share_storage.h"
-#include "torch_seams/storage_memory.h"
 
 namespace ebb {
 
@@ -24,8 +23,6 @@ Placeholder::Placeholder(const at::Tensor& tensor) {
   mark_.counter = tensor.unsafeGetTensorImpl()->version_counter();
   mark_.version = versionOf(tensor);
 }
-
-Placeholder::~Placeholder() = default;
 
 void Placeholder::discard(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(
@@ -46,16 +43,13 @@ void Placeholder::discard(const at::Tensor& tensor) {
   storage_ = std::move(storage);
 }
 
-void Placeholder::refill(const at::Tensor& alias) {
+void Placeholder::refill() {
   if (!storage_) {
     return;
   }
-  TORCH_CHECK_VALUE(
-      alias.storage().is_alias_of(storage_), "ebb: refill of a tensor that was not discarded");
   const at::Tensor tensor = saved_->unpack();
   saved_->shareWithAllStreams(tensor);
-  allowAccess(storage_);
-  shareStorage(alias, tensor);
+  fillStorage(storage_, tensor.storage());
   storage_ = c10::Storage();
   saved_.reset();  // the last tensor on the memory frees the memory
 }

@@ -19,7 +19,6 @@ class EBB_API Placeholder {
   // An open region of this thread must have computed `tensor`, and must have decided to recompute
   // it, not to save or offload it. Throws c10::ValueError otherwise.
   explicit Placeholder(const at::Tensor& tensor);
-  ~Placeholder();
   Placeholder(const Placeholder&) = delete;
   Placeholder& operator=(const Placeholder&) = delete;
 
@@ -27,9 +26,9 @@ class EBB_API Placeholder {
   // storage was written after the mark, or is not resizable.
   void discard(const at::Tensor& tensor);
 
-  // Recomputes the tensor and shares its memory with `alias`, an alias of the discarded tensor. A
-  // second call does nothing.
-  void refill(const at::Tensor& alias);
+  // Recomputes the tensor and shares its memory with the discarded tensor. A second call does
+  // nothing.
+  void refill();
 
  private:
   std::optional<SavedTensor> saved_;  // how to recompute the tensor; empty after refill()

@@ -59,6 +59,8 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
     return isHere;
   }
 
+  bool isProfile() const { return trace != nullptr; }
+
   std::vector<ProfileAllocation> take() {
     std::lock_guard<std::mutex> lock(mutex_);
     return std::exchange(events_, {});
@@ -94,33 +96,34 @@ class MemoryLog final : public torch::profiler::impl::ProfilerStateBase {
   std::vector<ProfileAllocation> events_;
 };
 
-struct Going {
+// The log that records now, of a profile or of beginCounting().
+struct Current {
   std::mutex mutex;                // guards `log`
-  std::shared_ptr<MemoryLog> log;  // null: no profile has begun
+  std::shared_ptr<MemoryLog> log;  // null: nothing is recorded
 };
 
-Going& going() {
-  static auto* instance = new Going;
+Current& current() {
+  static auto* instance = new Current;
   return *instance;
 }
 
 }  // namespace
 
 bool beginCounting() {
-  std::lock_guard<std::mutex> lock(going().mutex);
-  if (going().log || MemoryLog::isTaken()) {
+  std::lock_guard<std::mutex> lock(current().mutex);
+  if (current().log || MemoryLog::isTaken()) {
     return false;
   }
-  going().log = std::make_shared<MemoryLog>(nullptr);
-  going().log->install(going().log);
+  current().log = std::make_shared<MemoryLog>(nullptr);
+  current().log->install(current().log);
   return true;
 }
 
 void endCounting() {
-  std::lock_guard<std::mutex> lock(going().mutex);
-  if (going().log && !going().log->trace) {
-    going().log->close();
-    going().log = nullptr;
+  std::lock_guard<std::mutex> lock(current().mutex);
+  if (current().log && !current().log->isProfile()) {
+    current().log->close();  // on another thread the log stays installed, and records nothing
+    current().log = nullptr;
   }
 }
 
@@ -128,37 +131,30 @@ void beginProfile() {
   endCounting();  // the profile's log counts too
   const auto log =
       std::make_shared<MemoryLog>(std::make_shared<StepTrace>(0, StepTrace::For::Profile));
-  {
-    std::lock_guard<std::mutex> lock(going().mutex);
-    TORCH_CHECK(
-        !going().log,
-        "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a "
-        "time");
-    TORCH_CHECK(
-        !MemoryLog::isTaken(),
-        "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop "
-        "it first");
-    going().log = log;
-  }
+  std::lock_guard<std::mutex> lock(current().mutex);
+  TORCH_CHECK(
+      !current().log,
+      "ebb: another ebb.profile or ebb.plan is already recording in this process; run one at a "
+      "time");
+  TORCH_CHECK(
+      !MemoryLog::isTaken(),
+      "ebb: torch.profiler is active on this thread, and a profile of ebb needs its place; stop "
+      "it first");
+  current().log = log;
   log->install(log);
   putTraceInPlace(log->trace);
 }
 
 Profile endProfile() {
-  std::shared_ptr<MemoryLog> log;
-  {
-    std::lock_guard<std::mutex> lock(going().mutex);
-    log = going().log;
-  }
-  TORCH_CHECK(log, "ebb: no profile has begun");
+  std::unique_lock<std::mutex> lock(current().mutex);
+  const std::shared_ptr<MemoryLog> log = current().log;
+  TORCH_CHECK(log && log->isProfile(), "ebb: no profile has begun");
   putTraceInPlace(nullptr);
   TORCH_CHECK(
       log->close(),
       "ebb: a profile must end on the thread on which it began; nothing more is recorded");
-  {
-    std::lock_guard<std::mutex> lock(going().mutex);
-    going().log = nullptr;
-  }
+  current().log = nullptr;
+  lock.unlock();  // the next line waits for devices
   Profile found = log->trace->profile();
   found.allocations = log->take();
   return found;

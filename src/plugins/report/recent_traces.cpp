@@ -26,7 +26,7 @@ struct RecentTraces {
   void begin(std::vector<StepTracePtr>& old) {
     traces.push_back(std::make_shared<StepTrace>(step));
     while (traces.size() > steps.load() + size_t{1}) {  // 1 more: the last may be incomplete
-      // StepTraces without records go first, such as those of steps that a profile recorded.
+      // Traces without regions go first, such as those of steps that a profile recorded.
       const auto last = std::prev(traces.end());
       auto next = std::find_if(traces.begin(), last, std::mem_fn(&StepTrace::isEmpty));
       next = next == last ? traces.begin() : next;

@@ -1,7 +1,7 @@
 // The observer that writes a graph's records into a trace: see Note [The trace of a step].
 #include <ATen/core/TensorBody.h>
+#include <torch/csrc/profiler/combined_traceback.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,26 +45,6 @@ template <class Lines>
 void addRecord(const Value& value, Lines& records) {
   if (const RecordRef* reference = value.extra<RecordRef>()) {
     records.push_back(reference->record());
-  }
-}
-
-// Returns the storage of a value from outside, and the number of holders without autograd's
-// handles.
-RegionHold held(const c10::weak_intrusive_ptr<Value>& weak) {
-  const auto value = weak.lock();
-  if (!value || !value->home().bytes()) {
-    return {};
-  }
-  auto* storage = value->home().bytes().unsafeGetStorageImpl();
-  const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
-  const size_t handles = value->extra<RecordRef>()->record()->use.handlesWithStorage;
-  return {storage, holders - std::min(holders, handles)};
-}
-
-// Adds the rules that the user wrote. A report lists those that have no effect.
-void noteRules(StepTrace& trace, const Policy& policy) {
-  for (const std::string& rule : policy.rulesInWords()) {
-    trace.names().addRule(rule);
   }
 }
 
@@ -126,9 +106,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 
   std::unique_ptr<RegionNote> enters(
       const std::string& name, const std::shared_ptr<const Policy>& policy) override {
-    if (trace_->names().isNewPolicy(policy)) {
-      noteRules(*trace_, *policy);
-    }
+    trace_->names().addPolicy(policy);
     return std::make_unique<RegionSpan>(trace_, name);
   }
 
@@ -179,20 +157,22 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     TraceNames& names = trace_->names();
     ValueRecord record;
     record.origin = originOf(made.context, made.op);
-    record.rule =
-        value.facts().madeHere ? names.ruleThatDecided(ruleOf(made.context, made.rule)) : nullptr;
+    record.rule = value.facts().madeHere
+                      ? names.intern(made.context.decider->ruleInWords(made.rule), true)
+                      : nullptr;
     record.reason = made.whyKept;
     record.dtype = made.tensor.scalar_type();
     record.sizes = made.tensor.sizes();
     record.memory.nbytes = value.home().nbytes();
     record.memory.address = value.home().address();
     record.use.isActivation = !value.facts().madeHere && isActivation(made.tensor);
-    record.stack = trace_->isProfile() ? nullptr : pythonStack();
+    record.stack = trace_->isProfile() ? nullptr
+                                       : torch::CapturedTraceback::gather(
+                                             /*python=*/true, /*script=*/false, /*cpp=*/false);
     value.attach(trace_->add(std::move(record)));
     extraChanged(value);
     if (!value.facts().madeHere && trace_->isProfile()) {
-      const auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
-      trace_->watch(*value.extra<RecordRef>(), [weak] { return held(weak); });
+      trace_->watch(value);
     }
     if (call_) {
       addRecord(value, call_->outputs);
@@ -201,7 +181,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 
   void decidedAgain(const Context& context, Value& value) override {
     const std::string* rule =
-        trace_->names().ruleThatDecided(ruleOf(context, value.decision().rule()));
+        trace_->names().intern(context.decider->ruleInWords(value.decision().rule()), true);
     update(value, [&](ValueRecord& record) { record.rule = rule; });
   }
 
@@ -295,10 +275,6 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
         names.intern(op)};
   }
 
-  static std::string ruleOf(const Context& context, uint16_t rule) {
-    return context.decider->ruleInWords(rule);
-  }
-
   void noteArgument(ValueMap& values, const OpTraits& op, const Argument& argument) {
     if (!argument.tensor->defined()) {
       return;
@@ -389,8 +365,13 @@ class BackwardReporter final : public BackwardEvents {
   }
 
   void replaysWith(const Value& asked, const Value& value) override {
-    if (asked.extra<RecordRef>() != nullptr && value.extra<RecordRef>() != nullptr) {
-      trace_->askedWith(*asked.extra<RecordRef>(), *value.extra<RecordRef>());
+    if (const RecordRef* first = asked.extra<RecordRef>()) {
+      update(value, [&](ValueRecord& record) {  // the lock is that of both records
+        if (record.times.asked == kNever) {
+          record.times.asked = first->record()->times.asked;
+          record.use.node = first->record()->use.node;
+        }
+      });
     }
   }
 

@@ -2,10 +2,10 @@
 
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/profiler/combined_traceback.h>
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <map>
 #include <string_view>
 #include <thread>
@@ -13,6 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "graph/value.h"
+#include "hooks/decider.h"
 #include "plugins/report/input_records.h"
 #include "plugins/report/timeline.h"
 
@@ -51,46 +53,49 @@ RecordRef::~RecordRef() {
   }
 }
 
-void RecordRef::unpacks(uint32_t node) { trace_->asked(*this, node); }
-
-const std::string* TraceNames::intern(const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return &strings_.try_emplace(text).first->first;
+void RecordRef::unpacks(uint32_t node) {
+  const TraceTime time = trace_->now();
+  if (trace_->isProfile() && !trace_->wasAsked_.exchange(true)) {
+    trace_->look(time);
+  }
+  update([&](ValueRecord& record) {
+    if (record.times.asked == kNever) {
+      record.times.asked = time;
+      record.use.node = node;
+    }
+  });
 }
 
-const std::string* TraceNames::ruleThatDecided(const std::string& text) {
+const std::string* TraceNames::intern(const std::string& text, bool hasDecided) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto rule = strings_.try_emplace(text).first;
-  rule->second = true;
-  return &rule->first;
+  const auto known = strings_.try_emplace(text).first;
+  known->second |= hasDecided;
+  return &known->first;
 }
 
-bool TraceNames::isNewPolicy(std::shared_ptr<const void> policy) {
+void TraceNames::addPolicy(const std::shared_ptr<const Policy>& policy) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return policies_.insert(std::move(policy)).second;
-}
-
-void TraceNames::addRule(const std::string& text) {
-  const std::string* rule = intern(text);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (std::find(rules_.begin(), rules_.end(), rule) == rules_.end()) {
-    rules_.push_back(rule);
+  if (std::find(policies_.begin(), policies_.end(), policy) == policies_.end()) {
+    policies_.push_back(policy);
   }
 }
 
 std::vector<std::string> TraceNames::idleRules() const {
   std::vector<std::string> idle;
   std::lock_guard<std::mutex> lock(mutex_);
-  for (const std::string* rule : rules_) {
-    if (!strings_.at(*rule)) {
-      idle.push_back(*rule);
+  for (const auto& policy : policies_) {
+    for (std::string& rule : policy->rulesInWords()) {
+      const auto known = strings_.find(rule);
+      const bool hasDecided = known != strings_.end() && known->second;
+      if (!hasDecided && std::find(idle.begin(), idle.end(), rule) == idle.end()) {
+        idle.push_back(std::move(rule));
+      }
     }
   }
   return idle;
 }
 
 ValueRecord& Lines::add(ValueRecord record) {
-  isEmpty_ = false;
   if (unused_.empty()) {
     return all_.emplace_back(std::move(record));
   }
@@ -116,73 +121,66 @@ RecordRefPtr StepTrace::add(ValueRecord record) {
 }
 
 void StepTrace::add(const char* kind, const std::string& name, TraceTime start, size_t nbytes) {
-  const TraceTime duration = now() - start;
+  const double seconds = inSeconds(now() - start);
   const uint64_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
-  const std::string* known = names_.intern(name);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (spans_.size() == kMostSpans) {
-    return;  // a step without a backward may be endless
+  if (spans_.size() < kMostSpans) {  // a step without a backward may be endless
+    spans_.push_back({kind, name, inSeconds(start), seconds, thread, nbytes});
   }
-  spans_.push_back({kind, known, start, duration, thread, nbytes});
 }
 
 uint64_t StepTrace::countRegion() {
   if (isProfile()) {
     look(now());
   }
-  std::lock_guard<std::mutex> lock(mutex_);
   return regions_++;
 }
 
-void StepTrace::watch(const RecordRef& reference, Look look) {
+void StepTrace::watch(Value& value) {
+  auto weak = c10::weak_intrusive_ptr<Value>::reclaim_copy(&value);
   std::lock_guard<std::mutex> lock(mutex_);
-  watched_.emplace(reference.record(), std::make_shared<Look>(std::move(look)));
+  watched_.emplace(value.extra<RecordRef>()->record(), std::move(weak));
 }
 
-void StepTrace::asked(const RecordRef& reference, uint32_t node) {
-  const TraceTime time = now();
-  if (isProfile() && !wasAsked_.exchange(true)) {
-    look(time);
+namespace {
+
+// The storage of a value from outside, and the number of its holders without autograd's handles.
+// Null if the value is gone or has no bytes.
+std::pair<const c10::StorageImpl*, size_t> heldBy(const c10::weak_intrusive_ptr<Value>& weak) {
+  const auto value = weak.lock();
+  if (!value || !value->home().bytes()) {
+    return {};
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  ValueRecord& record = *reference.record();
-  if (record.times.asked == kNever) {
-    record.times.asked = time;
-    record.use.node = node;
-  }
+  auto* storage = value->home().bytes().unsafeGetStorageImpl();
+  const size_t holders = c10::raw::intrusive_ptr::use_count(storage);
+  const size_t handles = value->extra<RecordRef>()->record()->use.handlesWithStorage;
+  return {storage, holders - std::min(holders, handles)};
 }
 
-void StepTrace::askedWith(const RecordRef& first, const RecordRef& reference) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  ValueRecord& record = *reference.record();
-  if (record.times.asked == kNever) {
-    record.times.asked = first.record()->times.asked;
-    record.use.node = first.record()->use.node;
-  }
-}
+}  // namespace
 
 // Finds watched values that only regions hold, and notes the time. Called without the lock, since
 // this function may drop the last reference to a value or to its bytes.
 void StepTrace::look(TraceTime now) {
-  std::vector<std::pair<ValueRecord*, std::shared_ptr<Look>>> watched;
+  std::vector<std::pair<ValueRecord*, c10::weak_intrusive_ptr<Value>>> watched;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     watched.assign(watched_.begin(), watched_.end());
   }
-  std::vector<RegionHold> seen;
+  std::vector<std::pair<const c10::StorageImpl*, size_t>> seen;
   std::unordered_map<const c10::StorageImpl*, size_t> regions;
-  for (const auto& [record, lookAt] : watched) {
-    seen.push_back((*lookAt)());
-    ++regions[seen.back().storage];
+  for (const auto& [record, value] : watched) {
+    seen.push_back(heldBy(value));
+    ++regions[seen.back().first];
   }
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < seen.size(); ++i) {
     const auto& [storage, holders] = seen[i];
     const bool isOurs = storage != nullptr && holders <= regions[storage];
-    const auto& [record, lookAt] = watched[i];
+    const auto& [record, value] = watched[i];
     const auto found = watched_.find(record);
     // A value that died since then has returned its record, which another value may use.
-    const bool isAlive = found != watched_.end() && found->second == lookAt;
+    const bool isAlive = found != watched_.end() && found->second == value;
     if (isAlive && isOurs && record->times.letGo == kNever) {
       record->times.letGo = now;
     }
@@ -212,6 +210,27 @@ std::vector<PythonStack> StepTrace::stacks() const {
 }
 
 namespace {
+
+// For each stack its frames, innermost first, such as "/src/model.py:12 in forward".
+using Frames = std::unordered_map<const c10::GatheredContext*, std::vector<std::string>>;
+
+// Takes the GIL.
+Frames framesOf(const std::vector<PythonStack>& stacks) {
+  std::vector<torch::CapturedTraceback*> captured;
+  for (const PythonStack& stack : stacks) {
+    captured.push_back(torch::getCapturedTracebackFromContext(stack));
+  }
+  const torch::SymbolizedTracebacks named = torch::symbolize(captured);
+  Frames found;
+  for (size_t i = 0; i < stacks.size(); ++i) {
+    std::vector<std::string>& frames = found[stacks[i].get()];
+    for (const uint64_t place : named.tracebacks[i]) {
+      const auto& [file, function, line] = named.all_frames[place];
+      frames.push_back(c10::str(file, ":", line, " in ", function));
+    }
+  }
+  return found;
+}
 
 // Groups the records of a trace into rows of a report.
 class ReportRows {
@@ -298,7 +317,8 @@ class ReportRows {
   std::unordered_map<const ValueRecord*, uint64_t> values_;  // indices in Report::values
 };
 
-// Adds the time from the first to the last unpacking in each region's backward.
+// Adds a span for each name of a region: from the first unpacking in backward to the last. Regions
+// of one name share a span.
 void addBackwards(Report& report, const std::deque<ValueRecord>& records) {
   std::map<const std::string*, std::pair<TraceTime, TraceTime>> spans;
   for (const ValueRecord& record : records) {
@@ -338,11 +358,7 @@ Report StepTrace::report() {
   }
   addTimeline(report, records_.all(), inputs, now);
   addBackwards(report, records_.all());
-  for (const Span& span : spans_) {
-    const double start = inSeconds(span.start);
-    report.spans.push_back(
-        {span.kind, *span.name, start, inSeconds(span.duration), span.thread, span.nbytes});
-  }
+  report.spans.insert(report.spans.end(), spans_.begin(), spans_.end());
   return report;
 }
 
@@ -433,10 +449,9 @@ Profile StepTrace::profile() const {
   for (size_t i = 0; i < durations.size(); ++i) {
     profile.operators.push_back(profiled(operators_[i], durations[i], indices));
   }
-  for (const Span& span : spans_) {
-    if (std::string_view(span.kind) == "replay") {
-      profile.replays.push_back(
-          {*span.name, inMilliseconds(span.start), inMilliseconds(span.duration)});
+  for (const ReportSpan& span : spans_) {
+    if (span.kind == "replay") {
+      profile.replays.push_back({span.name, span.start * 1e3, span.seconds * 1e3});
     }
   }
   return profile;

@@ -1,8 +1,8 @@
 // The fate of each value of a step, for ebb::reports().
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/util/DimVector.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
@@ -11,11 +11,9 @@
 #include <compare>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -26,7 +24,6 @@
 #include "ebb/report.h"
 #include "hooks/slots.h"
 #include "plugins/report/device_timer.h"
-#include "plugins/report/python_stacks.h"
 
 namespace ebb {
 
@@ -49,10 +46,15 @@ enum class Fate : uint8_t {
   Outside,     // a parameter or input, made and held by other code
 };
 
+// torch's CapturedTraceback of an operator's call. StepTrace::report() looks up the names of its
+// frames.
+using PythonStack = std::shared_ptr<c10::GatheredContext>;
+
 using TraceTime = int64_t;  // nanoseconds since the step began
 constexpr TraceTime kNever = -1;
 
 // An operator and where it was called. The strings belong to the trace.
+// `region` and `op` are set in each record.
 struct MadeBy {
   const std::string* region = nullptr;
   const std::string* module = nullptr;
@@ -133,25 +135,7 @@ struct OperatorRecord {
   bool readsRows = false;
 };
 
-// The storage that a value from outside holds, and the number of references to the storage, without
-// those of autograd's handles. Null if the value holds no storage.
-struct RegionHold {
-  const c10::StorageImpl* storage = nullptr;
-  size_t holders = 0;
-};
-
-using Look = std::function<RegionHold()>;
-
-// A stretch of work, for traces.
-struct Span {
-  const char* kind;  // as ReportSpan::kind
-  const std::string* name;
-  TraceTime start;
-  TraceTime duration;
-  uint64_t thread;
-  size_t nbytes;
-};
-
+class Policy;
 class RecordRef;
 class StepTrace;
 using RecordRefPtr = c10::intrusive_ptr<RecordRef>;
@@ -180,29 +164,23 @@ class RecordRef final : public Extra {
   StepTracePtr trace_;
   ValueRecord& record_;  // belongs to the trace
 };
+
 // The strings and rules of a trace. Strings live as long as the trace, so records compare and
 // copy them as pointers.
 class TraceNames {
  public:
-  const std::string* intern(const std::string& text);
+  // `hasDecided`: the text is a rule that has decided on a value.
+  const std::string* intern(const std::string& text, bool hasDecided = false);
 
-  // Like intern(), for a rule that has decided on a value.
-  const std::string* ruleThatDecided(const std::string& text);
+  void addPolicy(const std::shared_ptr<const Policy>& policy);
 
-  // True at the first call for this policy. The policy lives as long as the trace.
-  bool isNewPolicy(std::shared_ptr<const void> policy);
-
-  // Adds a policy's rule, in words.
-  void addRule(const std::string& text);
-
-  // The rules that decided on nothing.
+  // The rules of the policies that decided on nothing.
   std::vector<std::string> idleRules() const;
 
  private:
-  mutable std::mutex mutex_;                       // guards all members below
-  std::unordered_map<std::string, bool> strings_;  // true for rules that decided on a value
-  std::set<std::shared_ptr<const void>> policies_;
-  std::vector<const std::string*> rules_;  // of all policies
+  mutable std::mutex mutex_;                             // guards all members below
+  std::unordered_map<std::string, bool> strings_;        // true for rules that decided on a value
+  std::vector<std::shared_ptr<const Policy>> policies_;  // in the order of their first use
 };
 
 // The records of a trace. Lines never move.
@@ -215,11 +193,7 @@ class Lines {
 
   const std::deque<ValueRecord>& all() const { return all_; }
 
-  // True until the first record. Needs no lock.
-  bool isEmpty() const { return isEmpty_; }
-
  private:
-  std::atomic<bool> isEmpty_{true};
   std::deque<ValueRecord> all_;
   std::vector<ValueRecord*> unused_;
 };
@@ -237,8 +211,8 @@ class StepTrace final : public std::enable_shared_from_this<StepTrace> {
   // True for a profile: the trace records each call of an operator, and keeps all records.
   bool isProfile() const { return what_ == For::Profile; }
 
-  // True until the first storage gets a record. Takes no lock.
-  bool isEmpty() const { return records_.isEmpty(); }
+  // True until the first region. Takes no lock.
+  bool isEmpty() const { return regions_ == 0; }
 
   TraceTime now() const;
 
@@ -254,15 +228,9 @@ class StepTrace final : public std::enable_shared_from_this<StepTrace> {
   // Counts an outermost region; returns the number of regions before.
   uint64_t countRegion();
 
-  // For a profile: registers a value whose storage the region did not compute. The trace calls
-  // `look` to find out if only regions hold the value: when a region is entered, and when backward
-  // first unpacks.
-  void watch(const RecordRef& reference, Look look);
-  // Notes that backward node number `node` has unpacked the value of `reference`.
-  void asked(const RecordRef& reference, uint32_t node);
-  // Notes that the backward node that has unpacked the value of `first` needs the value of
-  // `reference`.
-  void askedWith(const RecordRef& first, const RecordRef& reference);
+  // For a profile: registers a value whose storage the region did not compute. The trace finds out
+  // if only regions hold the value: when a region is entered, and when backward first unpacks.
+  void watch(Value& value);
 
   Report report();
   Profile profile() const;
@@ -277,14 +245,14 @@ class StepTrace final : public std::enable_shared_from_this<StepTrace> {
   const For what_;
   const int64_t start_;                // time of the clock, in nanoseconds
   std::atomic<bool> wasAsked_{false};  // backward has unpacked a value
+  std::atomic<uint64_t> regions_{0};   // outermost regions so far
   TraceNames names_;
   mutable std::mutex mutex_;  // guards all members below
   Lines records_;
   std::deque<OperatorRecord> operators_;  // of a profile; of a report, the replays
-  uint64_t regions_ = 0;                  // outermost regions so far
-  std::unordered_map<ValueRecord*, std::shared_ptr<Look>>
+  std::unordered_map<ValueRecord*, c10::weak_intrusive_ptr<Value>>
       watched_;  // values from outside, by record
-  std::deque<Span> spans_;
+  std::deque<ReportSpan> spans_;
   std::map<std::string_view, uint64_t> counted_;  // events, by name
 };
 

@@ -1,4 +1,5 @@
 // Page pools, for tests.
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
@@ -38,6 +39,13 @@ py::dict status(const PagePool& pool) {
   return dict;
 }
 
+// `device` in the form of a tensor's device: with an index, but on the CPU without.
+c10::Device deviceOfTensors(c10::Device device) {
+  return device.is_cpu()      ? c10::kCPU
+         : device.has_index() ? device
+                              : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
 void bindPages(py::module_& module) {
   py::class_<PageTicket>(module, "PageTicket").def_readonly("state", &PageTicket::state);
   py::class_<PagePool>(module, "PagePool")
@@ -46,20 +54,23 @@ void bindPages(py::module_& module) {
               torch::wrap_pybind_function([](const c10::Device& device, int64_t rowBytes,
                                              int64_t pageRows, int64_t devicePages,
                                              int64_t hostPages, bool isStack) {
-                return std::make_unique<PagePool>(
-                    PagePoolOptions{device, rowBytes, pageRows, devicePages, hostPages, isStack});
+                return std::make_unique<PagePool>(PagePoolOptions{
+                    deviceOfTensors(device), rowBytes, pageRows, devicePages, hostPages, isStack});
               })),
           py::arg("device"), py::arg("row_bytes"), py::arg("page_rows"), py::arg("device_pages"),
           py::arg("host_pages") = 0, py::arg("stack") = false)
       .def("make_ticket", torch::wrap_pybind_function(&PagePool::makeTicket))
-      .def("stash", torch::wrap_pybind_function(&PagePool::stash))
+      .def(
+          "stash", torch::wrap_pybind_function(
+                       [](PagePool& pool, PageTicket& ticket, const at::Tensor& tensor,
+                          const at::Tensor& rows) { pool.stash(ticket, tensor.storage(), rows); }))
       .def(
           "restore",
           torch::wrap_pybind_function([](PagePool& pool, PageTicket& ticket, at::Tensor tensor,
                                          int fillDeadRows, uint8_t dead, uint8_t failed,
                                          bool keepsPages) {
             pool.restore(
-                ticket, tensor,
+                ticket, tensor.storage(),
                 {static_cast<PageDeadRows>(fillDeadRows), dead, failed, keepsPages});
           }),
           py::arg("ticket"), py::arg("tensor"), py::arg("fill_dead_rows") = 1, py::arg("dead") = 0,

@@ -30,7 +30,7 @@
 #include "plugins/ahead/room.h"
 #include "plugins/offload/offload_engine.h"
 #include "plugins/offload/transfer/pinned.h"
-#include "plugins/paging/pool/movers.h"
+#include "plugins/paging/pool/pool.h"
 #include "plugins/report/step_trace.h"
 
 namespace ebb::bindings {
@@ -223,8 +223,8 @@ void bindTestsOfPlugins(py::module_& module) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));
              }));
   module.def("cpu_page_mover", [] { return reinterpret_cast<uintptr_t>(&cpuPageMover()); });
-  module.def("set_page_mover", [](const std::string& device, uintptr_t mover) {
-    setPageMover(c10::Device(device).type(), reinterpret_cast<const PageMover*>(mover));
+  module.def("set_page_mover", [](uintptr_t mover) {
+    setPageMover(reinterpret_cast<const PageMover*>(mover));
   });
   module.def("preferred_node", [](const at::Tensor& memory) {
     return preferredNode(memory.const_data_ptr());

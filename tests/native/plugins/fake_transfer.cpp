@@ -25,13 +25,13 @@ struct HostBlock {
 };
 
 struct FakeEvent final : TransferEvent {
-  explicit FakeEvent(Clock given) : clock(std::move(given)) {}
-  Clock clock;
-};
+  FakeEvent(FakeTransfer& fake, Clock given) : fake(fake), clock(std::move(given)) {}
+  bool isDone() const override { return fake.isDone(clock); }
+  void wait() const override { fake.finish(clock); }
 
-const Clock& clockOf(const TransferEvent& event) {
-  return static_cast<const FakeEvent&>(event).clock;
-}
+  FakeTransfer& fake;
+  const Clock clock;
+};
 
 bool isCompute(StreamId stream) { return stream < kOut; }
 
@@ -70,40 +70,41 @@ TransferEventPtr FakeTransfer::record(c10::Stream stream) {
   if (isCompute(stream.id())) {
     clocks_[stream.id()][stream.id()] = ++lastTick_;
   }
-  return std::make_shared<const FakeEvent>(clocks_[stream.id()]);
+  return std::make_shared<const FakeEvent>(*this, clocks_[stream.id()]);
 }
 
 void FakeTransfer::wait(c10::Stream stream, const TransferEventPtr& event) {
   std::lock_guard<std::mutex> lock(mutex_);
   Clock& clock = clocks_[stream.id()];
-  for (const auto& [other, number] : clockOf(*event)) {
+  const Clock& awaited = static_cast<const FakeEvent&>(*event).clock;
+  for (const auto& [other, number] : awaited) {
     clock[other] = std::max(clock[other], number);
   }
   // Ops run when they are called, so what they wait for must have run.
-  if (isCompute(stream.id()) && !queue_.allRan(clockOf(*event))) {
+  if (isCompute(stream.id()) && !queue_.allRan(awaited)) {
     ++counts_.deviceWaits;
-    queue_.runBefore(clockOf(*event));
+    queue_.runBefore(awaited);
   }
 }
 
-bool FakeTransfer::isDone(const TransferEvent& event) {
+bool FakeTransfer::isDone(const Clock& clock) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++counts_.asked;
-  const bool done = queue_.allRan(clockOf(event));
+  const bool done = queue_.allRan(clock);
   if (done) {
-    queue_.hostKnows(clockOf(event));
+    queue_.hostKnows(clock);
   }
   return done;
 }
 
-void FakeTransfer::finish(const TransferEvent& event) {
+void FakeTransfer::finish(const Clock& clock) {
   std::lock_guard<std::mutex> lock(mutex_);
   ++counts_.asked;
-  if (!queue_.allRan(clockOf(event))) {
+  if (!queue_.allRan(clock)) {
     ++counts_.hostWaits;
-    queue_.runBefore(clockOf(event));
+    queue_.runBefore(clock);
   }
-  queue_.hostKnows(clockOf(event));
+  queue_.hostKnows(clock);
 }
 
 void FakeTransfer::failAllocationsAfter(size_t count) {

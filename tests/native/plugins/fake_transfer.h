@@ -38,13 +38,15 @@ class FakeTransfer final : public Transfer {
   c10::Stream inStream(c10::Device device) override;
   TransferEventPtr record(c10::Stream stream) override;
   void wait(c10::Stream stream, const TransferEventPtr& event) override;
-  bool isDone(const TransferEvent& event) override;
-  void finish(const TransferEvent& event) override;
   void packed(const c10::Storage& storage) override;
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override;
   c10::Storage allocateOnHost(size_t nbytes, c10::Device device) override;
   void copy(
       const c10::Storage& to, const c10::Storage& from, size_t nbytes, c10::Stream stream) override;
+
+  // An event with this clock: true if it is done; the host waits for it.
+  bool isDone(const Clock& clock);
+  void finish(const Clock& clock);
 
   // Runs the `count` copies that were queued first; of those, each as soon as what it waits for
   // ran.

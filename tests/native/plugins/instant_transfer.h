@@ -22,8 +22,6 @@ class InstantTransfer final : public Transfer {
   c10::Stream inStream(c10::Device device) override { return stream(2); }
   TransferEventPtr record(c10::Stream stream) override { return event_; }
   void wait(c10::Stream stream, const TransferEventPtr& event) override {}
-  bool isDone(const TransferEvent& event) override { return true; }
-  void finish(const TransferEvent& event) override {}
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
     std::lock_guard<std::mutex> lock(mutex_);
     auto& cached = free_[nbytes];
@@ -47,6 +45,10 @@ class InstantTransfer final : public Transfer {
   static c10::Stream stream(int64_t number) {
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::kCPU), number);
   }
+  struct DoneEvent final : TransferEvent {
+    bool isDone() const override { return true; }
+    void wait() const override {}
+  };
   struct Block {
     void* memory;
     size_t nbytes;
@@ -60,7 +62,7 @@ class InstantTransfer final : public Transfer {
 
   std::mutex mutex_;                                      // guards free_
   std::unordered_map<size_t, std::vector<Block*>> free_;  // by size; never given back
-  const TransferEventPtr event_ = std::make_shared<TransferEvent>();
+  const TransferEventPtr event_ = std::make_shared<DoneEvent>();
 };
 
 }  // namespace ebb

@@ -112,7 +112,7 @@ def have_pages() -> None:
     from ebb import _testing
 
     cpu = _testing.cpu_page_mover()
-    _testing.set_page_mover("late", torch.ops.late.page_mover(cpu))
+    _testing.set_page_mover(torch.ops.late.page_mover(cpu))
 
 
 def synchronize() -> None:

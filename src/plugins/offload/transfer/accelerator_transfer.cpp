@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -22,13 +23,11 @@ namespace {
 
 struct AcceleratorEvent final : TransferEvent {
   explicit AcceleratorEvent(c10::Stream stream) : event(recordEvent(stream)) {}
+  bool isDone() const override { return event->query(); }
+  void wait() const override { event->synchronize(); }
 
   const EventPtr event;
 };
-
-const Event& eventOf(const TransferEvent& event) {
-  return *static_cast<const AcceleratorEvent&>(event).event;
-}
 
 class AcceleratorTransfer final : public Transfer {
  public:
@@ -45,12 +44,8 @@ class AcceleratorTransfer final : public Transfer {
   }
 
   void wait(c10::Stream stream, const TransferEventPtr& event) override {
-    eventOf(*event).block(stream);
+    static_cast<const AcceleratorEvent&>(*event).event->block(stream);
   }
-
-  bool isDone(const TransferEvent& event) override { return eventOf(event).query(); }
-
-  void finish(const TransferEvent& event) override { eventOf(event).synchronize(); }
 
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
     return allocate(nbytes, device);
@@ -106,10 +101,6 @@ bool acceleratorIsThere() {
   return isThere.load(std::memory_order_relaxed);
 }
 
-Transfer& acceleratorTransfer() {
-  // Leaked on purpose: threads that outlive static objects may use streams and events.
-  static auto* instance = new AcceleratorTransfer;
-  return *instance;
-}
+std::shared_ptr<Transfer> acceleratorTransfer() { return std::make_shared<AcceleratorTransfer>(); }
 
 }  // namespace ebb

@@ -1,5 +1,6 @@
 #include "plugins/offload/transfer/disk.h"
 
+#include <c10/core/thread_pool.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <fcntl.h>
@@ -7,12 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 namespace ebb {
@@ -23,21 +21,6 @@ constexpr size_t kGrowth = size_t{64} << 20;
 
 size_t roundUp(size_t nbytes) {
   return (nbytes + DiskFile::kBlock - 1) / DiskFile::kBlock * DiskFile::kBlock;
-}
-
-// Opens a file without a name in `directory`, and returns its descriptor. Returns -1 and sets errno
-// on failure.
-int openIn(const std::string& directory, int flags) {
-  const int unnamed = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | flags, 0600);
-  if (unnamed >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
-    return unnamed;
-  }
-  std::string name = directory + "/ebb-" + std::string(6, 'X');  // mkostemp replaces the X's
-  const int named = ::mkostemp(name.data(), O_CLOEXEC | flags);
-  if (named >= 0) {
-    ::unlink(name.c_str());
-  }
-  return named;
 }
 
 // Copies the bytes. Returns false if the program has freed memory at `from`. Uses process_vm_readv,
@@ -83,13 +66,13 @@ const Room& roomOf(const c10::Storage& storage) {
 
 DiskFile::DiskFile(std::string directory, size_t limit)
     : directory_(std::move(directory)), limit_(limit / kBlock * kBlock) {
-  descriptor_ = openIn(directory_, O_DIRECT);
-  if (descriptor_ < 0) {
-    descriptor_ = openIn(directory_, 0);  // tmpfs and other file systems lack O_DIRECT
-  }
+  std::string name = directory_ + "/ebb-XXXXXX";  // mkostemp replaces the X's
+  descriptor_ = ::mkostemp(name.data(), O_CLOEXEC);
   TORCH_CHECK_VALUE(
       descriptor_ >= 0, "ebb: cannot create a file for the disk tier in '", directory_,
       "': ", std::strerror(errno), ". Set disk of ebb.offload.configure to a writable folder.");
+  ::unlink(name.c_str());
+  ::fcntl(descriptor_, F_SETFL, O_DIRECT);  // fails on tmpfs and others, which lack O_DIRECT
 }
 
 DiskFile::~DiskFile() { ::close(descriptor_); }
@@ -239,74 +222,11 @@ void DiskEvent::done(std::string error) {
   done_.notify_all();
 }
 
-// Runs jobs in order, on a thread of its own that lives as long as the process. While the process
-// has too many threads to start one, the caller runs the job.
-class Disk::Queue : public std::enable_shared_from_this<Disk::Queue> {
- public:
-  // Gets a buffer of DiskFile::kBuffer bytes. Returns an error message, empty on success.
-  using Job = std::function<std::string(char* buffer)>;
-
-  TransferEventPtr push(Job job) {
-    auto done = std::make_shared<DiskEvent>();
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!running_ && !start()) {
-        done->done(job(newBuffer().get()));
-        return done;
-      }
-      jobs_.emplace_back(std::move(job), done);
-    }
-    changed_.notify_one();
-    return done;
-  }
-
- private:
-  using Buffer = std::unique_ptr<char, decltype(&std::free)>;
-
-  static Buffer newBuffer() {
-    return {
-        static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free};
-  }
-
-  // Returns false if there are too many threads.
-  bool start() {
-    try {
-      std::thread([self = shared_from_this()] { self->work(); }).detach();
-      running_ = true;
-    } catch (const std::system_error&) {
-      return false;  // the next job tries again
-    }
-    return true;
-  }
-
-  void work() {
-    const Buffer buffer = newBuffer();
-    for (;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [&] { return !jobs_.empty(); });
-      auto [job, done] = std::move(jobs_.front());
-      jobs_.pop_front();
-      lock.unlock();
-      std::string error = job(buffer.get());
-      job = nullptr;  // a thread that waits for the event may want the job's file closed
-      done->done(std::move(error));
-    }
-  }
-
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable changed_;
-  std::deque<std::pair<Job, std::shared_ptr<DiskEvent>>> jobs_;
-  bool running_ = false;  // the thread exists
-};
-
 Disk& Disk::get() {
   // Leaked on purpose: the threads may outlive static objects.
   static auto* instance = new Disk;
   return *instance;
 }
-
-Disk::Disk()
-    : process_(::getpid()), writes_(std::make_shared<Queue>()), reads_(std::make_shared<Queue>()) {}
 
 void Disk::configure(const std::string& directory, size_t limit) {
   adoptProcess();
@@ -319,16 +239,16 @@ void Disk::configure(const std::string& directory, size_t limit) {
   limit_ = limit;
 }
 
-// Gives a child of fork() new threads and a new file: the child has no threads, and the parent uses
-// the file.
+// Begins in a new process. Gives a child of fork() new threads and a new file: the child has no
+// threads, and the parent uses the file.
 void Disk::adoptProcess() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (process_ == ::getpid()) {
     return;
   }
   process_ = ::getpid();
-  writes_ = std::make_shared<Queue>();
-  reads_ = std::make_shared<Queue>();
+  writes_ = nullptr;
+  reads_ = nullptr;
   if (std::exchange(file_, nullptr)) {
     try {
       file_ = std::make_shared<DiskFile>(directory_, limit_);
@@ -358,30 +278,45 @@ c10::Storage Disk::allocate(size_t nbytes) {
 
 TransferEventPtr Disk::write(const c10::Storage& room, const c10::Storage& from, size_t nbytes) {
   const auto* memory = static_cast<const char*>(from.data());
-  return start(writes_, room, [=](DiskFile& file, size_t offset, char* buffer) {
-    return file.write(offset, memory, nbytes, buffer);
+  const Room place = roomOf(room);
+  return start(writes_, place.process, [=](char* buffer) {
+    return place.file->write(place.offset, memory, nbytes, buffer);
   });
 }
 
 TransferEventPtr Disk::read(const c10::Storage& to, const c10::Storage& room, size_t nbytes) {
   auto* memory = static_cast<char*>(to.mutable_data());
-  return start(reads_, room, [=](DiskFile& file, size_t offset, char* buffer) {
-    return file.read(offset, memory, nbytes, buffer);
+  const Room place = roomOf(room);
+  return start(reads_, place.process, [=](char* buffer) {
+    return place.file->read(place.offset, memory, nbytes, buffer);
   });
 }
 
-// `queue` is a member, which adoptProcess() may replace.
-TransferEventPtr Disk::start(std::shared_ptr<Queue>& queue, const c10::Storage& room, Copy copy) {
+// `thread` is a member, which adoptProcess() may reset.
+TransferEventPtr Disk::start(c10::ThreadPool*& thread, int process, Copy copy) {
   adoptProcess();
   std::lock_guard<std::mutex> lock(mutex_);
-  const Room& place = roomOf(room);
-  if (place.process != process_) {
-    copy = [](DiskFile&, size_t, char*) {
+  if (process != process_) {
+    copy = [](char*) {
       return "it went to disk before the process forked, and belongs to the parent";
     };
   }
-  return queue->push([file = place.file, offset = place.offset, copy = std::move(copy)](
-                         char* buffer) { return copy(*file, offset, buffer); });
+  if (thread == nullptr) {
+    try {
+      thread = new c10::ThreadPool(1);
+    } catch (const std::system_error&) {  // too many threads: this one copies
+    }
+  }
+  auto event = std::make_shared<DiskEvent>();
+  auto job = [copy = std::move(copy), event]() mutable {
+    thread_local const std::unique_ptr<char, decltype(&std::free)> buffer(
+        static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free);
+    std::string error = copy(buffer.get());
+    copy = nullptr;  // a thread that waits for the event may want the copy's file closed
+    event->done(std::move(error));
+  };
+  thread == nullptr ? job() : thread->run(std::move(job));
+  return event;
 }
 
 size_t Disk::used() {

@@ -15,16 +15,20 @@
 
 #include "plugins/offload/transfer/transfer.h"
 
+namespace c10 {
+class ThreadPool;
+}  // namespace c10
+
 namespace ebb {
 
 // Note [The disk tier]
-// The disk tier is one file without a name, in the user's directory, so the file disappears when
-// the process ends, however the process ends. The file grows by preallocation up to the limit, so a
-// full disk is noticed before anything relies on the space. Bytes bypass the page cache where the
-// file system allows (O_DIRECT), since page cache is memory too. One thread does all writes in
-// order, and another thread all reads. A child of fork() has neither the threads nor a file of its
-// own, and the parent continues to use the old file. So the child opens another file, and does not
-// read bytes written before the fork.
+// The disk tier is one file in the user's directory, which loses its name at once, so the file
+// disappears when the process ends, however the process ends. The file grows by preallocation up to
+// the limit, so a full disk is noticed before anything relies on the space. Bytes bypass the page
+// cache where the file system allows (O_DIRECT), since page cache is memory too. One thread does
+// all writes in order, and another thread all reads. A child of fork() has neither the threads nor
+// a file of its own, and the parent continues to use the old file. So the child opens another file,
+// and does not read bytes written before the fork.
 class DiskFile {
  public:
   // Throws c10::ValueError if the directory does not exist or ebb cannot create a file there.
@@ -64,8 +68,8 @@ class DiskFile {
 class DiskEvent final : public TransferEvent {
  public:
   static std::shared_ptr<DiskEvent> past();  // an event that is done
-  bool isDone() const;
-  void wait() const;
+  bool isDone() const override;
+  void wait() const override;
 
   // The error of a finished read or write; empty on success.
   std::string error() const override;
@@ -80,10 +84,6 @@ class DiskEvent final : public TransferEvent {
   std::atomic<bool> done_{false};
   std::string error_;  // read only if `done_`
 };
-
-inline const DiskEvent& asDiskEvent(const TransferEvent& event) {
-  return static_cast<const DiskEvent&>(event);
-}
 
 class Disk {
  public:
@@ -105,22 +105,23 @@ class Disk {
   size_t used();  // bytes in use in the current file
 
  private:
-  class Queue;
-  // Copies between memory and a place in the file, through a buffer. Returns an error message,
-  // empty on success.
-  using Copy = std::function<std::string(DiskFile& file, size_t offset, char* buffer)>;
+  // Copies between memory and a file, through a buffer of DiskFile::kBuffer bytes. Returns an error
+  // message, empty on success.
+  using Copy = std::function<std::string(char* buffer)>;
 
-  Disk();
   void adoptProcess();
-  TransferEventPtr start(std::shared_ptr<Queue>& queue, const c10::Storage& room, Copy copy);
+  // `process`: allocated the room. Copies of another process's room fail.
+  TransferEventPtr start(c10::ThreadPool*& thread, int process, Copy copy);
 
   std::mutex mutex_;  // guards the members below
-  int process_;       // owner of the threads and the file
+  int process_ = 0;   // owner of the threads and the file; 0: none yet
   std::string directory_;
   size_t limit_ = 0;
   std::shared_ptr<DiskFile> file_;  // null without a disk tier
-  std::shared_ptr<Queue> writes_;
-  std::shared_ptr<Queue> reads_;
+  // Each has one thread. Null before the first copy, and never destroyed: the thread lives as long
+  // as the process.
+  c10::ThreadPool* writes_ = nullptr;
+  c10::ThreadPool* reads_ = nullptr;
 };
 
 }  // namespace ebb

@@ -2,6 +2,7 @@
 #include <malloc.h>
 
 #include <array>
+#include <memory>
 
 #include "memory/bytes.h"
 #include "plugins/offload/transfer/disk.h"
@@ -43,11 +44,7 @@ class DiskTransfer final : public Transfer {
 
   TransferEventPtr record(c10::Stream stream) override { return last_[stream.id()]; }
 
-  void wait(c10::Stream, const TransferEventPtr& event) override { finish(*event); }
-
-  bool isDone(const TransferEvent& event) override { return asDiskEvent(event).isDone(); }
-
-  void finish(const TransferEvent& event) override { asDiskEvent(event).wait(); }
+  void wait(c10::Stream, const TransferEventPtr& event) override { event->wait(); }
 
   c10::Storage allocateOnDevice(size_t nbytes, c10::Device device) override {
     return allocate(nbytes, device);
@@ -77,9 +74,6 @@ class DiskTransfer final : public Transfer {
 
 }  // namespace
 
-Transfer& diskTransfer() {
-  static auto* instance = new DiskTransfer;
-  return *instance;
-}
+std::shared_ptr<Transfer> diskTransfer() { return std::make_shared<DiskTransfer>(); }
 
 }  // namespace ebb

@@ -14,8 +14,8 @@ namespace ebb {
 // On CUDA, torch's allocator of pinned memory rounds sizes up to powers of two, which may double
 // the memory of a tensor. So if CUDA's runtime is loaded, ebb registers ordinary memory of the
 // exact size. ebb is built without CUDA, and looks the functions up in the process. See also Note
-// [Memory near the device], and Note [Classes of sizes] for the cases where the pool asks for
-// slightly more.
+// [Memory near the device], and Note [Classes of sizes] for the cases where slightly more is
+// allocated.
 //
 // Registration takes long, a second for some gigabytes. Most of this time is page faults, one after
 // the other. So ebb asks for huge pages, and several threads touch them first.

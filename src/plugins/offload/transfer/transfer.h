@@ -19,6 +19,11 @@ class TransferEvent {
  public:
   virtual ~TransferEvent() = default;
 
+  virtual bool isDone() const = 0;
+
+  // The host waits for the event.
+  virtual void wait() const = 0;
+
   // The error of the work before a finished event; empty on success.
   virtual std::string error() const { return {}; }
 };
@@ -47,11 +52,6 @@ class Transfer {
   // Work given to `stream` from now on runs after `event`. The host does not wait.
   virtual void wait(c10::Stream stream, const TransferEventPtr& event) = 0;
 
-  virtual bool isDone(const TransferEvent& event) = 0;
-
-  // The host waits for `event`.
-  virtual void finish(const TransferEvent& event) = 0;
-
   // `storage` is about to be offloaded; work given to computeStream() so far produces the bytes.
   virtual void packed(const c10::Storage& storage) {}
 
@@ -70,9 +70,9 @@ class Transfer {
 // True if an accelerator is available; once true, always true.
 bool acceleratorIsThere();
 
-Transfer& acceleratorTransfer();
+std::shared_ptr<Transfer> acceleratorTransfer();
 
 // Offloads CPU tensors where there is no accelerator; the "host" is the disk tier.
-Transfer& diskTransfer();
+std::shared_ptr<Transfer> diskTransfer();
 
 }  // namespace ebb

@@ -1,19 +1,15 @@
-#include "plugins/paging/pool/movers.h"
-
-#include <c10/util/Exception.h>
+// The movers for each kind of device.
 #include <dlfcn.h>
 
-#include <array>
 #include <atomic>
 #include <string>
+
+#include "plugins/paging/pool/pool.h"
 
 namespace ebb {
 namespace {
 
-std::atomic<const PageMover*>& outOfTree(c10::DeviceType type) {
-  static std::array<std::atomic<const PageMover*>, c10::COMPILE_TIME_MAX_DEVICE_TYPES> movers{};
-  return movers[static_cast<size_t>(type)];
-}
+std::atomic<const PageMover*> outOfTree = nullptr;  // of devices of type PrivateUse1
 
 std::string folderOfThisLibrary() {
   Dl_info info;
@@ -38,7 +34,8 @@ const PageMover* loadCudaPageMover() {
 }  // namespace
 
 bool hasPageMover(c10::DeviceType type) {
-  return type == c10::kCPU || type == c10::kCUDA || outOfTree(type).load() != nullptr;
+  return type == c10::kCPU || type == c10::kCUDA ||
+         (type == c10::kPrivateUse1 && outOfTree.load() != nullptr);
 }
 
 const PageMover& pageMoverOf(c10::Device device) {
@@ -53,12 +50,12 @@ const PageMover& pageMoverOf(c10::Device device) {
         "nvcc. Install a CUDA Toolkit and build ebb again with EBB_CUDA=1.");
     return *cudas;
   }
-  const PageMover* mover = outOfTree(device.type()).load();
+  const PageMover* mover = device.is_privateuseone() ? outOfTree.load() : nullptr;
   TORCH_CHECK_NOT_IMPLEMENTED(
       mover != nullptr, "ebb: PAGE has kernels for CPU and CUDA, not for ", device);
   return *mover;
 }
 
-void setPageMover(c10::DeviceType type, const PageMover* mover) { outOfTree(type).store(mover); }
+void setPageMover(const PageMover* mover) { outOfTree.store(mover); }
 
 }  // namespace ebb

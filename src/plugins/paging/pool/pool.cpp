@@ -4,39 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/util/StringUtil.h>
 
 #include <cstring>
-#include <string>
 
-#include "plugins/paging/pool/movers.h"
 #include "stream/stream.h"
 
 namespace ebb {
-namespace {
-
-void checkOptions(const PagePoolOptions& options) {
-  const auto check = [](bool good, const char* name, int64_t value, const char* range) {
-    TORCH_CHECK_VALUE(good, "ebb: a page pool's ", name, " must be ", range, "; it is ", value);
-  };
-  check(options.rowBytes > 0, "row width", options.rowBytes, "at least one byte");
-  check(options.pageRows > 0, "page size", options.pageRows, "at least one row");
-  check(options.devicePages >= 0, "device pages", options.devicePages, "at least 0");
-  check(options.hostPages >= 0, "host pages", options.hostPages, "at least 0");
-  check(!options.isStack || options.pageRows == 1, "page size", options.pageRows, "1 in a stack");
-}
-
-// Gives `options.device` the form of a tensor's device: with an index, but on the CPU without.
-PagePoolOptions withDeviceOfTensors(PagePoolOptions options) {
-  if (options.device.is_cpu()) {
-    options.device = c10::kCPU;
-  } else if (!options.device.has_index()) {
-    options.device = currentDevice(options.device.type());
-  }
-  return options;
-}
-
-}  // namespace
 
 std::string describePageErrors(int64_t errors) {
   const std::pair<int64_t, const char*> all[] = {
@@ -75,8 +48,10 @@ at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Dev
 }
 
 PagePool::PagePool(const PagePoolOptions& options)
-    : mover_(pageMoverOf(options.device)), options_(withDeviceOfTensors(options)) {
-  checkOptions(options);
+    : mover_(pageMoverOf(options.device)), options_(options) {
+  TORCH_INTERNAL_ASSERT(
+      options.rowBytes > 0 && options.pageRows > 0 && options.devicePages >= 0 &&
+      options.hostPages >= 0 && (!options.isStack || options.pageRows == 1));
   const auto onDevice = at::TensorOptions().device(options.device);
   const int64_t pages[2] = {options.devicePages, options.hostPages};
   PagePoolState state{};
@@ -105,14 +80,12 @@ void PagePool::warmUp() {
   const auto onDevice = at::TensorOptions().device(options_.device);
   PageTicket ticket = makeTicket(1);
   at::Tensor row = at::zeros({1, options_.rowBytes}, onDevice.dtype(at::kByte));
-  stash(ticket, row, at::zeros({1}, onDevice.dtype(at::kLong)));
-  restore(ticket, row, {PageDeadRows::FirstRow, 0, 0, true});
+  stash(ticket, row.storage(), at::zeros({1}, onDevice.dtype(at::kLong)));
+  restore(ticket, row.storage(), {PageDeadRows::FirstRow, 0, 0, true});
   giveBack(ticket);
 }
 
 PageTicket PagePool::makeTicket(int64_t totalRows) const {
-  TORCH_CHECK_VALUE(
-      totalRows >= 0, "ebb: a page ticket needs a number of rows of at least 0; got ", totalRows);
   const int64_t pages = options_.isStack ? 0 : at::ceil_div(totalRows, options_.pageRows);
   constexpr int64_t kWords = sizeof(PageTicketState) / sizeof(int64_t);
   return {
@@ -120,42 +93,31 @@ PageTicket PagePool::makeTicket(int64_t totalRows) const {
       {totalRows, options_.rowBytes}};
 }
 
-PageRows PagePool::rowsOf(const at::Tensor& tensor, const PageTicket& ticket) const {
-  TORCH_CHECK_VALUE(
-      tensor.is_contiguous() && tensor.dim() > 0 && tensor.device() == options_.device,
-      "ebb: a page pool takes contiguous tensors with rows, on ", options_.device,
-      "; this one has shape ", tensor.sizes(), " on ", tensor.device());
-  const int64_t count = tensor.size(0);
-  TORCH_CHECK_VALUE(
-      count == ticket.whole.count &&
-          static_cast<int64_t>(tensor.nbytes()) == count * options_.rowBytes,
-      "ebb: this ticket is for ", ticket.whole.count, " rows of ", options_.rowBytes,
-      " bytes; the tensor has shape ", tensor.sizes(), " and ", tensor.nbytes(), " bytes");
-  return ticket.whole;
+PageTicketState* PagePool::stateOf(const PageTicket& ticket, const c10::Storage& storage) const {
+  const auto nbytes = static_cast<size_t>(ticket.whole.count * options_.rowBytes);
+  TORCH_INTERNAL_ASSERT(storage.device() == options_.device && storage.nbytes() >= nbytes);
+  return ticket.get();
 }
 
-void PagePool::stash(PageTicket& ticket, const at::Tensor& tensor, const at::Tensor& rows) {
+void PagePool::stash(PageTicket& ticket, const c10::Storage& source, const at::Tensor& rows) {
   const c10::DeviceGuard here(options_.device);
-  const PageRows whole = rowsOf(tensor, ticket);
-  TORCH_CHECK_VALUE(
-      rows.scalar_type() == at::kLong && rows.numel() == 1 && rows.device() == options_.device,
-      "ebb: the number of valid rows must be one int64 on ", options_.device, "; got ",
-      rows.toString(), " of shape ", rows.sizes());
-  auto* state = static_cast<PageTicketState*>(ticket.state.mutable_data_ptr());
+  TORCH_INTERNAL_ASSERT(
+      rows.scalar_type() == at::kLong && rows.numel() == 1 && rows.device() == options_.device);
   mover_.stash(
-      pool(), state, whole, tensor.const_data_ptr(), rows.const_data_ptr<int64_t>(), stream());
+      pool(), stateOf(ticket, source), ticket.whole, source.data(), rows.const_data_ptr<int64_t>(),
+      stream());
 }
 
-void PagePool::restore(PageTicket& ticket, at::Tensor& tensor, PageFill fill) {
+void PagePool::restore(PageTicket& ticket, const c10::Storage& destination, PageFill fill) {
   const c10::DeviceGuard here(options_.device);
-  const PageRows whole = rowsOf(tensor, ticket);
-  auto* state = static_cast<PageTicketState*>(ticket.state.mutable_data_ptr());
-  mover_.restore(pool(), state, whole, tensor.mutable_data_ptr(), fill, stream());
+  mover_.restore(
+      pool(), stateOf(ticket, destination), ticket.whole, destination.mutable_data(), fill,
+      stream());
 }
 
 void PagePool::giveBack(PageTicket& ticket) {
   const c10::DeviceGuard here(options_.device);
-  mover_.giveBack(pool(), static_cast<PageTicketState*>(ticket.state.mutable_data_ptr()), stream());
+  mover_.giveBack(pool(), ticket.get(), stream());
 }
 
 at::Tensor PagePool::flags() const {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 #include <c10/util/Exception.h>
 
 #include <cstdint>
@@ -36,12 +38,14 @@ at::Tensor allocateForPool(at::IntArrayRef shape, at::ScalarType dtype, c10::Dev
 struct PageTicket {
   at::Tensor state;      // int64, on the pool's device: a PageTicketState and its page ids
   PageRows whole{0, 0};  // of the tensor
+
+  PageTicketState* get() const { return static_cast<PageTicketState*>(state.mutable_data_ptr()); }
 };
 
 class EBB_API PagePool {
  public:
-  // Throws c10::ValueError for invalid sizes, c10::NotImplementedError for a device without
-  // kernels, and NoPinnedMemory if there is none for the second tier.
+  // Throws c10::NotImplementedError for a device without kernels, and NoPinnedMemory if there is
+  // none for the second tier.
   explicit PagePool(const PagePoolOptions& options);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
@@ -49,14 +53,13 @@ class EBB_API PagePool {
   // A ticket for tensors of `totalRows` rows.
   PageTicket makeTicket(int64_t totalRows) const;
 
-  // Copies the first `rows` rows of `tensor` into pages, on the current stream; `rows` is one int64
-  // on the pool's device. Neither waits nor allocates. Throws c10::ValueError if the tensor is not
-  // contiguous, or the rows do not fit the pool or the ticket.
-  void stash(PageTicket& ticket, const at::Tensor& tensor, const at::Tensor& rows);
+  // Copies the first `rows` rows of `source`, the memory of the ticket's tensor, into pages, on the
+  // current stream; `rows` is one int64 on the pool's device. Neither waits nor allocates.
+  void stash(PageTicket& ticket, const c10::Storage& source, const at::Tensor& rows);
 
   // Copies the rows back and gives the pages back, unless `fill` keeps the pages. After an error,
-  // fills all of `tensor` with the bytes `fill.failed`.
-  void restore(PageTicket& ticket, at::Tensor& tensor, PageFill fill);
+  // fills all rows of `destination` with the bytes `fill.failed`.
+  void restore(PageTicket& ticket, const c10::Storage& destination, PageFill fill);
 
   // Gives the pages back, if the ticket has any. In a stack, all tensors stashed later must have
   // been given back before.
@@ -82,7 +85,7 @@ class EBB_API PagePool {
 
  private:
   void warmUp();
-  PageRows rowsOf(const at::Tensor& tensor, const PageTicket& ticket) const;
+  PageTicketState* stateOf(const PageTicket& ticket, const c10::Storage& storage) const;
   PagePoolState* pool() const;
   void* stream() const;
 
@@ -93,6 +96,16 @@ class EBB_API PagePool {
   at::Tensor free_[2];  // ids, by tier
   at::Tensor state_;    // a PagePoolState
 };
+
+// True if ebb has a mover for such devices, perhaps not in this build.
+bool hasPageMover(c10::DeviceType type);
+
+// Throws c10::NotImplementedError if there is no mover, or none in this build.
+const PageMover& pageMoverOf(c10::Device device);
+
+// Sets the mover of the backend out of tree (PrivateUse1), before anything is paged there. `mover`
+// is never freed; null removes the mover.
+EBB_API void setPageMover(const PageMover* mover);
 
 // Explains the error bits in words; empty for 0.
 EBB_API std::string describePageErrors(int64_t errors);
