@@ -156,8 +156,8 @@ def has_ranks() -> bool:
 
 
 def ranks_of_job() -> Ranks | None:
-    """Connect to the job's ranks; None if this process is alone. Each call begins a new session;
-    all ranks must begin their sessions in the same order."""
+    """Connect to the job's ranks, and join them; None if this process is alone. Each call begins a
+    new session; all ranks must begin their sessions in the same order."""
     if not has_ranks():
         return None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may reuse the store
@@ -170,4 +170,6 @@ def ranks_of_job() -> Ranks | None:
     if exchange is None:
         log.info("budget: the process group has no store, so this rank plans alone")
         return None
-    return Ranks(exchange)
+    ranks = Ranks(exchange)
+    ranks.join()
+    return ranks

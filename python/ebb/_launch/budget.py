@@ -15,11 +15,9 @@ from _ebb_switches import is_set
 from ebb import _C
 from ebb._launch.agreeing import Offer, ranks_of_job
 from ebb._launch.assignment import Assignment, InCall
-from ebb._launch.budget_messages import Messages
 from ebb._launch.budget_phases import Agree, Ended, Measure, Start, Wait
 from ebb._launch.budgeted import Blocks, CallAround, is_compiled
-from ebb._launch.budgeted_job import BudgetedJob
-from ebb._launch.measured_steps import NoPlanError
+from ebb._launch.budgeted_job import BudgetedJob, Messages, NoPlanError
 from ebb._launch.memory_limit import Limit
 from ebb._launch.models import ModelObserver
 from ebb._launch.save_all import SaveAll
@@ -153,8 +151,6 @@ class Budget(ModelObserver):
         self._steps += 1
         if self._steps == 1 and job.ranks is None:
             job.ranks = ranks_of_job()
-            if job.ranks is not None:
-                job.ranks.join()
         if job.phase.has_ended:
             return
         job.memory.step_ended()

@@ -60,7 +60,6 @@ def measure(
                 (*OFFLOAD_STEPS, *[Purpose.TIME] * 2),
             )
             sequence.base = base_bytes([model])  # after a step, so that gradients count
-            sequence.begin()
             for duration, profile in run(step, sequence.purposes()):
                 if profile is not None:
                     _check_regions(profile, {name or root for name in handle.names})

@@ -92,12 +92,9 @@ class MeasureSequence:
     ) -> None:
         self._device, self._window_of, self._may_differ = device, window_of, may_differ
         self._purposes = list(recomputed), list(offloading)
-        self.restart()
-
-    def begin(self) -> None:
-        """Call before the first step runs."""
-        self._link = measure_link(self._device)
+        self._link = measure_link(device)
         self._run_steps = RunStepMonitor()
+        self.restart()
 
     def restart(self) -> None:
         """Drop all results, and begin with the first step."""
