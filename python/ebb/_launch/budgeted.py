@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -294,7 +294,7 @@ class Blocks:
         """Give each block its planned policy. Blocks without one get their own forward back."""
         self.are_plain, self._new = False, []
         self.around.leave()
-        around = self.around.modules(policies)
+        self.around.follow(policies)  # first, since it looks for the blocks' parents
         for block in list(self.alive()):
             policy = policies.get(block.name)
             block.put(policy)
@@ -302,7 +302,6 @@ class Blocks:
                 block.leave()
                 self._all.remove(block)
                 self._used.discard(block)
-        self.around.follow(around, policies)
 
 
 class ModulesAround:
@@ -314,21 +313,13 @@ class ModulesAround:
         self._callers: Callers | None = None  # while the callers of blocks are observed
         self._inside: set[str] = set()  # names of blocks that run in the forward of their parent
 
-    def modules(self, names: Container[str]) -> dict[str, tuple[torch.nn.Module, torch.nn.Module]]:
-        """Modules around blocks with their models, by region name, as far as they have one of the
-        names."""
-        return {name: module for name, module in self._parents().values() if name in names}
-
-    def follow(
-        self,
-        modules: Mapping[str, tuple[torch.nn.Module, torch.nn.Module]],
-        policies: Mapping[str, Policy],
-    ) -> None:
-        """Make modules regions under their planned policies."""
-        for name, (module, root) in modules.items():
-            block = Block(name, module, root, self._blocks.evaluation)
-            block.put(policies[name])
-            self._regions.append(block)
+    def follow(self, policies: Mapping[str, Policy]) -> None:
+        """Make modules around blocks regions, as far as they have a planned policy."""
+        for name, (module, root) in dict(self._parents().values()).items():
+            if name in policies:
+                block = Block(name, module, root, self._blocks.evaluation)
+                block.put(policies[name])
+                self._regions.append(block)
 
     def leave(self) -> None:
         """Restore the modules' own forwards."""

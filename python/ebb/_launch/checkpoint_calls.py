@@ -180,15 +180,6 @@ def _run_reentrant(cls: Any, *given: Any) -> Any:
         return function(*args)
 
 
-def _take_reentrant() -> Callable[[], None]:
-    _FUNCTION.apply = classmethod(_run_reentrant)  # type: ignore[assignment, method-assign]
-
-    def undo() -> None:
-        del _FUNCTION.apply
-
-    return undo
-
-
 @functools.cache
 def _warn_recompute_context() -> None:
     warnings.warn(
@@ -326,7 +317,8 @@ def take_over(assignment: Assignment, undo: ExitStack) -> None:
     global _assignment
     _assignment = assignment
     undo.callback(_forget)
-    undo.callback(_take_reentrant())
+    _FUNCTION.apply = classmethod(_run_reentrant)  # type: ignore[assignment, method-assign]
+    undo.callback(delattr, _FUNCTION, "apply")
     if not _TELLS_GENERATOR:
         undo.callback(exchange(_CHECKPOINT, _leaving_its_generator))
     undo.callback(exchange(_GENERATOR, _later_generator if _LATER else _generator))
