@@ -73,7 +73,7 @@ class Plan(ModulePolicies):
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak
         self.spread = measured.spread
-        self.pool_bytes = chooser.pool_bytes(chosen)
+        self.pool_bytes = chooser.simulator.pool_bytes(chooser.of_calls(chosen))
         self.settings = ProcessSettings(
             _transfers(chooser, chosen),
             ahead=chooser.simulator.ahead or not (policies and ahead_is_on()),

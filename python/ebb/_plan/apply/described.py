@@ -208,7 +208,8 @@ def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:
     everything: that time is removed, and the time that the choice adds is placed in backward."""
     step, plain = chooser.simulator.step, chooser.simulator.plain.duration
     duration = estimate.duration
-    timeline = thinned(point for point in chooser.timeline(chosen) if point[0] < math.inf)
+    points = chooser.simulator.timeline(chooser.of_calls(chosen))
+    timeline = thinned(point for point in points if point[0] < math.inf)
     clock = _without_replays(
         step, [step.forward_ends, step.duration, *(time for time, _ in timeline)]
     )

@@ -59,12 +59,10 @@ def changes_of_step(
             second += during(back, max(back, sent.ended), sent.size)
         else:
             spans.append((back, sent.ended))
-    shared = Changes(_changes_of(step, needed))
-    of_pools = Changes([(0.0, pools.nbytes)])
     return [
-        shared,
+        Changes(_changes_of(step, needed)),
         Changes(second),
-        of_pools,
+        Changes([(0.0, pools.nbytes)]),
         pools.tickets,
         *(call.own for call in calls),
     ]
