@@ -39,14 +39,9 @@ class Timing:
 
 
 def _fitted(step: Step, duration: float, kernels: float, replays: int) -> Timing:
-    """Fit to the step that recomputed everything: the overhead of a replay, or the ratio of its
-    time to the kernel's time in forward.
-
-    Args:
-        duration: of the step without recording.
-        kernels: time in forward of the kernels that the step recomputed.
-        replays: how many operators it recomputed.
-    """
+    """Fit to the step that recomputed everything, with so many `replays`: the overhead of a replay,
+    or the ratio of its time to the kernel's time in forward. `duration`: without recording.
+    `kernels`: time in forward of the recomputed kernels."""
     took = step.replaying
     eager = duration - took - _RECORDING * len(step.operators)
     if eager < kernels:  # the machine was slower during the recording
