@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from _ebb_switches import is_set
 
@@ -221,7 +221,8 @@ class Measure(Phase):
         varies = not are_alike(min(peaks), largest)
         growth = largest / size if varies and size else 1.0
         more = largest - size if varies else 0
-        measured = self._sequence.measured(self.job.blocks.around.parents())
+        parents = self.job.blocks.around.parents()
+        measured = replace(self._sequence.measured(), parents=parents)
         return Outcome(measured, varies, growth, more, self._beside)
 
 
@@ -245,15 +246,9 @@ def _no_plan(calls: int, *, was_recorded: bool) -> Exception:
 
 
 def _choose_other_blocks(job: BudgetedJob, why: str, least: Decided | None = None) -> bool:
-    """Choose other modules as blocks, and measure steps with them. See Note [Other blocks].
-
-    Args:
-        why: why the current blocks are not sufficient.
-        least: as for `OtherBlocks.next`.
-
-    Returns:
-        False if no other blocks may be better.
-    """
+    """Choose other modules as blocks, and measure steps with them; False if none may be better. See
+    Note [Other blocks]. `why`: why the current blocks are not sufficient. `least`: as for
+    `OtherBlocks.next`."""
     if job.messages.assignment.announced:
         return False  # inside a larger block, the job's own checkpointing would have no effect
     following = job.other_blocks.next(job.models, least)
@@ -285,7 +280,7 @@ class Agree(Start):
 
     def decide_for(self, most: Offer) -> Decided:
         """Plan for all ranks of a kind: this rank's profile, with the kind's largest values."""
-        measured = self.outcome.measured.with_highest(most.duration, most.base)
+        measured = replace(self.outcome.measured, duration=most.duration, base=most.base)
         return self.decide(measured, most.budget)
 
     def decide(self, measured: Measured, budget: float | None = None) -> Decided:

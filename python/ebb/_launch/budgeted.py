@@ -267,9 +267,11 @@ class Blocks:
         """The number of calls with gradients since the last `take`."""
         return sum(block.calls for block in self._all)
 
-    def are_inside(self, function: Callable[..., Any]) -> bool:
-        """True if a block has run in this checkpointed function."""
-        return _told_apart_by(function) in self.functions_around
+    def exclude(self, function: Callable[..., Any]) -> bool:
+        """True if a checkpoint call of this function is no region: it is inside or around a block,
+        or no block is a region."""
+        is_inside = self.are_plain or _C.in_region()
+        return is_inside or _told_apart_by(function) in self.functions_around
 
     def met_hooks(self) -> bool:
         """True if a block was called under the job's saved-tensor hooks."""

@@ -13,11 +13,11 @@ from ebb._launch.budgeted import Blocks
 from ebb._launch.other_blocks import OtherBlocks
 from ebb._launch.step_memory_monitor import StepMemory
 from ebb._plan.profile.measuring import RECOMPUTED, device_of, offload_steps
-from ebb._support.job import is_first
+from ebb._support.job import is_first, print_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.progress import Progress
-from ebb._support.shown import clipped, print_stderr
+from ebb._support.shown import clipped
 from ebb.policies import recompute_all
 
 
@@ -31,12 +31,7 @@ def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
 
 
 class Messages:
-    """Prints lines about a budget.
-
-    Args:
-        text: the user's text for the budget.
-        assignment: the policy for calls of torch.utils.checkpoint.
-    """
+    """Prints lines about a budget. `text`: the user's text for it."""
 
     def __init__(self, text: str, assignment: Assignment) -> None:
         self.text = text
@@ -47,8 +42,7 @@ class Messages:
     def tell(self, what: str) -> None:
         log.info("budget: %s", what)
         self.end_progress()
-        if is_first():
-            print_stderr(f"ebb: EBB_BUDGET={self.text}: {what}")
+        print_first(f"ebb: EBB_BUDGET={self.text}: {what}")
 
     def announce(self, names: Iterable[str], line: str) -> None:
         """Print once that ebb has found blocks. `line`: with a place for their names."""
