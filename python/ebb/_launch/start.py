@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Iterable
-from types import ModuleType
+from collections.abc import Callable
 from typing import TypeVar
 
 from _ebb_switches import is_set
@@ -187,11 +185,6 @@ def _take_over() -> None:
         warn_setting_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
 
 
-def _settings_of(module: ModuleType) -> Iterable[str]:
-    """The names of the settings of `configure`, also if the plug-in is not built."""
-    return inspect.signature(module.configure).parameters
-
-
 def start() -> None:
     """Apply the environment variables. Called once per process, when ebb is imported.
 
@@ -203,8 +196,8 @@ def start() -> None:
         for section in configure_from_file(path, _SECTIONS):
             given[section].append(f"[{section}] of {clipped(path)}")
     given["ahead"] += _checked("EBB_AHEAD", _start_ahead, [])
-    given["offload"] += configure_from("offload", _settings_of(offload), offload.configure)
-    given["paging"] += configure_from("paging", _settings_of(paging), paging.configure)
+    given["offload"] += configure_from("offload", offload.configure)
+    given["paging"] += configure_from("paging", paging.configure)
     warn_unknown_variables()
     _check_rank()
     if not is_set("EBB_DISABLE"):
