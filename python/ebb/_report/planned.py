@@ -170,7 +170,7 @@ def begins(plan: ReportedPlan) -> None:
     """Shows a plan in reports of the steps from now on."""
     global _known
     recorded = [(found["step"], bool(found["rows"])) for found in _C.reports()]
-    now = _step()
+    now = int(_C.stats()["step"])
     with _lock:
         known = [
             one
@@ -185,7 +185,7 @@ def ends(plan: ReportedPlan) -> None:
     """Shows a plan only in reports of steps up to the current one."""
     for one in _known:
         if one.plan is plan and one.last is None:
-            one.last = _step()
+            one.last = int(_C.stats()["step"])
 
 
 def forget(plan: ReportedPlan) -> None:
@@ -218,8 +218,3 @@ def plan_of_step(step: int, regions: Iterable[str]) -> ReportedPlan | None:
         if plan is not None and one.first <= step <= last and names & plan.regions:
             return plan
     return None
-
-
-def _step() -> int:
-    step: int = _C.stats()["step"]
-    return step
