@@ -34,7 +34,6 @@ class FoundBlocks(ModelObserver):
         self._assignment = assignment
         self._stay = stay
         self._blocks = Blocks((), in_graphs=True)
-        self._names: list[str] = []  # of blocks
         self._models: list[str] = []  # classes of models
         self._trains = False  # a model's first forward had gradients, or an optimizer has stepped
         self._told = False
@@ -55,7 +54,7 @@ class FoundBlocks(ModelObserver):
         if self._assignment.announced and not self._stay:
             return
         if regions_by_default(model):
-            self._names += self._blocks.add(model, self._assignment.policy)
+            self._blocks.add(model, self._assignment.policy)
 
     def on_search_done(self, models: list[torch.nn.Module]) -> None:
         self._trains = True
