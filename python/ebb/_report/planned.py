@@ -207,11 +207,7 @@ def steps_are_renumbered() -> None:
 
 
 def plan_of_step(step: int, regions: Iterable[str]) -> ReportedPlan | None:
-    """The plan of a recorded step; the latest if there are several.
-
-    Args:
-        regions: the names of the regions that ran in the step.
-    """
+    """The plan of a recorded step in which these regions ran; the latest if there are several."""
     names = set(regions)
     for one in reversed(_known):
         plan, last = one.plan, step if one.last is None else one.last
