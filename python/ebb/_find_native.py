@@ -6,7 +6,7 @@ import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-NATIVE = Path(__file__).parent / "_native"  # has a folder for each torch release
+NATIVE = Path(__file__).parent / "_native"  # has a folder torch-<release> for each torch release
 
 
 def release(version: str) -> str:
@@ -19,12 +19,8 @@ def numbers(release: str) -> list[int]:
 
 
 def find(running: str, native: Path = NATIVE) -> Path:
-    """The folder of `ebb._C`. Raises ImportError before the dynamic linker can fail.
-
-    Args:
-        running: ``torch.__version__``.
-        native: the folder that has a folder ``torch-<release>`` for each torch release.
-    """
+    """The folder of `ebb._C` for the torch release that is `running`. Raises ImportError before the
+    dynamic linker can fail."""
     folders = {
         module.parent.name.removeprefix("torch-"): module.parent
         for module in native.glob(f"torch-*/_C{EXTENSION_SUFFIXES[0]}")

@@ -7,12 +7,12 @@ from budget_jobs import STEPS, Job, Quiet, peak_of, regions
 
 import ebb
 from ebb import _testing
-from ebb._launch import measured_steps, takeover
+from ebb._launch import budgeted_job, takeover
 from ebb._plan.profile import link, measuring
 from ebb._plan.profile.link import Link
 from ebb._plan.simulate.simulator import Simulator
 
-PLANNED = measured_steps.number_of_steps([]) + 2  # steps, after which there is a plan
+PLANNED = budgeted_job.number_of_steps([]) + 2  # steps, after which there is a plan
 FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30, is_disk=True)
 
 

@@ -10,10 +10,10 @@ from planned_programs import UNet, double
 from torch import nn
 
 from ebb import _C
-from ebb._launch import measured_steps
+from ebb._launch import budgeted_job
 from ebb._launch import other_blocks as module
 
-MORE = STEPS + 3 * measured_steps.number_of_steps([])  # steps, for all candidates
+MORE = STEPS + 3 * budgeted_job.number_of_steps([])  # steps, for all candidates
 
 
 class Pictures(Job):

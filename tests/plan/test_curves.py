@@ -61,7 +61,7 @@ def test_the_predicted_timeline_is_what_is_measured():
     with plan.apply(program.model):
         measured = ebb.profile(program.step, steps=1)
 
-    predicted = plan._chooser.timeline(plan._chosen)
+    predicted = plan._chooser.simulator.timeline(plan._chooser.of_calls(plan._chosen))
 
     assert [time for time, _ in predicted] == sorted(time for time, _ in predicted)
     assert max(size for _, size in predicted) == plan.peak

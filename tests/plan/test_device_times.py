@@ -49,7 +49,7 @@ def test_the_order_of_all_that_happened_stays(make, seed):
     measured = planned.measured
     device = replace(measured, profile=not_waiting(measured.profile), on_accelerator=True)
     there, here = Simulator(device), planned.simulator
-    choices = planned.chooser._of_calls(planned.chosen(planned.random_sets(seed)))
+    choices = planned.chooser.of_calls(planned.chosen(planned.random_sets(seed)))
 
     assert there.plain.peak == here.plain.peak
     assert there.estimate(choices).peak == here.estimate(choices).peak

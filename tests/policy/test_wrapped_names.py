@@ -160,7 +160,7 @@ def test_rules_ask_for_plain_names(stack, way):
 @pytest.mark.parametrize("stack", [("ddp",), ("fsdp",), ("compile",), ("dp", "checkpoint")])
 def test_the_environments_names_match(stack, monkeypatch):
     told = []
-    monkeypatch.setattr(models, "print_stderr", told.append)
+    monkeypatch.setattr(models, "print_first", told.append)
     net, _ = wrapped(stack)
     takeover.install(ebb.policies.recompute_all, "1", ("layers.?",))
     try:

@@ -9,13 +9,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ebb import _C
-from ebb._launch import measured_steps
+from ebb._launch import budgeted_job
 from ebb._plan.profile.measuring import base_bytes
 from ebb._region.modules import marks_of
 
 WIDTH = 16
 ROWS = 256
-PLANNED = measured_steps.number_of_steps([])  # steps until ebb has made a plan
+PLANNED = budgeted_job.number_of_steps([])  # steps until ebb has made a plan
 STEPS = PLANNED + 3
 
 

@@ -61,15 +61,8 @@ class Ranks:
         self._exchange.store.add("joined", 1)
 
     def begins(self, step: int, is_full: bool) -> bool:
-        """True if all ranks begin to measure now. Call at the end of each step.
-
-        Args:
-            step: number of the step that has ended.
-            is_full: True if this rank has reached its memory limit.
-
-        Raises:
-            Exception: the store failed.
-        """
+        """True if all ranks begin to measure now. Call at the end of each step. `is_full`: True if
+        this rank has reached its memory limit. Raises whatever a failing store raises."""
         if is_full and not self._has_called:
             self._has_called = True
             first = step + _ASKS + -step % _ASKS
@@ -88,10 +81,8 @@ class Ranks:
             plan: makes a plan from a combined offer.
 
         Returns:
-            True if the exchange has ended; and this rank's plan, else None.
-
-        Raises:
-            Exception: the store failed.
+            True if the exchange has ended; and this rank's plan, else None. Raises whatever a
+            failing store raises.
         """
         if offer is None:
             if gave_up and self._looks == 0:
@@ -137,17 +128,13 @@ def _combined(offers: Values) -> dict[str, dict[str, Any]]:
         kinds.setdefault(offer["kind"], []).append((rank, offer))
     combined = {}
     for kind, members in kinds.items():
-        leader, _ = max(members, key=lambda member: (_lack(member[1]), -member[0]))
+        # The rank that needs the most bytes beyond its budget; of several, the first.
+        lacks = [(o["peak"] + o["base"] - o["budget"], -rank) for rank, o in members]
+        leader = -max(lacks)[1]
         most = {name: max(offer[name] for _, offer in members) for name in members[0][1]}
         most["budget"] = min(offer["budget"] for _, offer in members)
         combined[kind] = {"leader": leader, "offer": most}
     return combined
-
-
-def _lack(offer: dict[str, Any]) -> float:
-    """Bytes that a rank needs beyond its budget."""
-    need: float = offer["peak"] + offer["base"] - offer["budget"]
-    return need
 
 
 def has_ranks() -> bool:
@@ -156,8 +143,8 @@ def has_ranks() -> bool:
 
 
 def ranks_of_job() -> Ranks | None:
-    """Connect to the job's ranks; None if this process is alone. Each call begins a new session;
-    all ranks must begin their sessions in the same order."""
+    """Connect to the job's ranks, and join them; None if this process is alone. Each call begins a
+    new session; all ranks must begin their sessions in the same order."""
     if not has_ranks():
         return None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may reuse the store
@@ -170,4 +157,6 @@ def ranks_of_job() -> Ranks | None:
     if exchange is None:
         log.info("budget: the process group has no store, so this rank plans alone")
         return None
-    return Ranks(exchange)
+    ranks = Ranks(exchange)
+    ranks.join()
+    return ranks

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
+from ebb._launch.budgeted import Blocks
 from ebb._policy.policy import Policy
-from ebb._support.job import is_first
+from ebb._support.job import print_first
 from ebb._support.log import log
-from ebb._support.shown import clipped, print_stderr
+from ebb._support.shown import clipped
 
-InCall = AbstractContextManager[Any]
 TORCHS = "torch.utils.checkpoint"
 
 
@@ -25,9 +23,7 @@ class Assignment:
     patterns: tuple[str, ...]  # globs over module names
     # Further policies for modules, each with globs over their names.
     others: tuple[tuple[Policy, tuple[str, ...]], ...] = ()
-    # Called with the function of each torch.utils.checkpoint call. Returns a wrapper for the
-    # context that the call's region enters, or None if the call is no region.
-    in_call: Callable[[Callable[..., Any]], Callable[[InCall], InCall] | None] | None = None
+    blocks: Blocks | None = None  # of a budget: see Note [Calls around blocks]
     # Called when ebb first takes over a checkpoint call or a module by its name.
     when_announced: Callable[[], None] | None = None
     # Checkpoint functions whose calls have become regions. If modules have become regions by name,
@@ -49,12 +45,10 @@ class Assignment:
         if is_first_source and self.when_announced is not None:
             self.when_announced()
         log.info("%s: calls of %s become regions, and modules %s", self.text, source, self.patterns)
-        if not is_first():
-            return
         globs = clipped(",".join(self.patterns))
         modules = f", and so are modules that match {globs}" if self.patterns else ""
         also = " and the modules that the file lists" if self.others else ""
-        print_stderr(
+        print_first(
             f"ebb: calls of {source}{also} are regions{modules} ({self.text}); "
             "EBB_DISABLE=1 turns ebb off"
         )

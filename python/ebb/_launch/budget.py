@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import zlib
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any
 
 import torch
 from _ebb_switches import is_set
 
-from ebb import _C
 from ebb._launch.agreeing import Offer, ranks_of_job
-from ebb._launch.assignment import Assignment, InCall
-from ebb._launch.budget_messages import Messages
+from ebb._launch.assignment import Assignment
 from ebb._launch.budget_phases import Agree, Ended, Measure, Start, Wait
-from ebb._launch.budgeted import Blocks, CallAround, is_compiled
-from ebb._launch.budgeted_job import BudgetedJob
-from ebb._launch.measured_steps import NoPlanError
+from ebb._launch.budgeted import Blocks, is_compiled
+from ebb._launch.budgeted_job import BudgetedJob, Messages, NoPlanError
 from ebb._launch.memory_limit import Limit
 from ebb._launch.models import ModelObserver
 from ebb._launch.save_all import SaveAll
@@ -38,15 +32,7 @@ _NO_BLOCKS = (
 
 
 class Budget(ModelObserver):
-    """Applies a memory budget to a job.
-
-    Args:
-        budget: bytes; or a share of the peak that a step without regions allocates; or a limit,
-            below which everything is saved.
-        text: the user's text for the budget.
-        patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
-        assignment: the policy for calls of torch.utils.checkpoint.
-    """
+    """Applies a memory budget to a job. Arguments as for `takeover.install_budget`."""
 
     def __init__(
         self,
@@ -93,14 +79,6 @@ class Budget(ModelObserver):
                 self.job.phase.announce(names)
         except Exception as error:
             self._fail(error)
-
-    def checkpoint_call(self, function: Callable[..., Any]) -> Callable[[InCall], InCall] | None:
-        """A wrapper for the context that the region of a torch.utils.checkpoint call enters. None
-        if the call is no region, because it is inside or around a block.
-        """
-        if self.blocks.are_plain or _C.in_region() or self.blocks.are_inside(function):
-            return None
-        return functools.partial(CallAround, self.blocks, function)
 
     def _at_exit(self) -> None:
         job = self.job
@@ -153,8 +131,6 @@ class Budget(ModelObserver):
         self._steps += 1
         if self._steps == 1 and job.ranks is None:
             job.ranks = ranks_of_job()
-            if job.ranks is not None:
-                job.ranks.join()
         if job.phase.has_ended:
             return
         job.memory.step_ended()
@@ -208,10 +184,5 @@ class Budget(ModelObserver):
 
 def _offer(measured: Measured, budget: float) -> Offer:
     what = "\n".join(f"{op.func_name} {op.region}" for op in measured.profile.operators)
-    return Offer(
-        kind=f"{zlib.crc32(what.encode()):x}",
-        peak=measured.profile.peak,
-        budget=budget,
-        duration=measured.duration,
-        base=measured.base,
-    )
+    kind = f"{zlib.crc32(what.encode()):x}"
+    return Offer(kind, measured.profile.peak, budget, measured.duration, measured.base)

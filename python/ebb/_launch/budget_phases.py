@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 from _ebb_switches import is_set
 
-from ebb import _C
+from ebb import _C, ahead
 from ebb._launch.agreeing import Offer
-from ebb._launch.budgeted_job import BudgetedJob, Phase
+from ebb._launch.budgeted_job import BudgetedJob, NoPlanError, Phase
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
-from ebb._launch.measured_steps import Measuring, NoPlanError, Outcome
 from ebb._launch.step_memory_monitor import PlannedMemory
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed
+from ebb._plan.measure import window_of_all
 from ebb._plan.plan import plan_of
-from ebb._plan.profile.measuring import Measured
+from ebb._plan.profile.measuring import (
+    Measured,
+    MeasureSequence,
+    are_alike,
+    base_bytes,
+    device_of,
+)
+from ebb._plan.profile.profile import without_evaluation
+from ebb._plan.profile.recording import Purpose, Recording
 from ebb._report import planned
+from ebb._support import devices
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
 from ebb.policies import recompute_all
 
 _MOST_MEASURED = 5  # maximum number of times that steps are measured in a job
+_MOST_AGAIN = 20  # maximum number of steps that do not count; more end the measurement
 _SOON = 64  # steps after a plan in which one step over the budget does not mean a change for good
 _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that takes more than both
 
@@ -65,28 +76,62 @@ class Start(Phase):
             measure(self.job)
 
 
-class Measure(Phase):
-    """Measures steps."""
+@dataclass(frozen=True)
+class Outcome:
+    """The result of all measured steps."""
 
-    _measuring: Measuring | None = None
+    measured: Measured  # input for a plan
+    varies: bool  # True if the peaks of steps differ
+    growth: float  # ratio of the largest step's peak to the recorded step's peak
+    # The difference of these peaks in bytes. Without regions, the difference is at least as large.
+    more: int
+    beside: int  # bytes of the program's other tensors, which are not in `measured.base`
+
+
+class Measure(Phase):
+    """Measures steps. See Note [Steps that are measured]."""
+
+    def __init__(self, job: BudgetedJob) -> None:
+        super().__init__(job)
+        self._recording = Recording(gives_way=True)
+        self._undo = ExitStack()  # stops the measurement, and restores the job's settings
+        self._settings = ExitStack()  # settings of OFFLOAD in steps that offload everything
+        self._peaks: list[int] = []  # of all measured steps that do not offload everything
+        self._uncounted = 0  # steps that did not count
+        self._calls: int | None = None  # calls of blocks in a step that counts
+        self._other_calls: int | None = None  # `_calls` of the last step, if it did not count
+        self._beside = 0  # `Outcome.beside`
 
     def begin(self) -> None:
-        job = self.job
-        names = [block.name for block in job.blocks.used()]
-        job.messages.announce_profiling(names, job.models)
-        self._measuring = Measuring(
-            job.blocks, lambda: list(job.optimizers), job.budget, job.beside
+        blocks = self.job.blocks
+        names = [block.name for block in blocks.used()]
+        self.job.messages.announce_profiling(names, self.job.models)
+        self._undo.callback(_restore_ahead, ahead.configure()["regions"])
+        ahead.configure(regions=0)  # replays ahead would hide part of the replay time
+        self._sequence = MeasureSequence(
+            device_of(blocks.roots()),
+            lambda measured: window_of_all(measured, self.job.budget),
+            may_differ=True,
         )
-        self._measuring.begin()
-        job.memory.leave_out()
+        self._undo.callback(self._stop)
+        blocks.around.watch_callers()
+        self._put_policy()
+        self._prepare()
+        self.job.memory.leave_out()
 
     def end(self) -> None:
-        if self._measuring is not None:
-            self._measuring.stop()
+        self._undo.close()
+
+    def _stop(self) -> None:
+        self._recording.end()
+        self.job.blocks.around.stop_watching_callers()
+        self._settings.close()
+        if self._sequence.window is not None:
+            _C.offload_stats()  # copies have ended: this call makes the engine free their memory
+        devices.free_cache()
 
     def step_ended(self, is_step: bool) -> None:
         job = self.job
-        assert self._measuring is not None
         calls, has_new = job.blocks.take()
         if has_new or not is_step:
             measure(job)
@@ -94,33 +139,116 @@ class Measure(Phase):
         try:
             if calls == 0 and job.blocks.candidate > 0:
                 raise NothingToPlanError("the model's forward does not call these modules")
-            outcome = self._measuring.step_ended(calls, job.memory.peak)
+            self._record(calls)
         except (NoPlanError, NothingToPlanError) as error:
             if _choose_other_blocks(job, str(error)):
                 return
             raise
-        if outcome is not None:
-            self._measuring = None  # it has stopped
-            job.beside = outcome.beside
-            job.blocks.put(recompute_all)
-            job.enter(Agree(job, outcome))
+        if self._sequence.purpose is not None:
+            self._prepare()
+            return
+        outcome = self._outcome()
+        job.beside = outcome.beside
+        job.blocks.put(recompute_all)
+        job.enter(Agree(job, outcome))
 
     def left(self) -> int:
         """Maximum number of steps that are still to be measured."""
-        assert self._measuring is not None
-        return self._measuring.left()
+        return self._sequence.left()
+
+    def _record(self, calls: int) -> None:
+        """Record the step that has ended, with so many calls of blocks with gradients.
+
+        Raises:
+            NoPlanError: the steps differ too much.
+            NothingToPlanError: the steps call no block.
+        """
+        blocks, sequence = self.job.blocks, self._sequence
+        ended = self._recording.end()
+        blocks.around.stop_watching_callers()
+        peak, window = self.job.memory.peak, sequence.window
+        if window is None:
+            self._peaks.append(peak)
+        if not self._counts(calls) or ended is None:
+            self._uncounted += 1
+            if self._uncounted > _MOST_AGAIN:
+                raise _no_plan(calls, was_recorded=ended is not None)
+            return
+        duration, profile = ended
+        if profile is not None and blocks.evaluation.has_run:
+            profile = without_evaluation(profile)
+        sequence.record(duration, profile, peak)
+        if sequence.window != window:
+            self._put_policy()
+
+    def _put_policy(self) -> None:
+        self.job.blocks.put(self._sequence.policy)
+        devices.free_cache()  # steps with other policies would keep other blocks in the cache
+
+    def _prepare(self) -> None:
+        """Begin the next step."""
+        job, sequence = self.job, self._sequence
+        self._settings.close()
+        self._settings.enter_context(sequence.transfers())
+        if sequence.purpose is Purpose.PROFILE:
+            base = base_bytes(job.blocks.roots(), list(job.optimizers))
+            self._beside = _C.tensor_bytes()[0] - base
+            if job.beside is not None:
+                growth = max(0, self._beside - job.beside)
+                base, self._beside = base + growth, self._beside - growth
+            sequence.base = base
+        assert sequence.purpose is not None
+        self._recording.begin(sequence.purpose)
+
+    def _counts(self, calls: int) -> bool:
+        """True if the step calls blocks as often as those before. Two steps in a row with the same
+        other number of calls start the measurement again."""
+        if calls == 0:
+            return False
+        if self._calls is None or calls == self._calls:
+            self._calls, self._other_calls = calls, None
+            return True
+        before, self._other_calls = self._other_calls, calls
+        if before == calls:
+            self._sequence.restart()
+            self.job.blocks.put(recompute_all)
+            self._calls, self._other_calls = calls, None
+        return False
+
+    def _outcome(self) -> Outcome:
+        peaks = self._peaks[1:]  # the first step allocates gradients and optimizer states
+        size, largest = self._sequence.peak, max(peaks)
+        varies = not are_alike(min(peaks), largest)
+        growth = largest / size if varies and size else 1.0
+        more = largest - size if varies else 0
+        parents = self.job.blocks.around.parents()
+        measured = replace(self._sequence.measured(), parents=parents)
+        return Outcome(measured, varies, growth, more, self._beside)
+
+
+def _restore_ahead(regions: int) -> None:
+    if ahead.configure()["regions"] == 0:  # the job has not changed the setting meanwhile
+        ahead.configure(regions=regions)
+
+
+def _no_plan(calls: int, *, was_recorded: bool) -> Exception:
+    """Why no plan is possible."""
+    if calls == 0:
+        return NothingToPlanError(
+            "no block ran a backward in eager mode (blocks compiled by torch.compile do not count)"
+        )
+    return NoPlanError(
+        "the blocks run a different number of times in each step"
+        if was_recorded
+        else "ebb cannot profile steps while torch.profiler is active; stop torch.profiler during "
+        "the first steps"
+    )
 
 
 def _choose_other_blocks(job: BudgetedJob, why: str, least: Decided | None = None) -> bool:
-    """Choose other modules as blocks, and measure steps with them. See Note [Other blocks].
-
-    Args:
-        why: why the current blocks are not sufficient.
-        least: as for `OtherBlocks.next`.
-
-    Returns:
-        False if no other blocks may be better.
-    """
+    """Choose other modules as blocks, and measure steps with them; False if none may be better. See
+    Note [Other blocks]. `why`: why the current blocks are not sufficient. `least`: as for
+    `OtherBlocks.next`."""
     if job.messages.assignment.announced:
         return False  # inside a larger block, the job's own checkpointing would have no effect
     following = job.other_blocks.next(job.models, least)
@@ -152,7 +280,7 @@ class Agree(Start):
 
     def decide_for(self, most: Offer) -> Decided:
         """Plan for all ranks of a kind: this rank's profile, with the kind's largest values."""
-        measured = self.outcome.measured.with_highest(most.duration, most.base)
+        measured = replace(self.outcome.measured, duration=most.duration, base=most.base)
         return self.decide(measured, most.budget)
 
     def decide(self, measured: Measured, budget: float | None = None) -> Decided:

@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -267,9 +267,11 @@ class Blocks:
         """The number of calls with gradients since the last `take`."""
         return sum(block.calls for block in self._all)
 
-    def are_inside(self, function: Callable[..., Any]) -> bool:
-        """True if a block has run in this checkpointed function."""
-        return _told_apart_by(function) in self.functions_around
+    def exclude(self, function: Callable[..., Any]) -> bool:
+        """True if a checkpoint call of this function is no region: it is inside or around a block,
+        or no block is a region."""
+        is_inside = self.are_plain or _C.in_region()
+        return is_inside or _told_apart_by(function) in self.functions_around
 
     def met_hooks(self) -> bool:
         """True if a block was called under the job's saved-tensor hooks."""
@@ -294,7 +296,7 @@ class Blocks:
         """Give each block its planned policy. Blocks without one get their own forward back."""
         self.are_plain, self._new = False, []
         self.around.leave()
-        around = self.around.modules(policies)
+        self.around.follow(policies)  # first, since it looks for the blocks' parents
         for block in list(self.alive()):
             policy = policies.get(block.name)
             block.put(policy)
@@ -302,7 +304,6 @@ class Blocks:
                 block.leave()
                 self._all.remove(block)
                 self._used.discard(block)
-        self.around.follow(around, policies)
 
 
 class ModulesAround:
@@ -314,21 +315,13 @@ class ModulesAround:
         self._callers: Callers | None = None  # while the callers of blocks are observed
         self._inside: set[str] = set()  # names of blocks that run in the forward of their parent
 
-    def modules(self, names: Container[str]) -> dict[str, tuple[torch.nn.Module, torch.nn.Module]]:
-        """Modules around blocks with their models, by region name, as far as they have one of the
-        names."""
-        return {name: module for name, module in self._parents().values() if name in names}
-
-    def follow(
-        self,
-        modules: Mapping[str, tuple[torch.nn.Module, torch.nn.Module]],
-        policies: Mapping[str, Policy],
-    ) -> None:
-        """Make modules regions under their planned policies."""
-        for name, (module, root) in modules.items():
-            block = Block(name, module, root, self._blocks.evaluation)
-            block.put(policies[name])
-            self._regions.append(block)
+    def follow(self, policies: Mapping[str, Policy]) -> None:
+        """Make modules around blocks regions, as far as they have a planned policy."""
+        for name, (module, root) in dict(self._parents().values()).items():
+            if name in policies:
+                block = Block(name, module, root, self._blocks.evaluation)
+                block.put(policies[name])
+                self._regions.append(block)
 
     def leave(self) -> None:
         """Restore the modules' own forwards."""

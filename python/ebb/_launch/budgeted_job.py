@@ -1,4 +1,4 @@
-"""A job with a memory budget: what the phases of the budget share."""
+"""A job with a memory budget: what the phases of the budget share, and the lines that it prints."""
 
 from __future__ import annotations
 
@@ -8,11 +8,72 @@ from collections.abc import Iterable
 import torch
 
 from ebb._launch.agreeing import Ranks
-from ebb._launch.budget_messages import Messages
+from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Blocks
 from ebb._launch.other_blocks import OtherBlocks
 from ebb._launch.step_memory_monitor import StepMemory
+from ebb._plan.profile.measuring import RECOMPUTED, device_of, offload_steps
+from ebb._support.job import is_first, print_first
+from ebb._support.log import log
+from ebb._support.names import in_ranges
+from ebb._support.progress import Progress
+from ebb._support.shown import clipped
 from ebb.policies import recompute_all
+
+
+class NoPlanError(Exception):
+    """No plan is possible; the message says why."""
+
+
+def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
+    """Maximum number of measured steps, plus the step that runs already."""
+    return 1 + len(RECOMPUTED) + offload_steps(device_of(models))
+
+
+class Messages:
+    """Prints lines about a budget. `text`: the user's text for it."""
+
+    def __init__(self, text: str, assignment: Assignment) -> None:
+        self.text = text
+        self.assignment = assignment
+        self.announced = False  # True once a line has named the blocks
+        self._progress = Progress(f"ebb: EBB_BUDGET={text}: profiling")
+
+    def tell(self, what: str) -> None:
+        log.info("budget: %s", what)
+        self.end_progress()
+        print_first(f"ebb: EBB_BUDGET={self.text}: {what}")
+
+    def announce(self, names: Iterable[str], line: str) -> None:
+        """Print once that ebb has found blocks. `line`: with a place for their names."""
+        if self.announced:
+            return
+        self.announced = True
+        self.tell(line.format(clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)))
+
+    def announce_profiling(self, names: Iterable[str], models: Iterable[torch.nn.Module]) -> None:
+        """Print once that ebb profiles steps with these blocks."""
+        if self.announced or not (names := list(names)):
+            return
+        self.announce(
+            names,
+            f"ebb profiles {number_of_steps(models)} steps, then chooses what each of these blocks "
+            "saves and recomputes: {}; EBB_DISABLE=1 turns ebb off",
+        )
+        if self.assignment.text.startswith("EBB="):
+            self.tell(
+                f"{self.assignment.text} applies only to calls of torch.utils.checkpoint outside "
+                "of these blocks"
+            )
+
+    def show_progress(self, left: int, models: Iterable[torch.nn.Module]) -> None:
+        """Show how many steps have been measured."""
+        if is_first():
+            steps = number_of_steps(models)
+            self._progress.show(steps + 1 - left, steps)
+
+    def end_progress(self) -> None:
+        self._progress.end()
 
 
 class Phase:

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import noop_context_fn
 from ebb import _C
 from ebb._launch import context_keys
 from ebb._launch.assignment import TORCHS, Assignment
+from ebb._launch.budgeted import CallAround
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
 from ebb._region import outer_hooks
@@ -180,15 +181,6 @@ def _run_reentrant(cls: Any, *given: Any) -> Any:
         return function(*args)
 
 
-def _take_reentrant() -> Callable[[], None]:
-    _FUNCTION.apply = classmethod(_run_reentrant)  # type: ignore[assignment, method-assign]
-
-    def undo() -> None:
-        del _FUNCTION.apply
-
-    return undo
-
-
 @functools.cache
 def _warn_recompute_context() -> None:
     warnings.warn(
@@ -229,27 +221,23 @@ def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
         known[name] = policy
 
 
-_FEW, _MANY = 64, 1000
+_MANY = 1000  # calls whose policy function ebb asks before it says so
+_MOST = 1000  # keys in `_policies`
 _assignment: Assignment | None = None  # while ebb takes calls over
 # By key of a context_fn and region name: the policy that its function gave.
 _policies: dict[context_keys.Key, dict[str, Policy]] = {}
-_most = _FEW  # keys in `_policies` before ebb removes those whose objects have been freed
 _asked = 0  # calls whose policy function ebb asked
 
 
 def _known(context_fn: Any) -> dict[str, Policy]:
     """The policies of a context_fn so far, to which the caller adds."""
-    global _most
     key = context_keys.key_of(context_fn)
     if key is None:
         return {}
-    if len(_policies) >= _most and key not in _policies:
-        for other in [other for other in _policies if context_keys.is_gone(other)]:
-            del _policies[other]
-        if len(_policies) >= _MANY:
-            _policies.clear()
-        _most = max(_FEW, 2 * len(_policies))
-    return _policies.setdefault(key, {})
+    known = _policies.setdefault(key, {})
+    if len(_policies) > _MOST:
+        _policies.pop(next(iter(_policies)), None)  # the oldest
+    return known
 
 
 def _translated(
@@ -310,13 +298,13 @@ def region_of_call(
     assignment = _assignment
     assert assignment is not None
     assignment.announce(source)
-    in_call = assignment.in_call and assignment.in_call(function)
-    if assignment.in_call and not in_call:
+    blocks = assignment.blocks
+    if blocks is not None and blocks.exclude(function):
         return nullcontext(), nullcontext()
     name = name_of(function)
     policy, inside = _translated(assignment.policy, context_fn, name)
-    if in_call:
-        inside = in_call(inside)
+    if blocks is not None:
+        inside = CallAround(blocks, function, inside)
     inputs = outer_hooks.save_inputs(arguments)
     return checkpointed(policy, name), _InRegion(inputs, inside) if inputs else inside
 
@@ -326,7 +314,8 @@ def take_over(assignment: Assignment, undo: ExitStack) -> None:
     global _assignment
     _assignment = assignment
     undo.callback(_forget)
-    undo.callback(_take_reentrant())
+    _FUNCTION.apply = classmethod(_run_reentrant)  # type: ignore[assignment, method-assign]
+    undo.callback(delattr, _FUNCTION, "apply")
     if not _TELLS_GENERATOR:
         undo.callback(exchange(_CHECKPOINT, _leaving_its_generator))
     undo.callback(exchange(_GENERATOR, _later_generator if _LATER else _generator))

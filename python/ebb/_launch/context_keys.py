@@ -33,9 +33,6 @@ class Same:
         self._id = id(value)
         self._ref = weakref.ref(value)
 
-    def is_gone(self) -> bool:
-        return self._ref() is None
-
     def __hash__(self) -> int:
         return hash(self._id)
 
@@ -57,11 +54,6 @@ def key_of(context_fn: object) -> Key | None:
     except (TypeError, ValueError):  # no weak references; an empty cell of a closure; too large
         return None
     return tuple(parts)
-
-
-def is_gone(key: Key) -> bool:
-    """True if the key can equal no later one."""
-    return any(isinstance(part, Same) and part.is_gone() for part in key)
 
 
 def _add(value: Any, parts: list[Any], depth: int) -> None:

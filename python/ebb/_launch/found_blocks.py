@@ -13,9 +13,9 @@ from ebb._launch.models import ModelObserver
 from ebb._launch.variables import warn_setting_ignored
 from ebb._region import in_graph
 from ebb._region.blocks import regions_by_default
-from ebb._support.job import is_first, is_launcher
+from ebb._support.job import is_launcher, print_first
 from ebb._support.names import in_ranges
-from ebb._support.shown import clipped, print_stderr
+from ebb._support.shown import clipped
 
 # Note [Blocks of a job]
 # ebb learns whether a job that sets EBB and names no modules calls torch.utils.checkpoint only when
@@ -34,7 +34,6 @@ class FoundBlocks(ModelObserver):
         self._assignment = assignment
         self._stay = stay
         self._blocks = Blocks((), in_graphs=True)
-        self._names: list[str] = []  # of blocks
         self._models: list[str] = []  # classes of models
         self._trains = False  # a model's first forward had gradients, or an optimizer has stepped
         self._told = False
@@ -55,7 +54,7 @@ class FoundBlocks(ModelObserver):
         if self._assignment.announced and not self._stay:
             return
         if regions_by_default(model):
-            self._names += self._blocks.add(model, self._assignment.policy)
+            self._blocks.add(model, self._assignment.policy)
 
     def on_search_done(self, models: list[torch.nn.Module]) -> None:
         self._trains = True
@@ -94,11 +93,10 @@ class FoundBlocks(ModelObserver):
         why = "" if self._stay else ", since the job does not call torch.utils.checkpoint"
         if self._assignment.has_calls_in_graphs:
             why = "; in compiled code, torch's own checkpoint runs inside of them"
-        if is_first():
-            print_stderr(
-                f"ebb: {len(names)} {what}: {shown} ({self._assignment.text}{why}); "
-                "EBB_MODULES=none turns this off"
-            )
+        print_first(
+            f"ebb: {len(names)} {what}: {shown} ({self._assignment.text}{why}); "
+            "EBB_MODULES=none turns this off"
+        )
 
     def _tell_of_nothing(self, is_late: bool) -> None:
         models = clipped(", ".join(dict.fromkeys(self._models)), 200)

@@ -28,14 +28,7 @@ class Limit:
     given: int | None = None
 
     def nbytes(self, device: torch.device) -> int:
-        """The limit in bytes.
-
-        Args:
-            device: on which the blocks compute.
-
-        Raises:
-            ValueError: the available memory is unknown.
-        """
+        """The limit in bytes, if blocks compute on `device`. Raises the errors of `there_is`."""
         return self.given or int(_SHARE * there_is(device))
 
 
@@ -80,11 +73,7 @@ def there_is(device: torch.device, root: str = _CGROUPS, own: str = _OWN_CGROUPS
 
 
 def free(device: torch.device) -> int:
-    """Bytes that the job can still allocate; 0 if unknown.
-
-    Args:
-        device: on which the job computes.
-    """
+    """Bytes that a job on `device` can still allocate; 0 if unknown."""
     if (memory := devices.memory_of(_where(device))) is not None:
         return memory[1]
     sizes = [_in_meminfo("MemAvailable:")]

@@ -31,10 +31,10 @@ from ebb._region.modules import (
     number_modules_once,
 )
 from ebb._region.region import run_in_region
-from ebb._support.job import is_first
+from ebb._support.job import is_first, print_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
-from ebb._support.shown import clipped, print_stderr
+from ebb._support.shown import clipped
 
 _STEPS = 2  # of an optimizer; by then every model that it trains has run
 _MOST_OTHERS = 100  # steps of other optimizers during the wait for one
@@ -185,8 +185,8 @@ class ByName(ModelObserver):
         if missing:
             kind = clipped(type(model).__name__)
             line += f"; {kind} has no module named {clipped(', '.join(in_ranges(missing)), 300)}"
-        if line not in self._lines and is_first():
-            print_stderr(line)
+        if line not in self._lines:
+            print_first(line)
         self._lines.add(line)
 
     def on_search_done(self, models: list[torch.nn.Module]) -> None:

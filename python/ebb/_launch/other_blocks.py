@@ -34,12 +34,8 @@ class OtherBlocks:
         self._plain_peak = 0  # peak bytes of a step without regions
 
     def next(self, models: Collection[torch.nn.Module], least: Decided | None) -> int | None:
-        """The candidate to measure next; None if no other blocks may be better.
-
-        Args:
-            least: the plan with the lowest peak for the current blocks; None: they cannot be
-                measured.
-        """
+        """The candidate to measure next; None if no other blocks may be better. `least`: the plan
+        with the lowest peak for the current blocks; None: they cannot be measured."""
         here = self._blocks.candidate
         if has_ranks() or here in self._leasts or not (self._leasts or least):
             return None

@@ -20,7 +20,12 @@ def foreign_recompute_active() -> bool:
     """
     by = _recomputes()
     if by is None:
-        warn_of_hooks()
+        if (hooks := name_of_hooks()) is not None:
+            print_once(
+                f"ebb: saved-tensor hooks of the job ({clipped(hooks)}) do not get the tensors "
+                "that regions save; if the hooks offload, these tensors stay on the device. To "
+                "offload the inputs of blocks, turn the hooks off and set EBB=offload_inputs"
+            )
         return False
     warn_setting_ignored(
         f"ebb: modules are no regions inside {by}",
@@ -41,14 +46,3 @@ def _recomputes() -> str | None:
     if not isinstance(node, torch.autograd.function.BackwardCFunction):
         return None
     return clipped(type(node).__name__.removesuffix("Backward"))
-
-
-def warn_of_hooks() -> None:
-    """Print once that the job's saved-tensor hooks do not get the tensors of regions."""
-    hooks = name_of_hooks()
-    if hooks is not None:
-        print_once(
-            f"ebb: saved-tensor hooks of the job ({clipped(hooks)}) do not get the tensors that "
-            "regions save; if the hooks offload, these tensors stay on the device. To offload the "
-            "inputs of blocks, turn the hooks off and set EBB=offload_inputs"
-        )

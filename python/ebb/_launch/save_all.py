@@ -68,8 +68,6 @@ class SaveAll(Phase):
             for device, limit in self._limits.items():
                 _C.keep_while_there_is_room(limit, device)
             self._ranks = ranks_of_job()
-            if self._ranks is not None:
-                self._ranks.join()
         is_full = _C.room_stats()["regions_given_up"] > self._given_up
         if self._ranks is not None:
             try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Iterable
-from types import ModuleType
+from collections.abc import Callable
 from typing import TypeVar
 
 from _ebb_switches import is_set
@@ -94,7 +92,7 @@ def _check_verify() -> None:
 
 def _checked(variable: str, check: Callable[[str], _T], otherwise: _T) -> _T:
     """What `check` makes of a variable's value; `otherwise` if it is unset or `check` raises."""
-    if text := os.environ.get(variable):
+    if text := os.environ.get(variable, "").strip():
         try:
             return check(text)
         except Exception as error:
@@ -119,36 +117,23 @@ def _start_reports() -> None:
         files.start(report, trace, steps)
 
 
-def _start_ahead() -> list[str]:
-    """Returns the name of the variable, if it has a valid value."""
-    text = os.environ.get("EBB_AHEAD", "").strip()
-    if not text:
-        return []
-    try:
-        if text.isdecimal():
-            ahead.configure(regions=int(text))
-        elif text[0].isdecimal():
-            ahead.configure(regions=1, limit=text)
-        else:
-            raise ValueError("it must be a number of regions, or a size such as 2GiB")
-    except Exception as error:
-        warn_value_ignored("EBB_AHEAD", error)
-        return []
+def _start_ahead(text: str) -> list[str]:
+    if text.isdecimal():
+        ahead.configure(regions=int(text))
+    elif text[0].isdecimal():
+        ahead.configure(regions=1, limit=text)
+    else:
+        raise ValueError("it must be a number of regions, or a size such as 2GiB")
     return ["EBB_AHEAD"]
 
 
-def _globs() -> tuple[str, ...]:
-    """Globs over module names; "auto" or "none" alone; or empty."""
-    given = os.environ.get("EBB_MODULES", "").split(",")
-    globs = tuple(glob.strip() for glob in given if glob.strip())
-    try:
-        for glob in globs:
-            checked_name("a glob", glob)
-            if glob in _NO_GLOBS and len(globs) > 1:
-                raise ValueError(f"{glob!r} cannot be combined with module names")
-    except ValueError as error:
-        warn_value_ignored("EBB_MODULES", error)
-        return ()
+def _globs(text: str) -> tuple[str, ...]:
+    """Globs over module names; "auto" or "none" alone."""
+    globs = tuple(glob.strip() for glob in text.split(",") if glob.strip())
+    for glob in globs:
+        checked_name("a glob", glob)
+        if glob in _NO_GLOBS and len(globs) > 1:
+            raise ValueError(f"{glob!r} cannot be combined with module names")
     return globs
 
 
@@ -165,19 +150,12 @@ def read_budget_or_limit(text: str) -> int | float | Limit:
     return limit_of(text) or read_budget(text)
 
 
-def _budget() -> int | float | Limit | None:
-    try:
-        return read_budget_or_limit(_budget_text()) if _budget_text() else None
-    except Exception as error:
-        warn_value_ignored("EBB_BUDGET", error)
-        return None
-
-
 def _take_over() -> None:
-    text, budget = os.environ["EBB"] if is_set("EBB") else "", _budget()
+    text = os.environ["EBB"] if is_set("EBB") else ""
+    budget = _checked("EBB_BUDGET", read_budget_or_limit, None)
     if not text and budget is None:
         return
-    globs = _globs()
+    globs: tuple[str, ...] = _checked("EBB_MODULES", _globs, ())
     named = tuple(glob for glob in globs if glob not in _NO_GLOBS)
     said = f"EBB={clipped(text)}" if text else f"EBB_BUDGET={clipped(_budget_text())}"
     try:
@@ -207,11 +185,6 @@ def _take_over() -> None:
         warn_setting_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
 
 
-def _settings_of(module: ModuleType) -> Iterable[str]:
-    """The names of the settings of `configure`, also if the plug-in is not built."""
-    return inspect.signature(module.configure).parameters
-
-
 def start() -> None:
     """Apply the environment variables. Called once per process, when ebb is imported.
 
@@ -222,9 +195,9 @@ def start() -> None:
     if path := os.environ.get("EBB_CONFIG"):
         for section in configure_from_file(path, _SECTIONS):
             given[section].append(f"[{section}] of {clipped(path)}")
-    given["ahead"] += _start_ahead()
-    given["offload"] += configure_from("offload", _settings_of(offload), offload.configure)
-    given["paging"] += configure_from("paging", _settings_of(paging), paging.configure)
+    given["ahead"] += _checked("EBB_AHEAD", _start_ahead, [])
+    given["offload"] += configure_from("offload", offload.configure)
+    given["paging"] += configure_from("paging", paging.configure)
     warn_unknown_variables()
     _check_rank()
     if not is_set("EBB_DISABLE"):

@@ -59,8 +59,6 @@ class PlannedMemory:
         was_over: the same for the step before the last one.
 
     Args:
-        memory: of the job's steps.
-        planned: predicted bytes.
         budget: bytes that tensors may take in total, or that a step may allocate.
         beside: bytes of tensors that a budget in total bytes does not count; None: the budget is
             for a step.

@@ -77,7 +77,7 @@ def install_budget(
     policy, said = calls or (recompute_all, "")
     assignment = Assignment(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
     planned = Budget(budget, text, patterns, assignment)
-    assignment.in_call = planned.checkpoint_call
+    assignment.blocks = planned.blocks
     _take_over(assignment, planned)
     planned.start(_undo)
     return planned

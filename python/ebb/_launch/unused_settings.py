@@ -56,12 +56,8 @@ _undo = ExitStack()
 
 
 def watch(given: Mapping[str, str], may_plan: bool) -> None:
-    """Report settings without effect from now on. See Note [Settings without effect].
-
-    Args:
-        given: the user's settings of each section, in words.
-        may_plan: True if a later plan may use the settings.
-    """
+    """Report settings without effect from now on. See Note [Settings without effect]. `given`: the
+    user's settings of each section, in words. `may_plan`: True if a later plan may use them."""
     stop()
 
     def at_exit() -> None:

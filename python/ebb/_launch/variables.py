@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from inspect import signature
 from typing import Any
@@ -74,17 +74,15 @@ def _read(variable: str, text: str, read: Callable[[str], Any], kind: str) -> An
         raise ValueError(f"ebb: {variable} must be {kind}; got {shown(text)}") from None
 
 
-def configure_from(
-    section: str, names: Iterable[str], configure: Callable[..., object]
-) -> list[str]:
-    """Pass the settings `names` of a section from environment variables to `configure`. Returns
-    the names of these variables.
+def configure_from(section: str, configure: Callable[..., object]) -> list[str]:
+    """Pass the settings of a section from environment variables to `configure`, also if the plug-in
+    is not built. Returns the names of these variables.
 
     Raises:
         ValueError: one is invalid, and EBB_STRICT is set.
     """
     given = []
-    for name in names:
+    for name in signature(configure).parameters:
         variable = f"EBB_{section}_{name}".upper()
         text = os.environ.get(variable)
         if text is None:

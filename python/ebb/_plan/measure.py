@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
@@ -37,9 +38,7 @@ def measure(
     """Run a step about eight times, with regions that recompute everything.
 
     Args:
-        step: runs a forward of the model and its backward.
-        model: as in :func:`ebb.plan`.
-        modules: globs of modules that become regions.
+        step, model, modules: as in :func:`ebb.plan`.
         budget: the budget to plan for. Steps that offload everything run only if they stay within
             it, or within the peak measured before.
 
@@ -60,7 +59,6 @@ def measure(
                 (*OFFLOAD_STEPS, *[Purpose.TIME] * 2),
             )
             sequence.base = base_bytes([model])  # after a step, so that gradients count
-            sequence.begin()
             for duration, profile in run(step, sequence.purposes()):
                 if profile is not None:
                     _check_regions(profile, {name or root for name in handle.names})
@@ -69,7 +67,8 @@ def measure(
             with sequence.transfers(), apply(model, sequence.policy, modules):
                 for ended in run(step, sequence.purposes()):
                     sequence.record(*ended)
-    return sequence.measured(parents, root, root if "" in handle.names else None)
+    whole = root if "" in handle.names else None
+    return replace(sequence.measured(), parents=parents, root=root, whole=whole)
 
 
 def window_of_all(measured: Measured, budget: int | float) -> int | None:

@@ -73,7 +73,7 @@ class Plan(ModulePolicies):
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak
         self.spread = measured.spread
-        self.pool_bytes = chooser.pool_bytes(chosen)
+        self.pool_bytes = chooser.simulator.pool_bytes(chooser.of_calls(chosen))
         self.settings = ProcessSettings(
             _transfers(chooser, chosen),
             ahead=chooser.simulator.ahead or not (policies and ahead_is_on()),
@@ -89,11 +89,8 @@ class Plan(ModulePolicies):
         weakref.finalize(model, planned.forget, self._reported)
 
     def _for_reports(self, measured: Measured | None = None) -> planned.ReportedPlan:
-        """The plan as reports show it.
-
-        Args:
-            measured: show this step, in which everything was recomputed, instead of the plan.
-        """
+        """The plan as reports show it, or instead the step `measured`, in which everything was
+        recomputed."""
         if measured is None:
             return reported(self._chooser, self._chosen, self.budget, self.policies)
         chooser = Chooser(Simulator(measured))
@@ -227,7 +224,6 @@ def plan_of(
     """Make the plan for a measured step.
 
     Args:
-        measured: the step.
         budget: bytes in total, or a share, see :func:`ebb.plan`.
         at_least: if the budget is too small, return the plan with the lowest peak.
 

@@ -54,20 +54,17 @@ def _check_rules_of_operators(policy: Any) -> None:
     rules, parts = policy.rules(), policy.parts()
     if len(rules) + len(parts) <= _MOST_OF_ONE_OPERATOR:
         return
-    names = [_qualified(name) for name in torch._C._dispatch_get_all_op_names()]
-    overloads: dict[str, set[str]] = {}
-    for name in names:
-        overloads.setdefault(name, set()).add(name)
-        overloads.setdefault(name.rpartition(".")[0], set()).add(name)
+    operators = registered()
     count: Counter[str] = Counter()
     begin = 0
     for end, _ in parts:
-        undecided = set(names)  # operators that no rule without conditions has matched so far
+        # Operators that no rule without conditions has matched so far.
+        undecided = set().union(*operators.values())
         for rule in rules[begin:end]:
-            matching = undecided & _matching(rule.op, overloads)
-            count.update(matching)
+            found = undecided.intersection(matching(rule.op, operators))
+            count.update(found)
             if not _has_condition(rule):
-                undecided -= matching
+                undecided -= found
         count.update(undecided)  # the part's default counts as a rule for these
         begin = end
     op, most = count.most_common(1)[0]
@@ -78,15 +75,23 @@ def _check_rules_of_operators(policy: Any) -> None:
         )
 
 
-def _qualified(name: str) -> str:
-    return name if "." in name else name + ".default"
+def registered() -> dict[str, list[str]]:
+    """The registered operators, such as ``aten::mm.default``, by name with and without overload."""
+    operators: dict[str, list[str]] = {}
+    for name in torch._C._dispatch_get_all_op_names():
+        full = name if "." in name else name + ".default"
+        for key in (full, full.rpartition(".")[0]):
+            operators.setdefault(key, []).append(full)
+    return operators
 
 
-def _matching(pattern: str, overloads: dict[str, set[str]]) -> set[str]:
-    if not set("*?[") & set(pattern):
-        return overloads.get(pattern, set())
+def matching(pattern: str, operators: dict[str, list[str]]) -> list[str]:
+    """Those of the `registered` operators that a pattern matches."""
+    if not set("*?[") & set(pattern):  # fast, for policies of many rules
+        return operators.get(pattern, [])
     matches = re.compile(translate(pattern)).match
-    return set().union(*(found for name, found in overloads.items() if matches(name)))
+    found = (full for name, all_full in operators.items() if matches(name) for full in all_full)
+    return list(dict.fromkeys(found))
 
 
 def _has_condition(rule: Any) -> bool:

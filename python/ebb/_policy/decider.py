@@ -24,11 +24,7 @@ class Result(NamedTuple):
 
 
 class Decider:
-    """Makes the decisions of one region's policy. Counts calls for rules with ``every``, ``nth``.
-
-    Args:
-        parts: rules and default of each policy that `either` joins.
-    """
+    """Makes one region's decisions by a policy. Counts calls for rules with ``every``, ``nth``."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts

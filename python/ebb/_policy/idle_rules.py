@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
+from ebb._policy.compiled import matching, registered
 from ebb._policy.rule import Rule, operator_name
 from ebb._support.shown import shown
 
@@ -55,9 +56,10 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
     unknown = [pattern for pattern in patterns if pattern not in _told]
     if not unknown:
         return
-    operators = _operators()
+    operators = registered()
     for pattern in unknown:
-        names = _named(pattern, operators)
+        found = matching(pattern if "::" in pattern else f"aten::{pattern}", operators)
+        names = [op.removesuffix(".default") for op in found if not op.endswith("out")]
         if names and all(map(_is_composite, names)):
             _told.add(pattern)
             base = names[0].partition("::")[2].partition(".")[0]
@@ -67,30 +69,6 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
                 f"ebb: the rule {shown(pattern)} has no effect: torch decomposes {names[0]} before "
                 f"ebb sees it. {instead}."
             )
-
-
-def _operators() -> dict[str, list[str]]:
-    """All registered operators by name without overload, except those with an argument ``out``."""
-    operators: dict[str, list[str]] = {}
-    for name in torch._C._dispatch_get_all_op_names():
-        base, _, overload = name.partition(".")
-        if not overload.endswith("out"):
-            operators.setdefault(base, []).append(name)
-    return operators
-
-
-def _named(pattern: str, operators: dict[str, list[str]]) -> list[str]:
-    """The operators that a pattern matches."""
-    wanted = (pattern if "::" in pattern else f"aten::{pattern}").removesuffix(".default")
-    if not any(character in wanted for character in "*?["):  # fast, for policies of many rules
-        base = wanted.partition(".")[0]
-        return [name for name in operators.get(base, []) if wanted in (base, name)]
-    return [
-        name
-        for base, names in operators.items()
-        for name in names
-        if fnmatchcase(base, wanted) or fnmatchcase(name, wanted)
-    ]
 
 
 def _is_composite(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import torch
 from torch import nn
@@ -18,7 +18,6 @@ _NO_PARTS = re.compile(r"expert|^parametrizations$", re.IGNORECASE)
 _SMALL = re.compile(r"(norm(\dd)?|embeddings?|embeddingbag)$", re.IGNORECASE)
 
 Found = list[nn.Module]
-Search = Callable[[nn.Module, int], Found]
 
 
 # Note [Blocks]

@@ -55,14 +55,10 @@ _entered: dict[int, tuple[str, str]] = {}  # by region number: the policy's numb
 
 
 def enter(policy: str, name: str) -> str:
-    """The annotation of a region that Dynamo traces.
+    """The annotation of a region that Dynamo traces, under the policy with this number.
 
-    Args:
-        policy: the policy's number.
-
-    Returns:
-        "unit:number": the number of the outermost region, which backward recomputes as a unit, and
-        the number of this region. Empty under torch.export, whose graph outlives the process.
+    "unit:number": the number of the outermost region, which backward recomputes as a unit, and the
+    number of this region. Empty under torch.export, whose graph outlives the process.
     """
     if is_exporting():
         tracing.region_is_traced()

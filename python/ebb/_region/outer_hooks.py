@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ebb import _C
+
+_OFFLOADS = re.compile(r"offload", re.IGNORECASE)
 
 
 def name_of_hooks() -> str | None:
@@ -32,3 +36,29 @@ def save_inputs(arguments: Iterable[Any]) -> _C.HookedInputs | None:
     if not torch.is_grad_enabled() or _C.in_region() or name_of_hooks() is None:
         return None
     return _C.HookedInputs([each for each in arguments if isinstance(each, torch.Tensor)])
+
+
+def refuse_to_offload_twice(region: str) -> None:
+    """Raises if another engine offloads the tensors of the region `region`: each value would move
+    twice, and ebb and that engine would wait for each other.
+
+    torch's ``save_on_cpu`` is allowed: the user chose it, and gradients are exact with it.
+
+    Raises:
+        RuntimeError: saved-tensor hooks around the region offload tensors, as those of TRL's
+            ``activation_offloading`` do; or DeepSpeed's ``cpu_checkpointing`` is on.
+    """
+    hooks = name_of_hooks()
+    deepspeed = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
+    if hooks is not None and _OFFLOADS.search(hooks):
+        what = f"saved-tensor hooks around it ({hooks})"
+        remedy = "turn these hooks off (TRL: activation_offloading=False)"
+    elif getattr(deepspeed, "CPU_CHECKPOINT", False):
+        what = "DeepSpeed's activation checkpointing"
+        remedy = "set cpu_checkpointing to false in DeepSpeed's config"
+    else:
+        return
+    raise RuntimeError(
+        f"ebb: the tensors of region {region!r} would be offloaded twice, by its policy and by "
+        f"{what}. Either {remedy}, or use a policy without OFFLOAD."
+    )

@@ -18,7 +18,7 @@ from ebb import _C
 from ebb import policies as _policies
 from ebb._policy.idle_rules import warn_of_modules, warn_of_no_root
 from ebb._policy.policy import Policy
-from ebb._region import in_graph, offload_twice, tracing, unseen_writes
+from ebb._region import in_graph, outer_hooks, tracing, unseen_writes
 from ebb._region.module_names import names_of
 from ebb._region.modules import modules_are_asked_for, number_modules_once
 from ebb._support import deferred
@@ -204,7 +204,7 @@ class region(_C.Region):
         return tracing.is_fake()
 
     def _refuse_to_offload_twice(self) -> None:
-        offload_twice.refuse(self._name or "region")
+        outer_hooks.refuse_to_offload_twice(self._name or "region")
 
     def _warn_hooks_disabled(self) -> None:
         _warn_hooks_disabled()

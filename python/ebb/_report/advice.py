@@ -47,11 +47,8 @@ class Advice:
 
 
 class Replays:
-    """Finds the replays that a step would not need if its policy saved more.
-
-    Args:
-        rows, values, replays: attributes of a report.
-    """
+    """Finds the replays that a step would not need if its policy saved more, from a report's rows,
+    values and replays."""
 
     def __init__(
         self,

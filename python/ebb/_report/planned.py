@@ -170,7 +170,7 @@ def begins(plan: ReportedPlan) -> None:
     """Shows a plan in reports of the steps from now on."""
     global _known
     recorded = [(found["step"], bool(found["rows"])) for found in _C.reports()]
-    now = _step()
+    now = int(_C.stats()["step"])
     with _lock:
         known = [
             one
@@ -185,7 +185,7 @@ def ends(plan: ReportedPlan) -> None:
     """Shows a plan only in reports of steps up to the current one."""
     for one in _known:
         if one.plan is plan and one.last is None:
-            one.last = _step()
+            one.last = int(_C.stats()["step"])
 
 
 def forget(plan: ReportedPlan) -> None:
@@ -207,19 +207,10 @@ def steps_are_renumbered() -> None:
 
 
 def plan_of_step(step: int, regions: Iterable[str]) -> ReportedPlan | None:
-    """The plan of a recorded step; the latest if there are several.
-
-    Args:
-        regions: the names of the regions that ran in the step.
-    """
+    """The plan of a recorded step in which these regions ran; the latest if there are several."""
     names = set(regions)
     for one in reversed(_known):
         plan, last = one.plan, step if one.last is None else one.last
         if plan is not None and one.first <= step <= last and names & plan.regions:
             return plan
     return None
-
-
-def _step() -> int:
-    step: int = _C.stats()["step"]
-    return step

@@ -7,6 +7,8 @@ use the accelerator. An unused accelerator has no allocations and no work to wai
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
 
 import torch
 
@@ -25,6 +27,15 @@ def wait() -> None:
     """Waits for all work on the accelerator."""
     if in_use() is not None:
         torch.accelerator.synchronize()
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Milliseconds that work takes, on the host and on the accelerator."""
+    wait()
+    begin = time.perf_counter()
+    work()
+    wait()
+    return (time.perf_counter() - begin) * 1e3
 
 
 def free_cache() -> None:

@@ -100,6 +100,12 @@ def label() -> str:
     return (f"rank{number}." if number > 0 else "") + f"process{which}"
 
 
+def print_first(line: str) -> None:
+    """Prints a line to stderr in the job's first process."""
+    if is_first():
+        print_stderr(line)
+
+
 def print_once(line: str) -> None:
     """Prints a line to stderr once in a job: child processes inherit the list of printed lines."""
     mark = f"{zlib.crc32(line.encode(errors='replace')):x}"

@@ -8,11 +8,8 @@ from typing import Any
 
 
 class Progress:
-    """A progress display on stderr; shows nothing if stderr is not a terminal.
-
-    Args:
-        text: describes the work.
-    """
+    """A progress display on stderr; shows nothing if stderr is not a terminal. `text` describes the
+    work."""
 
     def __init__(self, text: str) -> None:
         self._text = text

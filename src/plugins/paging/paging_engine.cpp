@@ -158,7 +158,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
   return telling([&] {
     const Lock lock(mutex_);
     const auto below = belowEverything();
-    if (stash.state == State::Back) {  // an earlier call has thrown in isBack()
+    if (stash.state == State::Back) {
       takeOver(stash);
       return stash.bytes;
     }
@@ -167,7 +167,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
     bring(stash, living);
     checkErrors(stash);
     c10::Storage bytes = stash.bytes;
-    noteMade(stash);
+    noteMade(stash);  // if isBack() throws, the stash is Back, and may be fetched again
     isBack(stash);
     return bytes;
   });

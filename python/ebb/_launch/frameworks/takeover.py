@@ -18,8 +18,7 @@ from ebb._launch.checkpoint_calls import copy_of, exchange
 from ebb._launch.frameworks import calls
 from ebb._launch.frameworks.after_import import AfterImport, Then
 from ebb._launch.variables import warn_setting_ignored
-from ebb._support.job import is_first
-from ebb._support.shown import print_stderr
+from ebb._support.job import print_first
 
 
 @dataclass(frozen=True)
@@ -180,10 +179,8 @@ def _count(name: str, shown: str, undo: ExitStack, module: ModuleType) -> None:
 
 def tell_of_others() -> None:
     """At exit: name the functions that recomputed by themselves."""
-    if not is_first():
-        return
     for name, count in _counts.items():
-        print_stderr(
+        print_first(
             f"ebb: {name} ran {count} times by itself: ebb does not take over its calls. Turn it "
             "off, and name its modules to make them regions, such as EBB_MODULES='*.layers.*'"
         )

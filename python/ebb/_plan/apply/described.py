@@ -11,8 +11,8 @@ from ebb import _C, ahead
 from ebb._plan.choose.chooser import Chooser
 from ebb._plan.choose.fronts import OUTSIDE, Chosen
 from ebb._plan.choose.memory_budget import BudgetError, in_all
-from ebb._plan.profile.pager import has_rows
-from ebb._plan.profile.profile import Profile, Value, from_first_operator
+from ebb._plan.profile.pager import has_rows, live_bytes
+from ebb._plan.profile.profile import Profile, from_first_operator
 from ebb._plan.simulate.choice import EAGER
 from ebb._plan.simulate.dataflow import EPSILON
 from ebb._plan.simulate.simulator import Estimate
@@ -109,7 +109,7 @@ def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
         if index in choice.kept:
             for value in values:
                 if index in choice.paged and has_rows(value):
-                    paged[op_name] += _live(value)
+                    paged[op_name] += live_bytes(value)
                 else:
                     (away if index in choice.offloaded else kept)[op_name] += value.memory
         elif op in replayed:
@@ -123,7 +123,7 @@ def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
     if choice.inputs:
         away[_INPUTS] = sum(value.memory for value in inputs)
     if choice.paged_inputs:
-        paged[_INPUTS] = sum(_live(value) for value in inputs if has_rows(value))
+        paged[_INPUTS] = sum(live_bytes(value) for value in inputs if has_rows(value))
     return Cut(
         name,
         len(regions),
@@ -138,11 +138,6 @@ def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
     )
 
 
-def _live(value: Value) -> int:
-    """Bytes of the valid rows."""
-    return value.live_rows * (value.memory // value.rows)
-
-
 def reported(
     chooser: Chooser,
     chosen: Chosen,
@@ -150,12 +145,8 @@ def reported(
     regions: Iterable[str],
     course: Course | None = None,
 ) -> ReportedPlan:
-    """A plan as reports show it.
-
-    Args:
-        regions: names of the plan's regions.
-        course: memory and time of a step under the plan; None: as predicted.
-    """
+    """A plan with these regions as reports show it. `course`: memory and time of a step under the
+    plan; None: as predicted."""
     estimate, plain = chooser.estimate(chosen), chooser.simulator.plain
     course = course or _predicted(chooser, chosen, estimate)
     assert course.peak is not None
@@ -208,7 +199,8 @@ def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:
     everything: that time is removed, and the time that the choice adds is placed in backward."""
     step, plain = chooser.simulator.step, chooser.simulator.plain.duration
     duration = estimate.duration
-    timeline = thinned(point for point in chooser.timeline(chosen) if point[0] < math.inf)
+    points = chooser.simulator.timeline(chooser.of_calls(chosen))
+    timeline = thinned(point for point in points if point[0] < math.inf)
     clock = _without_replays(
         step, [step.forward_ends, step.duration, *(time for time, _ in timeline)]
     )

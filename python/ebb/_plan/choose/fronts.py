@@ -48,20 +48,13 @@ class Fronts:
 
     def estimate(self, chosen: Chosen) -> Estimate:
         """Peak and time of a step with these choices."""
-        choices = tuple(self._of_calls(chosen))
+        choices = tuple(self.of_calls(chosen))
         if choices not in self._estimates:
             self._estimates[choices] = self.simulator.estimate(choices)
         return self._estimates[choices]
 
-    def pool_bytes(self, chosen: Chosen) -> int:
-        """Bytes of page pools in a step with these choices."""
-        return self.simulator.pool_bytes(self._of_calls(chosen))
-
-    def timeline(self, chosen: Chosen) -> list[tuple[float, int]]:
-        """Bytes over time that a step with these choices allocates."""
-        return self.simulator.timeline(self._of_calls(chosen))
-
-    def _of_calls(self, chosen: Chosen) -> list[Choice | None]:
+    def of_calls(self, chosen: Chosen) -> list[Choice | None]:
+        """The choice for each call of a region."""
         choices: list[Choice | None] = [EAGER] * len(self.simulator.step.calls)
         for region, numbers in self.calls.items():
             for number in numbers:
@@ -72,7 +65,7 @@ class Fronts:
         """Bytes at the peak by their use, in descending order."""
         estimate = self.estimate(chosen)
         counts: Counter[str] = Counter()
-        for number, choice in enumerate(self._of_calls(chosen)):
+        for number, choice in enumerate(self.of_calls(chosen)):
             call, time = self.simulator.step.calls[number], estimate.peak_time
             works = call.unpacked and call.backward_begins <= time <= call.unpacked[-1][0]
             use = (
@@ -81,7 +74,7 @@ class Fronts:
                 else "saved by blocks for their backward"
             )
             counts[use] += self.simulator.needed_at(number, choice, time)
-        counts["in page pools"] = self.pool_bytes(chosen)
+        counts["in page pools"] = self.simulator.pool_bytes(self.of_calls(chosen))
         counts[OUTSIDE] = max(0, estimate.peak - counts.total())
         return [(use, nbytes) for use, nbytes in counts.most_common() if nbytes > 0]
 
@@ -94,9 +87,7 @@ class Fronts:
         return {region: self._point(region, Choice()) for region in self.fronts}
 
     def _costs(self, chosen: Chosen, simulator: Simulator | None = None) -> tuple[int, float]:
-        estimate = (
-            simulator.estimate(self._of_calls(chosen)) if simulator else self.estimate(chosen)
-        )
+        estimate = simulator.estimate(self.of_calls(chosen)) if simulator else self.estimate(chosen)
         return estimate.peak, estimate.duration
 
     def _point(

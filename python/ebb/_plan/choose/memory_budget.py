@@ -89,13 +89,8 @@ def _number(text: str) -> int | float:
 
 
 def allowed(budget: int | float, base: int, plain_peak: int) -> int:
-    """Bytes that a step may allocate above those in use when it begins, less a margin.
-
-    Args:
-        budget: a result of `read_budget`.
-        base: bytes in use when a step begins.
-        plain_peak: peak bytes that a step without regions allocates.
-    """
+    """Bytes that a step may allocate above `base`, the bytes in use when it begins, less a margin.
+    `budget`: a result of `read_budget`. `plain_peak`: of a step without regions."""
     whole = budget * plain_peak if isinstance(budget, float) else budget - base
     return math.floor(whole * (1 - _MARGIN))
 

@@ -88,12 +88,8 @@ def _passed_on(step: Step, run: range) -> dict[int, int]:
 
 
 class Stacked:
-    """A step in which modules around stacks of blocks are regions.
-
-    Args:
-        measured, simulator: of the step in which blocks are regions.
-        stacks: stacks of that step.
-    """
+    """A step in which modules around stacks of blocks are regions. `measured`, `simulator` and
+    `stacks` are those of the step in which blocks are regions."""
 
     def __init__(self, measured: Measured, simulator: Simulator, stacks: list[Stack]) -> None:
         self._blocks = simulator.step

@@ -11,13 +11,10 @@ import torch
 
 class Callers:
     """Observes with hooks, until `close`, whether modules run in the forward of the module around
-    them. They do not if another module, or a method other than forward, calls them.
-
-    Args:
-        pairs: tuples of a module's name, the module, and the module around it.
-    """
+    them. They do not if another module, or a method other than forward, calls them."""
 
     def __init__(self, pairs: Iterable[tuple[str, torch.nn.Module, torch.nn.Module]]) -> None:
+        """`pairs`: names of modules, with each module and the module around it."""
         self._running: Counter[int] = Counter()  # by id, so that hooks keep no model alive
         self._inside: set[str] = set()
         self._outside: set[str] = set()
@@ -43,11 +40,8 @@ class Callers:
         self._running[id(module)] -= 1
 
     def close(self) -> set[str]:
-        """Remove the hooks.
-
-        Returns:
-            Names of the modules that ran, each time in the forward of the module around them.
-        """
+        """Remove the hooks. Returns the names of the modules that ran, each time in the forward of
+        the module around them."""
         while self._hooks:
             self._hooks.pop().remove()
         return self._inside - self._outside

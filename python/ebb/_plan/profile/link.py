@@ -44,15 +44,8 @@ NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
 
 
 def measure_link(device: torch.device) -> Link | None:
-    """Measure the speed of copies in both directions.
-
-    Args:
-        device: device that holds the values.
-
-    Returns:
-        None if nothing can be offloaded: on a CPU without a disk tier, without host memory for the
-        probe, or if the copies failed.
-    """
+    """Measure the speed of copies from a device and back. None if nothing can be offloaded: on a
+    CPU without a disk tier, without host memory for the probe, or if the copies failed."""
     settings = offload.configure()
     if not may_send(device):
         return None
@@ -84,12 +77,11 @@ def _rounds_of_copies(device: torch.device, size: int) -> list[tuple[float, floa
     here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def time_of(target: torch.Tensor, source: torch.Tensor) -> float:
-        devices.wait()
-        begin = time.perf_counter()
-        for _ in range(_COPIES):
-            target.copy_(source, non_blocking=True)
-        devices.wait()
-        return (time.perf_counter() - begin) * 1e3 / _COPIES
+        def copy() -> None:
+            for _ in range(_COPIES):
+                target.copy_(source, non_blocking=True)
+
+        return devices.timed(copy) / _COPIES
 
     return [(time_of(here, there), time_of(there, here)) for _ in range(_ROUNDS)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -59,10 +59,6 @@ class Measured:
     on_accelerator: bool = False  # True if operators run asynchronously to the host
     spread: float = 0.0  # relative difference between the slowest and the fastest timed step
 
-    def with_highest(self, duration: float, base: int) -> Measured:
-        """The step with the highest duration and base that any rank has measured."""
-        return replace(self, duration=duration, base=base)
-
 
 class MeasureSequence:
     """The steps that a plan needs, in order. See Note [Steps that are measured].
@@ -75,7 +71,6 @@ class MeasureSequence:
         window: bytes in flight in steps that offload everything; None before these steps.
 
     Args:
-        device: of the blocks.
         window_of: returns `window`, or None if steps that offload everything need too much memory.
         recomputed, offloading: purposes of the steps that recompute, and that offload, everything.
         may_differ: True if recorded steps may run different operators; the last one counts then.
@@ -92,12 +87,9 @@ class MeasureSequence:
     ) -> None:
         self._device, self._window_of, self._may_differ = device, window_of, may_differ
         self._purposes = list(recomputed), list(offloading)
-        self.restart()
-
-    def begin(self) -> None:
-        """Call before the first step runs."""
-        self._link = measure_link(self._device)
+        self._link = measure_link(device)
         self._run_steps = RunStepMonitor()
+        self.restart()
 
     def restart(self) -> None:
         """Drop all results, and begin with the first step."""
@@ -153,11 +145,9 @@ class MeasureSequence:
             if self.window is not None:
                 self._todo = list(self._purposes[1])
 
-    def measured(
-        self, parents: Mapping[str, str] | None = None, root: str = "", whole: str | None = None
-    ) -> Measured:
-        """The measurements so far; the arguments are fields of `Measured`. The lowest duration
-        counts, since other work on the machine only makes steps slower."""
+    def measured(self) -> Measured:
+        """The measurements so far. The lowest duration counts, since other work on the machine only
+        makes steps slower."""
         size = self.peak
         profiles = [profile for peak, profile in self._profiles if are_alike(peak, size)]
         try:
@@ -175,9 +165,6 @@ class MeasureSequence:
             # The step may also free tensors outside of the model, such as the last batch.
             max(0, self.base - freed),
             freed=freed,
-            whole=whole,
-            root=root,
-            parents=parents or {},
             link=self._link,
             offload_all_ms=min(self._offload_times, default=None),
             pager=self._run_steps.pager(profile, self._device),

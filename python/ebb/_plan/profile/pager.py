@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -45,8 +44,7 @@ class Pager:
 
     def time_of(self, value: Value) -> float:
         """Milliseconds to copy a value out and back."""
-        live = value.live_rows * (value.memory // value.rows)
-        return _EACH + (live + value.memory) / self.speed
+        return _EACH + (live_bytes(value) + value.memory) / self.speed
 
 
 NO_PAGER = Pager(speed=1.0)
@@ -90,11 +88,10 @@ def _copy_speed(device: torch.device) -> float:
     """Bytes that a copy moves in a millisecond."""
     x = torch.zeros(_PROBE, dtype=torch.uint8, device=device)
     y = torch.empty_like(x)
-    times = []
-    for _ in range(_ROUNDS):
-        devices.wait()
-        begin = time.perf_counter()
-        y.copy_(x)
-        devices.wait()
-        times.append((time.perf_counter() - begin) * 1e3)
+    times = [devices.timed(lambda: y.copy_(x)) for _ in range(_ROUNDS)]
     return _PROBE / max(min(times), 1e-6)
+
+
+def live_bytes(value: Value) -> int:
+    """Bytes of the valid rows."""
+    return value.live_rows * (value.memory // value.rows)

@@ -41,8 +41,7 @@ class Recording:
         self._purpose = Purpose.SKIP
         self._began = 0.0
         self._undo = ExitStack()  # ends the recording of a profile
-        self._failed = False
-        self._profile: dict[str, Any] | None = None
+        self._profile: dict[str, Any] | None = None  # of the last recording; None: it failed
 
     def begin(self, purpose: Purpose) -> None:
         """Begin a step.
@@ -50,7 +49,7 @@ class Recording:
         Raises:
             RuntimeError: torch's profiler runs, or a profile is being recorded.
         """
-        self._purpose, self._failed, self._profile = purpose, False, None
+        self._purpose, self._profile = purpose, None
         devices.wait()
         if purpose in _RECORDED:
             try:
@@ -58,7 +57,6 @@ class Recording:
             except RuntimeError:
                 if not self._gives_way:
                     raise
-                self._failed = True
             else:
                 self._undo.callback(self._end_profile)
                 if self._gives_way:
@@ -79,7 +77,7 @@ class Recording:
         self._undo.close()
         if self._purpose not in _RECORDED:
             return duration, None
-        if self._failed or self._profile is None:
+        if self._profile is None:
             return None
         return duration, profile_of(self._profile) if self._purpose is Purpose.PROFILE else None
 
@@ -89,11 +87,10 @@ class Recording:
         except RuntimeError:  # the recording began on another thread
             if not self._gives_way:
                 raise
-            self._failed = True
 
     def _give_up(self) -> None:
         self._undo.close()
-        self._failed = True
+        self._profile = None
 
 
 def _call_before_torchs_profiler(function: Callable[[], None], undo: ExitStack) -> None:

@@ -11,11 +11,7 @@ Span = tuple[float, float]
 
 
 class Changes:
-    """Allocations and frees over time.
-
-    Args:
-        changes: pairs of time and bytes; bytes are negative for a free.
-    """
+    """Allocations and frees over time: pairs of time and bytes, which are negative for a free."""
 
     def __init__(self, changes: Iterable[tuple[float, int]]) -> None:
         changes = list(changes)

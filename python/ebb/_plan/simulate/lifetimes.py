@@ -30,7 +30,7 @@ class Lifetimes:
     def __init__(self, step: Step, call: Call, choice: Choice, begins: float) -> None:
         self.step, self.call = step, call
         first = call.operators.start
-        self._always_kept = step.always_kept | Rows(step, call, choice).kept
+        self._always_kept = step.always_kept | _kept_for_rows(step, call, choice)
         kept = {first + index for index in choice.kept}
         self.kept = kept_in_the_end(step, kept, self._always_kept)
         offloaded = {first + index for index in choice.offloaded}
@@ -149,28 +149,21 @@ def kept_in_the_end(step: Step, kept: set[int], always_kept: set[int]) -> set[in
     return in_the_end | always_kept
 
 
-class Rows:
-    """Effects of paging: padding rows come back with other contents. See Note [Rows]."""
-
-    def __init__(self, step: Step, call: Call, choice: Choice) -> None:
-        self.kept: set[int] = set()  # operators whose results must stay in memory for that reason
-        self._lossy: set[int] = set()
-        if not choice.pages:
-            return
-        if choice.paged_inputs:
-            inputs = (value for value in step.inputs_of(call) if value in step.memory_of)
-            self._lossy.update(value for value in inputs if has_rows(step.values[value]))
-        for op in call.operators:
-            operator = step.operators[op]
-            looks = operator.reads_rows or operator.inplace  # an in-place write may be partial
-            reads = looks and not self._lossy.isdisjoint(operator.inputs)
-            if reads or op - call.operators.start in choice.paged:
-                self._made(step, op, reads)
-
-    def _made(self, step: Step, op: int, reads: bool) -> None:
-        for value in step.operators[op].outputs:
-            record = step.values[value]
-            if record.live_rows > 0:
-                self._lossy.add(value)
-            if record.rows_mixed or (reads and record.live_rows == 0):
-                self.kept.add(op)
+def _kept_for_rows(step: Step, call: Call, choice: Choice) -> set[int]:
+    """Operators whose results must stay in memory because padding rows come back from page pools
+    with other contents. See Note [Rows]."""
+    kept: set[int] = set()
+    lossy: set[int] = set()
+    if choice.paged_inputs:
+        inputs = (value for value in step.inputs_of(call) if value in step.memory_of)
+        lossy.update(value for value in inputs if has_rows(step.values[value]))
+    for op in call.operators if choice.pages else ():
+        operator = step.operators[op]
+        looks = operator.reads_rows or operator.inplace  # an in-place write may be partial
+        reads = looks and not lossy.isdisjoint(operator.inputs)
+        if reads or op - call.operators.start in choice.paged:
+            records = [(value, step.values[value]) for value in operator.outputs]
+            lossy.update(value for value, record in records if record.live_rows > 0)
+            if any(r.rows_mixed or (reads and r.live_rows == 0) for _, r in records):
+                kept.add(op)
+    return kept

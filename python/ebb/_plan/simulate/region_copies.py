@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from ebb._plan.simulate.changes import Changes, Span, during, highest, union
+from ebb._plan.simulate.changes import Changes, Span, during, highest
 from ebb._plan.simulate.dataflow import EPSILON
 from ebb._plan.simulate.lifetimes import Lifetimes
+from ebb._plan.simulate.step import changes_of
 
 
 def copies_of(lives: Lifetimes, beside: Mapping[int, list[Span]]) -> Iterable[tuple[float, int]]:
@@ -21,17 +22,9 @@ def copies_of(lives: Lifetimes, beside: Mapping[int, list[Span]]) -> Iterable[tu
     yield from _in_passing(lives)
     yield from _before_replayed_writes(lives)
     yield from _for_replays(lives)
-    yield from _second_blocks(lives, beside)
+    yield from changes_of(lives.step, beside)
     yield from _workspaces(lives)
     yield from _in_passing_ahead(lives)
-
-
-def _second_blocks(
-    lives: Lifetimes, beside: Mapping[int, list[Span]]
-) -> Iterable[tuple[float, int]]:
-    for memory, spans in beside.items():
-        for begin, end in union(spans):
-            yield from during(begin, end, lives.step.memories[memory].size)
 
 
 def _workspaces(lives: Lifetimes) -> Iterable[tuple[float, int]]:

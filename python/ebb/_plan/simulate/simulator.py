@@ -18,8 +18,40 @@ from ebb._plan.simulate.page_pools import Pools
 from ebb._plan.simulate.region_estimate import RegionEstimate, eager_needs
 from ebb._plan.simulate.step import Step
 from ebb._plan.simulate.step_memory import CallEstimate, changes_of_step, resident, split
-from ebb._plan.simulate.timing import RECORDING, Timing, fitted
 from ebb._plan.simulate.transfers import Sent, Transfers
+
+_RECORDING = 0.001  # milliseconds that a region adds to each operator
+_SLOWEST = 0.1  # maximum milliseconds that a replay takes in addition to its kernel
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of a step, and of replays."""
+
+    eager: float = 0.0  # duration of the step without regions
+    replay_scale: float = 1.0  # ratio of a replay's time to its kernel's time in forward
+    replay_overhead: float = 0.0  # time that a replay takes in addition
+    copy_slowdown: float = 0.0  # by which each offloaded byte slows the work, out and back together
+
+    def of_replays(self, kernels: float, replays: int = 1) -> float:
+        """Time of replays whose kernels took this long in forward."""
+        return kernels * self.replay_scale + replays * self.replay_overhead
+
+
+def _fitted(step: Step, duration: float, kernels: float, replays: int) -> Timing:
+    """Fit to the step that recomputed everything, with so many `replays`: the overhead of a replay,
+    or the ratio of its time to the kernel's time in forward. `duration`: without recording.
+    `kernels`: time in forward of the recomputed kernels."""
+    took = step.replaying
+    eager = duration - took - _RECORDING * len(step.operators)
+    if eager < kernels:  # the machine was slower during the recording
+        eager = duration * (1 - took / step.duration)
+    scale, overhead = 1.0, 0.0
+    if replays and took >= kernels:
+        overhead = min((took - kernels) / replays, _SLOWEST)
+    elif replays and kernels > 0:
+        scale = max(took / kernels, 0.25)
+    return Timing(eager, scale, overhead)
 
 
 @dataclass(frozen=True)
@@ -62,7 +94,7 @@ class Simulator:
         recomputed = [self.of_call(call, Choice()) for call in range(len(self.step.calls))]
         kernels = sum(estimate.kernels for estimate in recomputed)
         replays = sum(estimate.replays for estimate in recomputed)
-        self._timing = fitted(self.step, measured.duration, kernels, replays)
+        self._timing = _fitted(self.step, measured.duration, kernels, replays)
         self._known.clear()
         # The step without regions.
         self.plain = self.estimate([EAGER] * len(self.step.calls))
@@ -94,8 +126,8 @@ class Simulator:
         peak, peak_time = highest(self._changes(calls, transfers, pools))
         if pools.are_too_large:  # the real pools would be too small for the rows
             peak = sys.maxsize
-        added = self._added(calls) + transfers.waited + self._timing.copy_slowdown * transfers.moved
-        added += pools.took
+        added = sum(call.added - min(call.early, call.meanwhile) for call in calls)
+        added += transfers.waited + self._timing.copy_slowdown * transfers.moved + pools.took
         replays = sum(call.replays for call in calls)
         return Estimate(peak, self._timing.eager + added, replays, peak_time)
 
@@ -178,14 +210,6 @@ class Simulator:
             return 0.0
         return max(0.0, away - self.estimate(self.all_offloaded).duration) / nbytes
 
-    def _added(self, calls: Sequence[CallEstimate]) -> float:
-        if not self.ahead:
-            return sum(estimate.added for estimate in calls)
-        added = 0.0
-        for estimate in reversed(calls):
-            added += estimate.added - min(estimate.early, estimate.meanwhile)
-        return added
-
     def _transfers(self, calls: Sequence[CallEstimate]) -> Transfers:
         sent = (sent for call in calls for sent in call.sent)
         ends = (call.ends for call in self.step.calls)
@@ -226,5 +250,5 @@ class Simulator:
             self._timing.of_replays(kernels, replays),
             sum(self.replay_time(op) for op, _ in region.replays.early),
             meanwhile,
-            RECORDING * len(call.operators),
+            _RECORDING * len(call.operators),
         )

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from ebb._plan.profile.profile import Profile
-from ebb._plan.simulate.changes import Span, during
+from ebb._plan.simulate.changes import Span, during, union
 from ebb._plan.simulate.dataflow import EPSILON, Dataflow
 
 Allocation = tuple[float, float, int]
@@ -80,6 +80,13 @@ class Copied:
     value: int  # the input
     allocated: float
     size: int
+
+
+def changes_of(step: Step, needed: Mapping[int, list[Span]]) -> Iterable[tuple[float, int]]:
+    """Allocations and frees of memories that are needed for these times."""
+    for memory, spans in needed.items():
+        for begin, end in union(spans):
+            yield from during(begin, end, step.memories[memory].size)
 
 
 class Step(Dataflow):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ebb._plan.simulate.changes import Changes, Span, during, union
+from ebb._plan.simulate.changes import Changes, Span, during
 from ebb._plan.simulate.dataflow import Call
 from ebb._plan.simulate.page_pools import Paged, Pools
 from ebb._plan.simulate.region_estimate import Need
-from ebb._plan.simulate.step import Step
+from ebb._plan.simulate.step import Step, changes_of
 from ebb._plan.simulate.transfers import Sent, Transfers
 
 
@@ -59,21 +59,13 @@ def changes_of_step(
             second += during(back, max(back, sent.ended), sent.size)
         else:
             spans.append((back, sent.ended))
-    shared = Changes(_changes_of(step, needed))
-    of_pools = Changes([(0.0, pools.nbytes)])
     return [
-        shared,
+        Changes(changes_of(step, needed)),
         Changes(second),
-        of_pools,
+        Changes([(0.0, pools.nbytes)]),
         pools.tickets,
         *(call.own for call in calls),
     ]
-
-
-def _changes_of(step: Step, needed: Mapping[int, list[Span]]) -> Iterable[tuple[float, int]]:
-    for memory, spans in needed.items():
-        for begin, end in union(spans):
-            yield from during(begin, end, step.memories[memory].size)
 
 
 def split(
@@ -94,7 +86,7 @@ def split(
             in_region = step.memories[need.memory].in_region
             own[need.memory] = [] if in_region else [step.program_span(need.memory)]
         own[need.memory].append((need.begin, need.end))
-    return Changes([*_changes_of(step, own), *copies]), tuple(shared)
+    return Changes([*changes_of(step, own), *copies]), tuple(shared)
 
 
 def resident(step: Step, call: Call, needs: Iterable[Need]) -> int:
