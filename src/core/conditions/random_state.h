@@ -60,8 +60,9 @@ struct RandomState {
   uint64_t fingerprint = 0;  // of the op's first result, if the generator was shared
   uint64_t capture = 0;      // the capture of the draw; see captureOf
 
-  // Keeps the state before the draw, and returns it.
+  // Keeps `state`, which the generator had before the draw.
   void keep(const at::Tensor& state);
+  // The kept state.
   at::Tensor before() const;
 
   // See Note [Random numbers in a capture]

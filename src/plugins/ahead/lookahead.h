@@ -170,7 +170,9 @@ struct EBB_API Lookahead final : Extra {
   const uint64_t number;       // process-wide, in the order of recording
   const Observers& observers;  // the graph's
   const bool hasRoom;          // held bytes do not count against the limit
-  uint64_t closed = 0;         // process-wide, in the order of closing, from 1
+  // Process-wide, in the order of closing, from 1. Set before the worker can know the graph, and
+  // never again, so the worker reads it without the lock.
+  uint64_t closed = 0;
   std::vector<Wanted> wanted;  // in the order of packing
   EarlierGraphs earlier;
   OnArrival onArrival;

@@ -89,13 +89,14 @@ struct HookedStash final : Stash {
   c10::Storage bytes;
 };
 
-// From now on `stash` stands for the bytes of `tensor`, unless an op of the region has read it.
-void sendInput(Recorder& recorder, const at::Tensor& tensor, StashPtr stash) {
+// From now on `stash` stands for the bytes of `tensor`. Does nothing if an earlier argument has the
+// same storage.
+void putStash(Recorder& recorder, const at::Tensor& tensor, StashPtr stash) {
   std::lock_guard<PythonMutex> lock(recorder.context().graph->mutex);
   ValueMap& values = recorder.values();
   if (values.applyDeferred().find(tensor) == nullptr) {
     Value& leaf = *values.current(tensor);
-    leaf.decide(leaf.decision().withDue(false));
+    leaf.decide(leaf.decision().withDue(false));  // the policy's store must not take the bytes too
     leaf.putAway(std::move(stash));
   }
 }
@@ -143,7 +144,7 @@ void HookedInputs::enterRegion(const std::shared_ptr<HookedInputs>& inputs) {
     if (recorder != nullptr && canBeStashed(tensor)) {
       StashPtr stash = c10::make_intrusive<HookedStash>(tensor, inputs);
       input.stash = c10::weak_intrusive_ptr<Stash>(stash);
-      sendInput(*recorder, tensor, std::move(stash));
+      putStash(*recorder, tensor, std::move(stash));
     }
   }
   if (recorder != nullptr) {
