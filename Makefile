@@ -73,7 +73,8 @@ test-wheel: | $(BIN)/python
 	for release in $(WHEEL_TORCH); do \
 		$(BIN)/python tests/support/new_environment.py $$release || exit; done
 
-# The core without any plug-in, and its tests. The build lies apart from the installed one.
+# The core without any plug-in, and its tests. The build lies apart from the installed one. `make test`
+# runs twice as many random programs.
 CORE := $(CURDIR)/build/core
 test-core: | $(BIN)/python
 	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH) numpy
@@ -81,7 +82,7 @@ test-core: | $(BIN)/python
 	rm -rf $(CORE)/package
 	EBB_CUDA=0 EBB_BUILD_DIR=$(CORE)/build EBB_CMAKE_ARGS="-DEBB_PLUGINS= -DEBB_LTO=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O0" \
 		$(BUILD) install --no-build-isolation --no-deps --target $(CORE)/package .
-	PYTHONPATH=$(CORE)/package $(PYTEST) -m "not (slow or sweep)" $(or $(TESTS),tests/core)
+	PYTHONPATH=$(CORE)/package EBB_TEST_PROGRAMS=1000 $(PYTEST) -m "not (slow or sweep)" $(or $(TESTS),tests/core)
 
 test-full: $(VENV)/.ebb-test
 	$(PYTEST) $(TESTS)
