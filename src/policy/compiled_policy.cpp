@@ -191,6 +191,7 @@ RulePolicy::RulePolicy(std::vector<Rule> rules, Decision fallback, Decision inpu
     const bool mayCome = names == Names::Later && !isTorchsOwn(rule->op);
     TORCH_CHECK_VALUE(mayCome, "ebb: ", message, kImportFirst);
   }
+  stores_ = gives(Decision::Offload) || gives(Decision::Page);
 }
 
 std::vector<std::pair<const Rule*, std::string>> RulePolicy::unmatched() const {
@@ -211,6 +212,7 @@ RulePolicy::RulePolicy(const RulePolicy& first, const RulePolicy& second)
     : rules_(first.rules_),
       alternatives_(first.alternatives_),
       inputs_(first.inputs_ == Decision::Save ? second.inputs_ : first.inputs_),
+      stores_(first.stores_ || second.stores_),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   rules_.insert(rules_.end(), second.rules_.begin(), second.rules_.end());
   for (const Alternative& alternative : second.alternatives_) {
@@ -220,7 +222,7 @@ RulePolicy::RulePolicy(const RulePolicy& first, const RulePolicy& second)
 
 std::unique_ptr<Decider> RulePolicy::activate() const {
   for (const Decision decision : {Decision::Offload, Decision::Page}) {
-    if (gives(decision)) {
+    if (stores_ && gives(decision)) {
       storeOf(decision);  // throws if the decision's plug-in is not built
     }
   }

@@ -83,6 +83,7 @@ class EBB_API RulePolicy : public Policy {
   std::vector<Rule> rules_;                // with normalised patterns
   std::vector<Alternative> alternatives_;  // at least one
   Decision inputs_;                        // for inputs of regions
+  bool stores_;                            // some decision needs a store
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock.
   // An operator beyond the table's end is looked up under the lock each time.

@@ -76,7 +76,10 @@ void emptyStorage(const c10::Storage& storage, const std::string& message) {
 
 void fillStorage(const c10::Storage& storage, const c10::Storage& from) {
   allowAccess(storage);
-  share(storage, ownerOf(from), from.nbytes());
+  const c10::Storage owner = ownerOf(from);
+  if (!ownerOf(storage).is_alias_of(owner)) {  // else the memory is shared already
+    share(storage, owner, from.nbytes());
+  }
 }
 
 }  // namespace ebb

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 
+import fork_server
 import pytest
 import torch
 import torch.distributed as dist
@@ -306,6 +307,94 @@ def test_a_result_that_may_be_repeated_stays_in_memory(collective, how):
         actual = run(trains(program), ebb.Policy(rules))
 
     assert not difference_of(actual, expected)
+
+
+@pytest.mark.parametrize("force", [False, True])
+@on_two_ranks
+def test_a_tensor_whose_other_half_is_written_meanwhile_stays_in_memory(force):
+    rules = [ebb.Rule("c10d::allreduce_.default", ebb.RECOMPUTE, force=True)] if force else []
+
+    def program(x, inside):
+        with inside.region():
+            h = (x * 2).detach()
+            Meetings.come_late()
+            works = [dist.all_reduce(h[:2], async_op=True)]
+            h[2:].mul_(3)
+            y = Saves.apply(x.sin(), h)
+            if rank() == 0:
+                _testing.drain_offload()
+            wait(works)
+            works.clear()  # a Work holds its tensors
+            y = (y * x * h).sin().exp()
+        return y.sum()
+
+    expected = run(trains(program), None)
+    with disk_tier():
+        actual = run(trains(program), ebb.Policy(rules, default=ebb.OFFLOAD))
+
+    assert not difference_of(actual, expected)
+
+
+@on_two_ranks
+def test_a_result_that_the_program_has_waited_for_may_leave():
+    rules = [ebb.Rule("c10d::allreduce_.default", ebb.OFFLOAD, force=True)]
+
+    def program(x, inside):
+        with inside.region():
+            h = (x * 2).detach()
+            dist.all_reduce(h)
+            y = (x * h).sin()
+        return y.sum()
+
+    ebb.reset_stats()
+    with disk_tier():
+        run(trains(program), ebb.Policy(rules))
+
+    assert ebb.stats()["total"]["bytes_offloaded"] > 0
+
+
+@on_two_ranks
+def test_a_functional_result_may_leave_once_the_program_has_waited():
+    x = torch.ones(3)
+
+    h = torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name)
+    assert _testing.is_in_transit(h)
+    torch.ops._c10d_functional.wait_tensor(h)
+    assert not _testing.is_in_transit(h)
+
+
+BEFORE_THE_FIRST_REGION = """
+import torch, ebb
+import torch.distributed as dist
+from ebb import _testing
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+waited, begun = torch.ones(2), torch.ones(2)
+dist.all_reduce(waited)
+dist.all_reduce(begun, async_op=True)
+print(_testing.is_in_transit(waited), _testing.is_in_transit(begun))
+"""
+
+
+def test_collectives_before_the_first_region_are_known():
+    done = fork_server.run(["-c", BEFORE_THE_FIRST_REGION], timeout=100)
+
+    assert done.stdout == "False True\n", done.stderr
+
+
+@on_two_ranks
+def test_a_collective_moves_no_version_that_eager_leaves():
+    """ebb notes the storage, which is no value of a region."""
+    with ebb.region(ebb.policies.recompute_all):
+        torch.ones(1).sin()
+    h = torch.ones(3, requires_grad=True) * 2
+    y = h.sin()
+    with torch.no_grad():
+        for _ in range(2):
+            dist.all_reduce(h, async_op=True).wait()
+        dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([h]).wait()
+
+    y.sum().backward()
 
 
 @pytest.mark.parametrize("begun", ["outside", "in another region"])

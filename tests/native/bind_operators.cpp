@@ -4,6 +4,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "intercept/in_transit.h"
 #include "intercept/op_traits.h"
 #include "module.h"
 #include "policy/glob.h"
@@ -66,6 +67,9 @@ py::dict operatorFacts(const std::string& name, const std::string& overload) {
 void bindOperators(py::module_& module) {
   module.def("operator_facts", torch::wrap_pybind_function(&operatorFacts));
   module.def("glob_matches", torch::wrap_pybind_function(&globMatches));
+  module.def("is_in_transit", torch::wrap_pybind_function([](const at::Tensor& tensor) {
+               return isInTransit(tensor.storage());
+             }));
 }
 
 [[maybe_unused]] const bool isOperatorsBound = bindTests(&bindOperators);

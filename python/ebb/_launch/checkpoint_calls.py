@@ -14,7 +14,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -222,7 +222,7 @@ def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
 
 
 _MANY = 1000  # calls whose policy function ebb asks before it says so
-_MOST = 1000  # keys in `_policies`
+_MOST = 100  # keys in `_policies`
 _assignment: Assignment | None = None  # while ebb takes calls over
 # By key of a context_fn and region name: the policy that its function gave.
 _policies: dict[context_keys.Key, dict[str, Policy]] = {}
@@ -236,7 +236,8 @@ def _known(context_fn: Any) -> dict[str, Policy]:
         return {}
     known = _policies.setdefault(key, {})
     if len(_policies) > _MOST:
-        _policies.pop(next(iter(_policies)), None)  # the oldest
+        with suppress(RuntimeError):  # another thread has added one
+            _policies.pop(next(iter(_policies)), None)  # the oldest
     return known
 
 

@@ -123,8 +123,6 @@ class ValueDecision {
   ValueDecision orKept() const {
     return isKept() ? *this : ValueDecision(Decision::Save, false, rule_);
   }
-  // This decision if no store takes the bytes; else the bytes stay in memory.
-  ValueDecision orInMemory() const { return isStored(chosen_) ? withoutStore(false) : *this; }
   // No store takes the bytes: the value is recomputed, or its bytes stay.
   ValueDecision withoutStore(bool isRecomputed) const {
     const Decision now = isRecomputed ? Decision::Recompute : Decision::Save;

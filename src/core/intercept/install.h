@@ -12,8 +12,6 @@
 
 namespace ebb {
 
-struct OpTraits;
-
 // The first call installs interception. Later calls cover operators that libraries have registered
 // since. Called when Python imports ebb and at every region entry. Throws if another library owns
 // the dispatch key.
@@ -24,16 +22,12 @@ EBB_API void installInterception();
 extern constinit std::atomic<bool> operatorsAreNew;
 
 // No interceptor sees collectives outside of regions. From now on, when the operator of such a
-// collective returns, `wrote` is called for each tensor that the collective writes. `synchronous`:
-// the program waits for the collective before it goes on.
-using CollectiveWrote = void (*)(const at::Tensor& tensor, bool synchronous);
+// collective returns, `wrote` is called for each tensor that the collective writes.
+using CollectiveWrote = void (*)(const at::Tensor& tensor);
 void watchCollectives(CollectiveWrote wrote);
 
-// True if a call of a collective with these arguments is synchronous (async_op=False).
-bool isSynchronous(const OpTraits& op, const c10::IValue* arguments);
-
-// The kernel that calls `wrote`, for the key ADInplaceOrView, which every call passes. Empty unless
-// `op` is a collective that writes. See Note [Communication].
+// The kernel of a collective for the key ADInplaceOrView, which every call passes. The kernel calls
+// `wrote`, and notes the storages in transit. Empty for other operators. See Note [Communication].
 std::optional<c10::KernelFunction> watchingKernel(const c10::OperatorHandle& op);
 
 // Note [Unboxed kernels]

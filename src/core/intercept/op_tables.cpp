@@ -49,11 +49,11 @@ constexpr std::array<std::string_view, 5> kNeverReplayedNamespaces{
 // again.
 //
 // ebb sees no operator for the program's wait, so it treats the written value as in transit. Three
-// rules follow. No store takes the value, since the copy could miss data that has not arrived. The
-// same holds if the tensor is an input of a later region, unless the collective was synchronous.
-// Its fingerprint is taken when the region ends. If the version has moved when ebb next looks at
-// the value, ebb attributes the move to the collective: gloo's threads run operators such as copy_
-// on the tensor after the collective, and these operators move the version.
+// rules follow. No store takes the bytes of a storage that an asynchronous collective has written,
+// in a region or outside, since the copy could miss data that has not arrived
+// (intercept/in_transit.h). Its fingerprint is taken when the region ends. If the version has moved
+// when ebb next looks at the value, ebb attributes the move to the collective: gloo's threads run
+// operators such as copy_ on the tensor after the collective, and these operators move the version.
 struct RepeatableCollective {
   std::string_view name;
   std::string_view output;  // the argument that receives the result; empty: none is written whole

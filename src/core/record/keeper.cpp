@@ -5,7 +5,7 @@
 
 #include "conditions/fingerprint.h"
 #include "graph/recipe.h"
-#include "record/in_transit.h"
+#include "intercept/in_transit.h"
 #include "stream/stream.h"
 
 namespace ebb {
@@ -53,7 +53,12 @@ void Keeper::packs(Value& value, const at::Tensor& tensor) {
     return;
   }
   Store& store = *storeOf(value.decision().chosen());
-  if (store.isReady(value) && store.accepts(value, tensor)) {
+  const bool arrives = isInTransit(tensor.storage());
+  if (arrives) {
+    context_.graph->observers.tell(
+        &OpEvents::notSent, value, "an asynchronous collective may still be writing it");
+  }
+  if (!arrives && store.isReady(value) && store.accepts(value, tensor)) {
     put(value, tensor.storage());
   } else {
     store.staysInstead(context_, value);
@@ -89,7 +94,8 @@ void Keeper::putNeeded(std::vector<c10::intrusive_ptr<Value>> values) {
     const bool needed = value->uses().handles() > 0 || value->uses().readers() > 0;
     if (needed && value->decision().isDue() && value->home().bytes() &&
         storeOf(value->decision().chosen())->isReady(*value) &&
-        (value->home().isPrivate() || value->versions().areUnmoved())) {
+        (value->home().isPrivate() || value->versions().areUnmoved()) &&
+        !isInTransit(value->home().bytes())) {
       const c10::Storage storage = value->home().bytes();
       put(*value, storage);
     }
@@ -98,8 +104,7 @@ void Keeper::putNeeded(std::vector<c10::intrusive_ptr<Value>> values) {
 }
 
 bool Keeper::storesInput(const at::Tensor& tensor) const {
-  return context_.decider->inputs() != Decision::Save && isActivation(tensor) &&
-         !mayBeInTransit(tensor);
+  return context_.decider->inputs() != Decision::Save && isActivation(tensor);
 }
 
 void Keeper::keep(Value& value, const at::Tensor& tensor, bool handlesRely) {

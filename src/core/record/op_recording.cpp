@@ -6,6 +6,7 @@
 #include "conditions/kernel_state.h"
 #include "conditions/repeatable.h"
 #include "graph/geometry.h"
+#include "intercept/in_transit.h"
 #include "intercept/op_traits.h"
 #include "record/fresh_results.h"
 #include "record/keeper.h"
@@ -65,7 +66,8 @@ const char* findObstacle(
     return "uninitialized memory (torch.empty), which code outside of torch may fill";
   }
   if (op.limits.neverReplayed && !verdict.forced) {
-    return "ebb recomputes this operator only by a rule with force=True";
+    return op.limits.asynchronous ? "collectives are recomputed only by a rule with force=True"
+                                  : "ebb recomputes this operator only by a rule with force=True";
   }
   if (arguments.areOffCpu() && !verdict.forced) {
     if (const char* why = whyNotRepeatable(op, call.arguments)) {
@@ -316,6 +318,9 @@ void OpRecording::recordOutput(const at::Tensor& tensor, size_t slot, int32_t el
   const bool isRepeated = replay_.recipe && op_.limits.asynchronous;
   facts.madeHere = isRepeated || onlyResultsHold(op_, results_, tensor);
   facts.inTransit = op_.limits.asynchronous;
+  if (facts.inTransit) [[unlikely]] {
+    noteInTransit(tensor);
+  }
   facts.unfilled = op_.limits.uninitialised && context_.trustCustomOps && tensor.is_cpu();
   auto value = c10::make_intrusive<Value>(tensor, facts);
   const Verdict verdict = verdictOn(tensor);
@@ -340,17 +345,21 @@ void OpRecording::decideOnResult(
   const bool fromDevice = arguments_.areOffCpu() && tensor.is_cpu();
   const bool canBeRecomputed = replay_.recipe && value->facts().madeHere && !fromDevice &&
                                isTrusted(verdict) && veto == nullptr;
+  const bool takesAll =
+      isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe();
+  // Other code completes the bytes after the op has returned: it fills uninitialised memory, and an
+  // asynchronous op still writes.
+  const bool isComplete = !op_.limits.uninitialised && !op_.limits.asynchronous;
   ValueDecision decision(Decision::Save, false);
   if (canBeRecomputed) {
-    decision = ValueDecision(verdict.decision, true, verdict.rule);
+    const bool stays = takesAll && !isComplete;
+    decision = ValueDecision(stays ? Decision::Save : verdict.decision, true, verdict.rule);
     decision = op_.limits.constantFill ? decision.orKept() : decision;
     addOutput(value, tensor, std::move(output));
-  } else if (
-      isStored(verdict.decision) && storeOf(verdict.decision)->takesWithoutRecipe() &&
-      value->facts().madeHere && !op_.limits.uninitialised) {  // code outside of torch may fill it
+  } else if (takesAll && isComplete && value->facts().madeHere) {
     decision = ValueDecision(verdict.decision, false);
   }
-  value->decide(value->facts().inTransit ? decision.orInMemory() : decision);
+  value->decide(decision);
 }
 
 [[gnu::cold]] void OpRecording::tellMade(

@@ -54,7 +54,7 @@ void dropUnneededRecipe(Value& value) {
 // that of the rule for this name: see Note [Names].
 void decideAgain(const Context& context, Value& value, const Verdict& verdict) {
   Store* store = storeOf(verdict.decision);
-  const bool tooLate = store != nullptr && (value.facts().inTransit || !store->mayBeChosen(value));
+  const bool tooLate = store != nullptr && !store->mayBeChosen(value);
   const ValueDecision decision(tooLate ? Decision::Save : verdict.decision, true, verdict.rule);
   value.decide(value.recipe()->op.limits.constantFill ? decision.orKept() : decision);
   if (tooLate) {
@@ -322,7 +322,7 @@ void Recorder::close(bool onlyPart) {
     values_.clear();
     keeper_.clear();
     emptied_.clear();
-    if (!onlyPart) {
+    if (!onlyPart && earlierParts_.any()) {
       earlierParts_.clear();
     }
     context_.graph.reset();

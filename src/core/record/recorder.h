@@ -72,17 +72,15 @@ class Recorder final : public Interceptor {
  private:
   void callInplaceView(Call& call);
   void prepareForAfterRegion(const c10::intrusive_ptr<Value>& entry);
+  // Called before a write to `tensor`. The caller does not hold the graph's lock.
+  void beforeWrite(const at::Tensor& tensor);
+  // Adds `value`, unless the program empties its storage and restores the contents before backward.
+  void addNeed(EarlierNeeds& needs, const c10::intrusive_ptr<Value>& value);
 
   Context context_{.results = &results_};
   Keeper keeper_{context_};
   ValueMap values_{context_, keeper_};
-  // Called before a write to `tensor`. The caller does not hold the graph's lock.
-  void beforeWrite(const at::Tensor& tensor);
-
   Results results_;
-  // Adds `value`, unless the program empties its storage and restores the contents before backward.
-  void addNeed(EarlierNeeds& needs, const c10::intrusive_ptr<Value>& value);
-
   EarlierNeeds needed_;        // of earlier regions
   EarlierNeeds earlierParts_;  // of the open region: see Note [Writes in a later part]
   c10::SmallVector<const c10::StorageImpl*, 1> emptied_;  // leaves whose emptying ends the part

@@ -53,8 +53,10 @@ void moveVersionIfNeeded(const at::Tensor& tensor) {
   if (!isRecordable(tensor) || tensor.is_inference()) {
     return;
   }
-  // Each value has a weak reference to its storage; all strong references count as one more.
-  if (weakReferencesOfOthers(tensor.storage(), &weakReferences) > 1) {
+  // Each value has a weak reference to its storage, and so has the table of storages in transit;
+  // all strong references count as one more.
+  const size_t notOfValues = isInTransit(tensor.storage()) ? 2 : 1;
+  if (weakReferencesOfOthers(tensor.storage(), &weakReferences) > notOfValues) {
     tensor.unsafeGetTensorImpl()->bump_version();
   }
 }

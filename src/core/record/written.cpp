@@ -4,8 +4,7 @@
 #include <utility>
 
 #include "graph/geometry.h"
-#include "intercept/install.h"
-#include "record/in_transit.h"
+#include "intercept/in_transit.h"
 
 namespace ebb {
 namespace {
@@ -54,8 +53,7 @@ c10::intrusive_ptr<Value> stateAfter(
   const bool mayDecide = !write.sideEffect && before.facts().madeHere && decides;
   const ValueDecision decision = mayDecide ? decideOnWritten(before, verdict)
                                            : ValueDecision(Decision::Recompute, true, verdict.rule);
-  return c10::make_intrusive<Value>(
-      write.tensor, facts, facts.inTransit ? decision.orInMemory() : decision, &before.versions());
+  return c10::make_intrusive<Value>(write.tensor, facts, decision, &before.versions());
 }
 
 // True if a replay can repeat the write. A replay cannot repeat a whole write that no longer covers

@@ -14,8 +14,8 @@
 #include "counts/statistics.h"
 #include "ebb/region.h"
 #include "graph/recipe.h"
+#include "intercept/in_transit.h"
 #include "intercept/install.h"
-#include "record/in_transit.h"
 #include "record/recorder.h"
 #include "saved/handle.h"
 #include "support/thread_owned.h"
@@ -69,14 +69,6 @@ std::unique_ptr<torch::autograd::SavedVariableHooks> newHandleOfThread();
 // interceptor. A thread is inside a region exactly while it has an interceptor (openRecorder()).
 // The recorder still works for the closing graph. So a region that is entered meanwhile does
 // nothing: its operators run as in eager. ebb logs last, when the thread can enter regions again.
-
-// A collective outside of regions has returned.
-void collectiveWrote(const at::Tensor& tensor, bool synchronous) {
-  moveVersionOfComputed(tensor);
-  if (!synchronous) {
-    noteInTransit(tensor);
-  }
-}
 
 // `flag` is true until the result dies.
 [[nodiscard]] auto raise(bool& flag) {
@@ -254,7 +246,7 @@ class ThreadRegions final : public Interceptor {
   void prepareToEnter() {
     dropAbandoned();
     installInterception();
-    watchCollectives(&collectiveWrote);
+    watchCollectives(&moveVersionOfComputed);
     installEngine(&newHandleOfThread);
     if (frames_.empty()) {
       openGraph();

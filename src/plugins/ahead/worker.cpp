@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <system_error>
+#include <utility>
 
 #include "stream/stream.h"
 

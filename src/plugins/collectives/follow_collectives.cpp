@@ -9,7 +9,7 @@
 #include "graph/recipe.h"
 #include "hooks/call_guard.h"
 #include "hooks/observer.h"
-#include "intercept/install.h"
+#include "intercept/in_transit.h"
 #include "plugins/collectives/collective.h"
 #include "plugins/collectives/ranks.h"
 #include "plugins/collectives/repeated_collectives.h"

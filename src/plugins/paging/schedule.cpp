@@ -84,7 +84,7 @@ bool PageSchedule::isTurningPoint(const ScheduleEntry& forward) const {
 }
 
 std::optional<ScheduleEntry> PageSchedule::nextBackward() const {
-  const bool known = following_ && isRecorded_ && next_ < recorded_.size();
+  const bool known = isFollowing() && next_ < recorded_.size();
   return known && recorded_[next_].backward ? std::optional(recorded_[next_].reversed())
                                             : std::nullopt;
 }

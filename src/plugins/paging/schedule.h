@@ -65,6 +65,8 @@ class PageSchedule {
 
   // The forward whose backward comes next; nothing if unknown.
   std::optional<ScheduleEntry> nextBackward() const;
+  // True if the step's entries are compared with recorded ones.
+  bool isFollowing() const { return following_ && isRecorded_; }
 
   // Restarts the count of micro-batches at 0.
   void restartCounts() { forwards_.clear(); }

@@ -60,7 +60,7 @@ bool PageStep::enter(const PageGroupPtr& entered) {
   group.cameBack = false;
   group.step = number_;
   group.forward = schedule_.forward(group.region);
-  group.resident = schedule_.nextBackward() == group.forward;
+  group.resident = schedule_.isFollowing() && schedule_.isTurningPoint(group.forward);
   groups_[group.forward] = entered;
   ++groupsEntered_;
   return true;

@@ -75,7 +75,8 @@ const std::string* TraceNames::intern(const std::string& text, bool hasDecided) 
 
 void TraceNames::addPolicy(const std::shared_ptr<const Policy>& policy) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (std::find(policies_.begin(), policies_.end(), policy) == policies_.end()) {
+  const bool isLast = !policies_.empty() && policies_.back() == policy;  // the usual case
+  if (!isLast && std::find(policies_.begin(), policies_.end(), policy) == policies_.end()) {
     policies_.push_back(policy);
   }
 }

@@ -292,6 +292,21 @@ TransferEventPtr Disk::read(const c10::Storage& to, const c10::Storage& room, si
   });
 }
 
+namespace {
+
+// Runs a copy with a buffer of its own. Returns the error, or an empty string.
+std::string copyWith(const std::function<std::string(char*)>& copy) {
+  const std::unique_ptr<char, decltype(&std::free)> buffer(
+      static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free);
+  try {
+    return buffer ? copy(buffer.get()) : "there is no memory for its buffer";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
 // `thread` is a member, which adoptProcess() may reset.
 TransferEventPtr Disk::start(c10::ThreadPool*& thread, int process, Copy copy) {
   adoptProcess();
@@ -309,9 +324,7 @@ TransferEventPtr Disk::start(c10::ThreadPool*& thread, int process, Copy copy) {
   }
   auto event = std::make_shared<DiskEvent>();
   auto job = [copy = std::move(copy), event]() mutable {
-    thread_local const std::unique_ptr<char, decltype(&std::free)> buffer(
-        static_cast<char*>(std::aligned_alloc(DiskFile::kBlock, DiskFile::kBuffer)), &std::free);
-    std::string error = copy(buffer.get());
+    std::string error = copyWith(copy);
     copy = nullptr;  // a thread that waits for the event may want the copy's file closed
     event->done(std::move(error));
   };
