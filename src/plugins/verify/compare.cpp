@@ -36,8 +36,9 @@ void measure(
   const at::Tensor y = asDoubles(then);
   const at::Tensor areEqual = x.eq(y).logical_or(x.isnan().logical_and(y.isnan()));
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  x.sub_(y).abs_().masked_fill_(areEqual, 0.0).nan_to_num_(kInfinity, kInfinity);
-  mismatch.largestDifference = count == 0 ? 0.0 : x.max().item<double>();
+  const at::Tensor differences = x.sub(y);  // x and y may show the bytes themselves
+  differences.abs_().masked_fill_(areEqual, 0.0).nan_to_num_(kInfinity, kInfinity);
+  mismatch.largestDifference = count == 0 ? 0.0 : differences.max().item<double>();
 }
 
 // "ebb: replay mismatch: ..." with likely causes and the fix.
