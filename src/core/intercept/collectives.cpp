@@ -10,6 +10,7 @@
 #include "intercept/install.h"
 #include "intercept/interceptor.h"
 #include "intercept/op_tables.h"
+#include "support/leaked.h"
 #include "torch_seams/key.h"
 
 namespace ebb {
@@ -23,10 +24,7 @@ struct InTransit {
   size_t sweepAt = 64;  // size at which freed storages are removed
 };
 
-c10::Synchronized<InTransit>& inTransit() {
-  static auto* all = new c10::Synchronized<InTransit>;
-  return *all;
-}
+c10::Synchronized<InTransit>& inTransit() { return leaked<c10::Synchronized<InTransit>>(); }
 
 // Null for a tensor without bytes.
 c10::StorageImpl* storageIn(const at::Tensor& tensor) {

@@ -75,7 +75,7 @@ class Worker {
   bool isRunning() const { return running_.load(); }
 
  private:
-  // What backward's threads tell the worker's thread.
+  // Messages from the threads of backward to the worker's thread.
   struct Post {
     std::vector<WeakGraph> graphs;  // backward may reach them next
     bool isElsewhere = false;       // backward has reached another graph than expected

@@ -66,7 +66,7 @@ const Room& roomOf(const c10::Storage& storage) {
 
 DiskFile::DiskFile(std::string directory, size_t limit)
     : directory_(std::move(directory)), limit_(limit / kBlock * kBlock) {
-  std::string name = directory_ + "/ebb-XXXXXX";  // mkostemp replaces the X's
+  std::string name = directory_ + "/ebb-" + std::string(6, 'X');  // mkostemp replaces each X
   descriptor_ = ::mkostemp(name.data(), O_CLOEXEC);
   TORCH_CHECK_VALUE(
       descriptor_ >= 0, "ebb: cannot create a file for the disk tier in '", directory_,
