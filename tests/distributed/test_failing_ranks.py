@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ class Ended:
     """How a rank ended.
 
     Attributes:
-        end: the exit status, and the class of the exception that main raised.
+        end: the exit status, and the class of the exception that main raised. After an exception,
+            torch's own threads sometimes abort the process as it ends: this is status 1 too.
         at: when, in seconds.
         fault: when it failed, if it did.
         losses: of its steps.
@@ -29,7 +31,8 @@ class Ended:
         raised = re.findall(r"^(?:\[rank\d\]: )?([\w.]+Error): ", done.stderr, re.M)
         if raised[-1:] == ["torch.distributed.DistNetworkError"]:  # of the store
             raised = ["RuntimeError"]  # its base class, which gloo raises
-        self.end = done.returncode, raised[-1] if raised else ""
+        aborted = done.returncode == -signal.SIGABRT and "Traceback" in done.stderr
+        self.end = 1 if aborted else done.returncode, raised[-1] if raised else ""
         lines = [line.split() for line in done.stdout.splitlines()]
         self.losses = {int(line[1]): line[2] for line in lines if line[0] == "loss"}
         self.fault = next((float(line[1]) for line in lines if line[0] == "fault"), None)
