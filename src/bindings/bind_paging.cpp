@@ -77,26 +77,30 @@ std::vector<at::Generator> deviceGenerators() {
 
 void bindPaging(py::module_& module) {
   Paging::get().throwOverflow = &throwOverflow;
-  const auto plain = [](auto function) { return torch::wrap_pybind_function_no_gil(function); };
-  module.def("mark_rows", plain(&markRows));
+  // Of functions that wait for devices, run kernels or take the lock while others do.
+  const auto withoutGil = [](auto function) {
+    return torch::wrap_pybind_function_no_gil(function);
+  };
+  module.def("mark_rows", withoutGil(&markRows));
   module.def("paging_settings", torch::wrap_pybind_function(&pagingSettings));
   module.def("configure_paging", torch::wrap_pybind_function(&configurePaging));
   module.def("paging_stats", torch::wrap_pybind_function(&pagingStats));
-  module.def("paging_step_begins", plain([](bool fixedOrder, bool raisesLate) {
+  module.def("paging_step_begins", withoutGil([](bool fixedOrder, bool raisesLate) {
                Paging::get().beginStep(fixedOrder, raisesLate);
              }));
-  module.def("paging_step_ends", plain([] { Paging::get().endStep(); }));
-  module.def("paging_step_abandoned", plain([] { Paging::get().abandonStep(); }));
-  module.def("exchange_paging_place", plain([](int32_t stage, int32_t microbatch) {
+  module.def("paging_step_ends", withoutGil([] { Paging::get().endStep(); }));
+  module.def("paging_step_abandoned", withoutGil([] { Paging::get().abandonStep(); }));
+  module.def("exchange_paging_place", withoutGil([](int32_t stage, int32_t microbatch) {
                const PipelinePlace before = exchangePipelinePlace({stage, microbatch});
                return std::pair(before.stage, before.microbatch);
              }));
-  module.def("paging_record_next", plain([] { Paging::get().recordNext(); }));
-  module.def("paging_step_ok", plain([] { return Paging::get().stepOk(); }));
-  module.def("paging_errors", plain([] { return Paging::get().errors(); }));
-  module.def(
-      "paging_found_inf", plain([](c10::Device device) { return Paging::get().foundInf(device); }));
-  module.def("paging_reset", plain([] { Paging::get().reset(); }));
+  module.def("paging_record_next", withoutGil([] { Paging::get().recordNext(); }));
+  module.def("paging_step_ok", withoutGil([] { return Paging::get().stepOk(); }));
+  module.def("paging_errors", withoutGil([] { return Paging::get().errors(); }));
+  module.def("paging_found_inf", withoutGil([](c10::Device device) {
+               return Paging::get().foundInf(device);
+             }));
+  module.def("paging_reset", withoutGil([] { Paging::get().reset(); }));
   module.def("describe_page_errors", &describePageErrors);
   module.def("device_generators", torch::wrap_pybind_function(&deviceGenerators));
   module.def("leaves_behind", torch::wrap_pybind_function(&leavesBehind));

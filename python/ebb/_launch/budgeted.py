@@ -76,21 +76,20 @@ class Block:
         self.root = weakref.ref(root)
         self.policy: Policy | None = None
         self.in_graphs = False  # True: a region also under torch.compile
-        self.calls = 0  # calls with gradients since the last `Blocks.take`
+        self.calls = 0  # with gradients, since the last `Blocks.take`; no recomputed regions
         self._lock = threading.Lock()  # for `calls`: the threads of nn.DataParallel share the block
         self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
         self.met_recomputation = False  # True if another function recomputed a call
         mark(module).region = self
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # Without gradients autograd saves nothing, so a region would free no memory.
         if is_compiling():
             if self.policy is None or not self.in_graphs:
                 return function(*args, **kwargs)
-            return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
+            return self._run_in_region(function, *args, **kwargs)
         has_gradients = torch.is_grad_enabled()
         self._evaluation.called(has_gradients)
-        if not has_gradients:
+        if not has_gradients:  # autograd saves nothing, so a region would free no memory
             return function(*args, **kwargs)
         if self.policy is not None and other_work.foreign_recompute_active():
             self.met_recomputation = True
@@ -100,6 +99,9 @@ class Block:
         if self.policy is None:
             return function(*args, **kwargs)
         self.met_hooks = self.met_hooks or _saved_tensors_hooks(False) is not None
+        return self._run_in_region(function, *args, **kwargs)
+
+    def _run_in_region(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
 
     def put(self, policy: Policy | None) -> None:
@@ -231,7 +233,8 @@ class Blocks:
         return candidate < max(counts, default=0)
 
     def use(self, candidate: int) -> None:
-        """Remove all blocks, and select this candidate for those that are added next."""
+        """Remove all blocks, and select this candidate for those that are added next. Names stay,
+        and checkpoint calls around earlier blocks are no regions from now on either."""
         self.around.leave()
         for block in self._all:
             block.leave()

@@ -43,23 +43,23 @@ void leaveShare(void*) {
 }
 
 struct Books {
-  std::mutex mutex;  // guards step and transfers
-  Stats step;        // counts of the current step, except transfers
-  std::map<std::string, std::map<std::string, TransferAccountPtr>>
-      transfers;                          // of the current step
+  std::mutex mutex;                       // guards step
+  Stats step;                             // counts of the current step
   std::atomic<bool> backwardSeen{false};  // the next outermost region begins a step
 };
 
 Books& books() { return leaked<Books>(); }
 
 // Filled while the library is loaded, so it needs no lock.
-std::vector<void (*)(uint64_t)>& callees() {
-  static auto* all = new std::vector<void (*)(uint64_t)>;
-  return *all;
-}
+struct PlugIns {
+  std::vector<void (*)(uint64_t)> stepBegins;
+  std::vector<void (*)(Stats&)> addTo;
+};
+
+PlugIns& plugIns() { return leaked<PlugIns>(); }
 
 void tellStepBegins(uint64_t step) {
-  for (const auto begins : callees()) {
+  for (const auto begins : plugIns().stepBegins) {
     begins(step);
   }
 }
@@ -74,7 +74,12 @@ RegionCounters& RegionCounters::operator+=(const RegionCounters& other) {
 }
 
 bool callWhenStepBegins(void (*begins)(uint64_t step)) {
-  callees().push_back(begins);
+  plugIns().stepBegins.push_back(begins);
+  return true;
+}
+
+bool addToStats(void (*add)(Stats& stats)) {
+  plugIns().addTo.push_back(add);
   return true;
 }
 
@@ -90,7 +95,6 @@ void statisticsRegionEntered() {
       return;
     }
     shared.step.regions.clear();
-    shared.transfers.clear();
     shared.step.total = {};
     step = ++shared.step.step;
   }
@@ -117,29 +121,15 @@ void statisticsAdd(const std::string& region, const RegionCounters& counters) {
   shared.step.total += counters;
 }
 
-TransferAccountPtr statisticsTransfers(const std::string& region, const std::string& op) {
-  Books& shared = books();
-  std::lock_guard<std::mutex> lock(shared.mutex);
-  TransferAccountPtr& account = shared.transfers[region][op];
-  if (!account) {
-    account = std::make_shared<TransferAccount>(
-        (op == "input" ? "an input" : "an output of " + op) + " offloaded in region '" + region +
-        "'");
-  }
-  return account;
-}
-
 Stats stats() {
   Books& shared = books();
   Stats now;
   {
     std::lock_guard<std::mutex> lock(shared.mutex);
     now = shared.step;
-    for (const auto& [region, accounts] : shared.transfers) {
-      for (const auto& [op, account] : accounts) {
-        now.transfers[region][op] = account->counters();
-      }
-    }
+  }
+  for (const auto add : plugIns().addTo) {
+    add(now);
   }
   std::lock_guard<std::mutex> lock(shares().mutex);
   for (const LiveCounts& share : shares().all) {
@@ -156,7 +146,6 @@ void resetStats() {
     std::lock_guard<std::mutex> lock(shared.mutex);
     shared.backwardSeen.store(false);
     shared.step = {};
-    shared.transfers.clear();
   }
   tellStepBegins(0);
 }

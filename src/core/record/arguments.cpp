@@ -90,12 +90,14 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 [[gnu::noinline]] void Arguments::addWrite(
     const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted) {
   const bool whole = use == ArgUse::Overwrite && coversStorage(tensor);
+  // Before current(), which would take a version that has moved for an unseen write. A part of a
+  // wrapper has a version of its own: `counted` is false for it.
   const bool movedFirst =
-      op_.limits.custom && op_.arguments.counted[argument] && hasMovedFirst(tensor);
+      op_.limits.custom && op_.arguments.counted[argument] && acceptIfMovedFirst(tensor);
   c10::StorageImpl* storage = storageOf(tensor);
   const auto same = std::find_if(
       writes_.begin(), writes_.end(), [&](const Write& write) { return write.storage == storage; });
-  if (same != writes_.end()) {
+  if (same != writes_.end()) {  // what is true of each of the arguments that show the storage
     same->whole &= whole;
     same->counted &= counted;
     same->sideEffect &= use == ArgUse::Scratch;
@@ -117,7 +119,7 @@ void Arguments::scan(const at::Tensor& tensor, size_t argument, int32_t element)
 // fingerprints of results would reveal an unseen write. Counters begin at 0. So for a counter that
 // the recorder has not seen yet, such as that of a result of torch.zeros, the expected version is
 // 0: see Note [Version stamps].
-[[gnu::cold]] bool Arguments::hasMovedFirst(const at::Tensor& tensor) {
+[[gnu::cold]] bool Arguments::acceptIfMovedFirst(const at::Tensor& tensor) {
   auto* known = values_.find(tensor);
   const auto& counter = tensor.unsafeGetTensorImpl()->version_counter();
   if (known == nullptr || !counter.enabled()) {

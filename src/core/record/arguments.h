@@ -79,7 +79,7 @@ class Arguments {
   void scan(const at::Tensor& tensor, size_t argument, int32_t element);
   void addWrite(
       const at::Tensor& tensor, ArgUse use, size_t argument, int32_t element, bool counted);
-  bool hasMovedFirst(const at::Tensor& tensor);
+  bool acceptIfMovedFirst(const at::Tensor& tensor);
   bool isUnfilled(const at::Tensor& tensor) const;
   ArgUse useOf(size_t argument) const { return op_.arguments.useOf(argument, condition_); }
 

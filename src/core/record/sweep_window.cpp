@@ -39,6 +39,7 @@ size_t SweepWindow::forgetMarked(size_t window) {
 }
 
 void SweepWindow::clear() {
+  // A later region may be much shorter than the one that needed this memory.
   if (entries_.capacity() > 8 * (entries_.size() + kFewest)) {
     std::vector<Entry>().swap(entries_);
   }

@@ -36,7 +36,7 @@ void compareWithOtherRanks(const Graph& graph, const RepeatedCollectives& collec
       "' in a program without Python: its ranks cannot compare them. Use a policy that keeps the "
       "results of collectives.");
   const bool always = graph.rules.compareAll;
-  for (const auto& [group, words] : collectives.ofGroups()) {
+  for (const auto& [group, words] : collectives.inWords()) {
     const std::string why = ranks->compare(group, region, words.place, words.list, always);
     TORCH_CHECK(why.empty(), why);
   }

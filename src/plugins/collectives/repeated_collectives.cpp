@@ -51,7 +51,7 @@ bool RepeatedCollectives::tellOtherRanks(const std::string& region) const {
   const CollectivesOfRanks* ranks = collectivesOfRanks();
   bool isNew = false;
   if (ranks != nullptr) {
-    for (const auto& [group, words] : ofGroups()) {
+    for (const auto& [group, words] : inWords()) {
       isNew |= ranks->tell(group, region, words.place, words.list);
     }
   }
@@ -99,8 +99,10 @@ std::vector<RepeatedCollectives::Repeated> RepeatedCollectives::take() {
   return std::exchange(list_, {});
 }
 
-// A list contains no names of groups, since a group may have another name on another rank.
-std::map<std::string, RepeatedCollectives::InWords> RepeatedCollectives::ofGroups() const {
+// A list has the collectives of the rank's other groups too, since ranks that repeat them in other
+// orders would wait for each other. It contains no names of groups, since a group may have another
+// name on another rank.
+std::map<std::string, RepeatedCollectives::InWords> RepeatedCollectives::inWords() const {
   std::set<std::string> repeated;
   for (const auto& [recipe, results] : list_) {
     repeated.insert(processGroupOf(recipe->op, recipe->others()));

@@ -91,7 +91,7 @@ class RepeatedCollectives final : public Extra {
     std::string list;   // empty: none of the group's collectives
   };
   // For the name of each process group. Ranks of the group compare these texts.
-  std::map<std::string, InWords> ofGroups() const;
+  std::map<std::string, InWords> inWords() const;
 
  private:
   // There is no replay ahead of backward while collectives are due.

@@ -53,15 +53,17 @@ Copies::UnderWay* Copies::placeOf(const HostStash& stash) {
   return stash.sent.capture == capture() ? &now_ : stash.sent.capture == 0 ? &outside_ : nullptr;
 }
 
-// Gives host memory back. The outgoing stream is ordered after `lastCopy`.
+// Gives host memory back; null: it has another owner. The caller has ordered the outgoing stream
+// after `lastCopy`. `usedIn`: the capture of the copies. Its graph keeps the memory when it is
+// over.
 void Copies::give(
-    c10::Storage& onHost, c10::Device device, uint64_t capture, const TransferEventPtr& lastCopy) {
+    c10::Storage& onHost, c10::Device device, uint64_t usedIn, const TransferEventPtr& lastCopy) {
   if (!onHost) {
     return;
   }
-  if (capture == 0) {
+  if (usedIn == 0) {
     context_.host.give(std::move(onHost), device, lastCopy);
-  } else if (capture == this->capture()) {
+  } else if (usedIn == capture()) {
     context_.host.giveToCapture(std::move(onHost), device);
   } else {
     context_.host.giveToGraph(std::move(onHost));

@@ -171,7 +171,7 @@ class Copies {
   void finishLeaving(HostStash& stash);
   void moveToCopy(HostStash& stash);
   void give(
-      c10::Storage& onHost, c10::Device device, uint64_t capture, const TransferEventPtr& lastCopy);
+      c10::Storage& onHost, c10::Device device, uint64_t usedIn, const TransferEventPtr& lastCopy);
 
   OffloadContext& context_;
   Transfer& via_ = context_.via;

@@ -14,9 +14,9 @@
 #include <string>
 #include <utility>
 
-#include "counts/statistics.h"
 #include "hooks/store.h"
 #include "memory/arena.h"
+#include "plugins/offload/accounts.h"
 #include "plugins/offload/transfer/transfer.h"
 
 namespace ebb {

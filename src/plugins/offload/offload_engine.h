@@ -13,8 +13,8 @@
 #include <memory>
 #include <utility>
 
-#include "counts/statistics.h"
 #include "ebb/offload.h"
+#include "plugins/offload/accounts.h"
 #include "plugins/offload/copies.h"
 #include "plugins/offload/host_stash.h"
 #include "plugins/offload/offload_context.h"

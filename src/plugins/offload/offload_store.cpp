@@ -1,10 +1,10 @@
 // Puts values into host memory: see Note [Stored values].
 #include <ATen/record_function.h>
 
-#include "counts/statistics.h"
 #include "graph/recipe.h"
 #include "graph/value.h"
 #include "hooks/store.h"
+#include "plugins/offload/accounts.h"
 #include "plugins/offload/offload_engine.h"
 #include "record/context.h"
 
@@ -21,8 +21,8 @@ class OffloadStore final : public Store {
     RECORD_USER_SCOPE("ebb::offload");
     static const std::string kInput = "input";
     const size_t nbytes = value.home().nbytes();
-    const auto account = statisticsTransfers(
-        context.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
+    const auto account =
+        transferAccount(context.regionName(), value.recipe() ? value.recipe()->op.name : kInput);
     HostStashPtr stash = offloadEngine().send(storage, nbytes, account);
     if (stash) {
       context.counters->bytesOffloaded += nbytes;

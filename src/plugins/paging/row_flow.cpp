@@ -192,10 +192,11 @@ RowsPtr RowFlow::rowsOf(c10::ScalarType dtype) const {
 }
 
 RowsPtr RowFlow::of(const at::Tensor& result) const {
-  const bool has = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_ &&
-                   result.device() == live_->count.device() &&
-                   (rows_.rule != RowRule::EachRow || result.dim() == dimensions_);
-  return has ? rowsOf(result.scalar_type()) : RowsPtr();
+  const bool same = live_ && keepsApart() && isRowAfterRow(result) && result.size(0) == leading_;
+  // copy_ copies to another device, and repeats rows along further dimensions of its destination.
+  const bool stays = same && result.device() == live_->count.device() &&
+                     (rows_.rule != RowRule::EachRow || result.dim() == dimensions_);
+  return stays ? rowsOf(result.scalar_type()) : RowsPtr();
 }
 
 RowsPtr RowFlow::ofWritten(const at::Tensor& argument, const Value& before) const {

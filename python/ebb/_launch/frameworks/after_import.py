@@ -57,7 +57,7 @@ def _call_after(spec: ModuleSpec, then: Then) -> None:
         if module.__spec__ is not spec:  # the loader may load others, as a zip file's does
             execute(module)
             return
-        del loader.exec_module
+        del loader.exec_module  # before the module runs: it may import others with this loader
         execute(module)
         then(module)
 

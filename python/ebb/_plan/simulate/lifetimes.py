@@ -97,9 +97,9 @@ class Lifetimes:
         readers = [reader for reader in self.step.readers[value] if reader in self._needed]
         return self.replays.read(maker, readers)
 
-    def last_state_until(self, writer: int | None, time: float) -> float:
-        """When the result of an operator's run is no longer needed, nor are the results of later
-        operators that overwrite the same memory."""
+    def memory_needed_until(self, writer: int | None, time: float) -> float:
+        """Until when the memory is needed that the first replay of `writer` from `time` on has
+        written: for its result, or for those of later replays that overwrite it. 0: no replay."""
         runs, until = self.replays.runs, 0.0
         while writer in runs:
             time = min((run for run in runs[writer] if run >= time), default=math.inf)

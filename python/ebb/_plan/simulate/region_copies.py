@@ -90,7 +90,7 @@ def _in_passing(lives: Lifetimes) -> Iterable[tuple[float, int]]:
                 until = lives.replayed_until(value, maker, made)
                 is_needed = until > lives.replays.ends[op, time]
                 if (op, time) in lives.replays.passing or is_needed:
-                    end = lives.last_state_until(op, time)
+                    end = lives.memory_needed_until(op, time)
                     end = min(end, until) if is_needed else end
                     yield from during(time, max(end, time + EPSILON), lives.size(value))
 
@@ -109,7 +109,7 @@ def _before_replayed_writes(lives: Lifetimes) -> Iterable[tuple[float, int]]:
             until = lives.replayed_until(value, op, made)
             if until > lives.replays.ends[writer, written] and written > made:
                 # From `both` on, only one of the two storages is needed.
-                both = min(until, lives.last_state_until(writer, written))
+                both = min(until, lives.memory_needed_until(writer, written))
                 yield from during(written, max(written, both), lives.size(value))
 
 
