@@ -33,11 +33,14 @@ bool flushesDenormals() {
 #endif
 }
 
-// Sets the number of intra-op threads for this thread alone. at::set_num_threads() would also store
-// the number with which threads of the program start: see Note [What a kernel sees besides its
-// arguments]. Without OpenMP, torch has one number for the process.
+// With OpenMP, each thread has its own number of intra-op threads, else the process has one.
+bool hasThreadsOfItsOwn() { return AT_PARALLEL_OPENMP && omp_set_num_threads != nullptr; }
+
+// Sets the number of intra-op threads, if possible for this thread alone. at::set_num_threads()
+// would also store the number with which threads of the program start: see Note [What a kernel sees
+// besides its arguments].
 void setThreadsOfThisThread(int count) {
-  if (!AT_PARALLEL_OPENMP || omp_set_num_threads == nullptr) {
+  if (!hasThreadsOfItsOwn()) {
     at::set_num_threads(count);
     return;
   }
@@ -100,7 +103,9 @@ void NumericSettings::apply(const NumericSettings& from) const {
 
 bool NumericSettings::equalsForProcess(const NumericSettings& other) const {
   NumericSettings same = *this;
-  same.threads = other.threads;
+  if (hasThreadsOfItsOwn()) {
+    same.threads = other.threads;
+  }
   same.flushDenormals = other.flushDenormals;
   return same == other;
 }

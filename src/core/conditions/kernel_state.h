@@ -35,7 +35,7 @@ struct NumericSettings {
   // Applies these settings where they differ from the current settings, `from`.
   void apply(const NumericSettings& from) const;
 
-  // Compares all settings except those of the thread: intra-op threads and denormals.
+  // Compares all settings except those of the thread: denormals, and with OpenMP intra-op threads.
   bool equalsForProcess(const NumericSettings& other) const;
 };
 
@@ -43,8 +43,8 @@ using AutocastDtypes = std::vector<std::pair<c10::DeviceType, c10::ScalarType>>;
 
 // Note [What a kernel sees besides its arguments]
 // 1. Numeric settings: a user may change them between forward and backward, or inside the region.
-//    The number of intra-op threads is a setting of the thread. A thread starts with the number
-//    that the program set last, so ebb must not set it through torch.
+//    With OpenMP, the number of intra-op threads is a setting of the thread. A thread starts with
+//    the number that the program set last, so ebb must not set it through torch.
 // 2. Autocast: ops that autocast knows run with autocast excluded. Kernels of other ops still see
 //    autocast, and the ops that they call are cast. A replay outside autocast would have another
 //    precision.

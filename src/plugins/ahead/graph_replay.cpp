@@ -135,14 +135,10 @@ bool GraphReplay::allows(const Recipe& recipe) {
 }
 
 bool GraphReplay::hasSettings(const NumericSettings& settings) {
-  const NumericSettings now = NumericSettings::current();
-  if (settings.threads != now.threads) {
-    return leave(AheadEnd::Threads);
-  }
-  if (settings.flushDenormals && now.threads > 1) {
+  if (settings.flushDenormals && settings.threads > 1) {
     return false;  // an intra-op thread keeps the setting with which it started
   }
-  return settings.equalsForProcess(now);
+  return settings.equalsForProcess(NumericSettings::current());
 }
 
 bool GraphReplay::takeRoomFor(const Recipe& recipe) {

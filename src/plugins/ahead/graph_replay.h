@@ -20,7 +20,6 @@ enum class AheadEnd : uint8_t {
   Done,     // all values that handles wait for are available
   Asked,    // backward has arrived, or the thread is to end
   Stopped,  // some value cannot be replayed ahead
-  Threads,  // the number of intra-op threads differs from the forward's
 };
 
 // Materialises the values that a graph's handles wait for, in the order of recording. Between two

@@ -33,8 +33,7 @@ void relax() {
 }
 
 bool canBegin(const Graph& graph) {
-  return lookaheadOf(graph) && lookaheadOf(graph)->state.load() == AheadState::Recorded &&
-         !lookaheadOf(graph)->asked.load();
+  return lookaheadOf(graph) && lookaheadOf(graph)->state.load() == AheadState::Recorded;
 }
 
 bool isAhead(const Graph& graph) { return !lookaheadOf(graph)->asked.load(); }
@@ -149,9 +148,6 @@ void Worker::loop() {
   for (uint32_t heard = rings_.load(); !ends_.load(); heard = rings_.load()) {
     if (const auto graph = next()) {
       last = replay(*graph);
-      if (last == AheadEnd::Threads) {
-        return;  // a new thread starts with the program's number of intra-op threads
-      }
     } else {
       wait(heard, last == AheadEnd::Stopped);
     }
@@ -181,7 +177,7 @@ AheadEnd Worker::replay(Graph& graph) {
     ++aheadCounts.failures;  // backward meets the same error and reports it
     failedAfter_ = Lookahead::closings();
   }
-  if (end == AheadEnd::Stopped || end == AheadEnd::Threads) {
+  if (end == AheadEnd::Stopped) {
     lookaheadOf(graph)->became(AheadFate::Stopped);
   }
   leave(
