@@ -203,9 +203,6 @@ WAYS: dict[str, Way] = {
     "ebb torchtitan": under(ebb.policies.torchtitan),
     "ebb recompute_all": under(ebb.policies.recompute_all),
     "ebb recompute_all, ahead": under(ebb.policies.recompute_all, regions=1, limit="4GiB"),
-    "ebb recompute_all, ahead, side stream": under(
-        ebb.policies.recompute_all, regions=1, limit="4GiB", side_stream=True
-    ),
     "ebb offload_inputs": under(ebb.policies.offload_inputs),
     "ebb offload all": under(OFFLOAD_ALL),
     **{f"ebb plan, {share:.0%}": planned(share) for share in SHARES},

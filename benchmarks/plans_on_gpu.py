@@ -80,9 +80,9 @@ class Way:
 
 
 @contextmanager
-def ahead(side_stream: bool) -> Iterator[None]:
+def ahead() -> Iterator[None]:
     before = ebb.ahead.configure()
-    ebb.ahead.configure(regions=1, limit="4GiB", side_stream=side_stream)
+    ebb.ahead.configure(regions=1, limit="4GiB")
     try:
         yield
     finally:
@@ -131,8 +131,7 @@ WAYS: dict[str, Callable[[Training], Way]] = {
     "eager": lambda training: Way(),
     "AC": with_runner(in_checkpoint()),
     "ebb recompute_all": with_runner(RECOMPUTE_ALL),
-    "ebb recompute_all, ahead": with_runner(RECOMPUTE_ALL, lambda: ahead(False)),
-    "ebb recompute_all, ahead, side stream": with_runner(RECOMPUTE_ALL, lambda: ahead(True)),
+    "ebb recompute_all, ahead": with_runner(RECOMPUTE_ALL, ahead),
     **{f"ebb plan, {share:.0%}": planned(share) for share in SHARES},
     **{f"torch.compile, activation budget {b}": compiled(b) for b in COMPILED_BUDGETS},
     "save_on_cpu": with_runner(saved_on_cpu),

@@ -13,10 +13,8 @@ namespace ebb {
 struct AheadSettings {
   size_t regions = 0;              // how many outermost regions may be replayed ahead; 0: off
   size_t limit = size_t{1} << 30;  // most bytes recomputed before backward needs them
-  bool busyCores = false;          // on a CPU, replay ahead with any number of threads
-  bool sideStream = false;         // on a device, replay on a separate stream instead of backward's
 
-  EBB_FIELDS(AheadSettings, regions, limit, busyCores, sideStream)
+  EBB_FIELDS(AheadSettings, regions, limit)
 };
 
 // The settings apply to the whole process, from the next outermost region on.

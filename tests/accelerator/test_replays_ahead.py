@@ -1,4 +1,4 @@
-"""Replays ahead of backward on a device: on backward's stream and beside it."""
+"""Replays ahead of backward on a device."""
 
 from __future__ import annotations
 
@@ -308,13 +308,11 @@ def test_each_wait_matters(ahead, device):
         steps = [backward(chain(modules, x, region).sum(), modules, x) for _ in range(2)]
         return found([result for step in steps for result in step])
 
-    missed, count = [], 0
+    missed = []
     for which, results, findings in accelerator.each_wait_left_out(program):
-        count += 1
         if not findings and all(map(same_bits, results, expected)):
             missed.append(which)
     assert missed == [-1]  # which leaves out none
-    assert count > 1 or not ahead
 
 
 def test_steady_state_asks_and_waits_for_nothing(ahead, device):

@@ -51,9 +51,8 @@ for name, policy, settings in (
     ("recompute", ebb.policies.recompute_all, {}),
     ("offload", OFFLOAD_ALL, {}),
     ("ahead", ebb.policies.recompute_all, {"regions": 1}),
-    ("ahead, side stream", ebb.policies.recompute_all, {"regions": 1, "side_stream": True}),
 ):
-    ebb.ahead.configure(**{"regions": 0, "side_stream": False} | settings)
+    ebb.ahead.configure(**{"regions": 0} | settings)
     for _ in range(4):
         assert torch.equal(gradient(policy), expected), name
 torch.cuda.synchronize()
@@ -173,7 +172,7 @@ def first_product(width: int = 512) -> int:
 
 
 def test_workspace_of_a_first_product_on_a_thread_and_on_a_stream(record_property):
-    """Replays ahead use a thread of their own, and, with `side_stream`, a stream."""
+    """Replays ahead use a thread of their own."""
     first_product()
     found: list[int] = []
     for _ in range(2):

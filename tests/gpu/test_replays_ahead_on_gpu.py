@@ -21,10 +21,10 @@ INPUTS_LEAVE = ebb.Policy({"aten::native_layer_norm": ebb.OFFLOAD}, inputs=ebb.O
 STEPS = 10
 
 
-@pytest.fixture(params=[False, True], ids=["one stream", "side stream"], autouse=True)
-def side_stream(request):
-    ebb.ahead.configure(regions=1, limit="1GiB", side_stream=request.param, busy_cores=True)
-    yield request.param
+@pytest.fixture(autouse=True)
+def ahead():
+    ebb.ahead.configure(regions=1, limit="1GiB")
+    yield
     wait_for_replays()
     torch.cuda.synchronize()
 

@@ -120,8 +120,7 @@ def test_a_model_on_both(static):
 
 
 @currents
-@pytest.mark.parametrize("side_stream", [False, True])
-def test_replays_ahead_on_both(current, side_stream):
+def test_replays_ahead_on_both(current):
     """Each GPU has a worker; a region that uses both is left to backward."""
     weights = [
         torch.randn(256, 256, device=d).div_(16).requires_grad_() for d in sorted(DEVICES * 3)
@@ -136,7 +135,7 @@ def test_replays_ahead_on_both(current, side_stream):
         return torch.autograd.grad(h.sin().sum(), weights)
 
     expected = gradients(torch.enable_grad)
-    ebb.ahead.configure(regions=1, side_stream=side_stream, busy_cores=True)
+    ebb.ahead.configure(regions=1)
     try:
         with torch.cuda.device(current):
             for _ in range(10):

@@ -60,7 +60,7 @@ def test_settings_of_all_sections(read):
         ("[paging]\nhedroom = 2", "hedroom in [paging] of FILE is ignored: unknown setting"),
         ("[paging]\nheadroom = 'x'", "headroom in [paging] of FILE is ignored: headroom must be"),
         ("[offload]\nmin_bytes = -1", "min_bytes in [offload] of FILE is ignored: min_bytes must"),
-        ("[ahead]\nbusy_cores = 1", "busy_cores in [ahead] of FILE is ignored: busy_cores must"),
+        ("[ahead]\nregions = '1'", "regions in [ahead] of FILE is ignored: regions must"),
     ],
 )
 def test_a_bad_setting_is_told_of(read, text, told, monkeypatch):

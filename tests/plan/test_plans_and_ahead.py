@@ -16,7 +16,7 @@ from ebb._plan.simulate.simulator import Simulator
 
 @pytest.fixture
 def ahead():
-    ebb.ahead.configure(regions=1, busy_cores=True)
+    ebb.ahead.configure(regions=1)
 
 
 def is_on():

@@ -142,7 +142,7 @@ def test_allocations_are_those_that_torchs_profiler_sees(policy):
 def test_what_is_done_does_not_depend_on_it():
     plain, profiled = model(), model()
     x = torch.randn(8, WIDTH)
-    ebb.ahead.configure(regions=1, busy_cores=True)
+    ebb.ahead.configure(regions=1)
     did = ebb.stats()["ahead"]["regions_held"]
     ebb.profile(step_of(profiled, ebb.policies.recompute_all, x), steps=1, warmup=0)
     assert ebb.stats()["ahead"]["regions_held"] == did

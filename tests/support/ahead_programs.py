@@ -23,9 +23,9 @@ from ebb import _C, _testing
 
 @contextlib.contextmanager
 def replays_ahead(regions: int = 1, limit: int | str = "1GiB") -> Iterator[None]:
-    """Enables replays ahead, with any number of threads. Waits for them at the end."""
+    """Enables replays ahead. Waits for them at the end."""
     before = ebb.ahead.configure()
-    ebb.ahead.configure(regions=regions, limit=limit, busy_cores=True)
+    ebb.ahead.configure(regions=regions, limit=limit)
     try:
         yield
         wait_for_replays()

@@ -55,7 +55,7 @@ AHEAD = os.environ.get("EBB_TEST_AHEAD")  # see test_ahead_exactness.py
 if FAILING:
     ebb._C.keep_while_there_is_room(1 << 60)
 if AHEAD:
-    ebb.ahead.configure(regions=2, busy_cores=True)
+    ebb.ahead.configure(regions=2)
     if AHEAD == "at once":
         _testing.replay_when_closed(True)
         _testing.delay_replays_ahead(50)

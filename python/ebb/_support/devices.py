@@ -91,13 +91,6 @@ def why_uncounted() -> str:
     )
 
 
-def may_lack_record_stream() -> bool:
-    """True if the program allocates CUDA memory by functions of its own. ebb cannot find out
-    whether one of them is for ``record_stream``."""
-    has_cuda = hasattr(torch._C, "_cuda_getAllocatorBackend")
-    return has_cuda and torch.cuda.get_allocator_backend() == "pluggable"
-
-
 def allowed_of(device: torch.device) -> int:
     """Bytes of a CUDA device that the process may reserve: see
     ``torch.cuda.set_per_process_memory_fraction``."""

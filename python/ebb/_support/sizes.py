@@ -57,12 +57,6 @@ def whole_number(
     return value
 
 
-def switch(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"ebb: {name} must be a bool; got {shown(value)}")
-    return value
-
-
 def checked(given: Mapping[str, object], checks: Checks) -> dict[str, Any]:
     """The settings that are given, not None, as their checks return them."""
     return {name: checks[name](name, value) for name, value in given.items() if value is not None}

@@ -76,20 +76,6 @@ void GraphStreams::waitForMaker(const Value& value, size_t asker) {
   }
 }
 
-void GraphStreams::takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values) {
-  const size_t current = currentOf(maker.device());
-  const size_t place = add(maker);
-  if (current == place || current >= all_.size()) {
-    return;
-  }
-  orderAfter(all_[current], maker);
-  for (const auto& value : values) {
-    if (value->streams_.madeOn == place + 1 && value->streams_.madeOn < kLastMaker) {
-      value->streams_.orderedOn |= bitOf(current);
-    }
-  }
-}
-
 void GraphStreams::shareOffCpu(const c10::Storage& storage) {
   const size_t place = currentOf(storage.device());
   if (place >= all_.size()) {

@@ -58,10 +58,6 @@ class GraphStreams {
     }
   }
 
-  // Makes the current stream wait for all work of `maker`. Notes this wait in those of `values`
-  // that `maker` made.
-  void takeOver(c10::Stream maker, c10::ArrayRef<c10::intrusive_ptr<Value>> values);
-
   // Number of streams on which the graph's ops have run, on all devices.
   size_t count() const { return all_.size(); }
   c10::Stream first() const { return all_.front(); }

@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <pthread.h>
@@ -50,11 +49,13 @@ class Ahead {
     return settings_;
   }
 
-  bool isOn() const { return regions_.load(std::memory_order_relaxed) != 0; }
+  size_t regions() const { return regions_.load(std::memory_order_relaxed); }
+
+  bool isOn() const { return regions() != 0; }
 
   Worker& worker(c10::Device device) {
     std::lock_guard<std::mutex> lock(mutex_);
-    return workers_.try_emplace(device, device, forks_).first->second;
+    return workers_.try_emplace(device, forks_).first->second;
   }
 
   void end() {
@@ -129,13 +130,6 @@ void checkInputs(const Graph& graph) {
       reader != nullptr ? *reader : "", " the decision SAVE.");
 }
 
-// On the CPU, backward and the worker each run torch.get_num_threads() threads. With fewer than
-// twice as many cores they would slow each other down.
-bool mayRunBeside(c10::Device device, const AheadSettings& settings) {
-  return !device.is_cpu() || settings.busyCores ||
-         static_cast<int>(std::thread::hardware_concurrency()) >= 2 * at::get_num_threads();
-}
-
 bool canBeReplayed(const WeakGraph& weak) {
   const auto graph = weak.lock();
   return graph && lookaheadOf(*graph) && !lookaheadOf(*graph)->asked.load();
@@ -201,10 +195,7 @@ std::vector<WeakGraph> arrive(Graph& graph, bool& expected) {
   }
   const AheadState state = lookahead.state.exchange(AheadState::Reached);
   countArrival(lookahead, state);
-  const auto values = lookahead.reached();
-  if (lookahead.onArrival.side) {
-    graph.streams.takeOver(*lookahead.onArrival.side, values);
-  }
+  lookahead.reached();
   graph.observers.tell(&BackwardEvents::arrives, lookahead.onArrival.cameBack);
   checkInputs(graph);  // may throw: then the next unpack checks again
   lookahead.state.store(AheadState::Checked);
@@ -227,10 +218,9 @@ void arriveAt(Graph& graph) {
   if (!ahead.isOn() || !isInBackward()) {
     return;
   }
-  const AheadSettings settings = ahead.settings();
   const bool isNext = std::any_of(before.begin(), before.end(), &canBeReplayed);
-  if (mayRunBeside(device, settings) && isNext && !isCapturing(device)) {
-    ahead.worker(device).reached(before, expected, settings);
+  if (isNext && !isCapturing(device)) {
+    ahead.worker(device).reached(before, expected, ahead.regions());
   }
 }
 
@@ -259,7 +249,7 @@ class AheadObserver final : public RegionEvents, public BackwardEvents {
     }
     Ahead& ahead = Ahead::get();
     const WeakGraph next(graph);
-    ahead.worker(lookahead_.device).reached(next, false, ahead.settings());
+    ahead.worker(lookahead_.device).reached(next, false, ahead.regions());
   }
   // Releases the storages that are held for replays ahead, unless memory has room for them.
   void nextOpens(const c10::intrusive_ptr<Graph>& graph, Graph& next) override {

@@ -153,10 +153,9 @@ void Lookahead::reads(const WeakGraph& other) {
   }
 }
 
-std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
-  std::vector<c10::intrusive_ptr<Value>> alive;
+void Lookahead::reached() {
   for (Wanted& each : std::exchange(wanted, {})) {
-    auto value = each.value.lock();
+    const auto value = each.value.lock();
     if (!value) {
       continue;
     }
@@ -168,11 +167,9 @@ std::vector<c10::intrusive_ptr<Value>> Lookahead::reached() {
         value->restore(std::move(each.held), true);
       }
     }
-    alive.push_back(std::move(value));
   }
   holds.store(false);
   giveBack(taken);
-  return alive;
 }
 
 }  // namespace ebb

@@ -74,7 +74,6 @@ struct EBB_API OnArrival {
   // name of the operator that read the leaf; null if there is no such leaf.
   const std::string* readerOfWritten() const;
 
-  std::optional<c10::Stream> side;                  // none if the replay ran on backward's stream
   std::vector<c10::intrusive_ptr<Stash>> cameBack;  // fetched ahead; see Stash::awaitsBackward()
   std::vector<ReadLeaf> leavesRead;
 };
@@ -112,14 +111,6 @@ struct EarlierGraphs {
 // and after. When backward arrives, all earlier writes of the program are complete. At that time
 // ebb checks the versions of all leaves read ahead once more. If a version has moved, ebb raises
 // the error that a replay at that time would raise.
-//
-// Note [Side streams]
-// On a device, a replay ahead runs either on the graph's own stream or on a side stream. On the
-// graph's own stream, where backward will run, only the host's work overlaps with backward. On a
-// side stream, the kernels overlap too. If a region was recorded after the side stream's last wait,
-// the side stream waits for the graph's stream before the region's replay begins. Backward's stream
-// waits for the side stream when backward arrives. The allocator records both streams, as in Note
-// [Bytes of several streams].
 struct EBB_API Lookahead final : Extra {
   static const SlotNumber kSlot;
 
@@ -149,8 +140,8 @@ struct EBB_API Lookahead final : Extra {
   size_t keptBytes() const;
 
   bool hasArrived() const { return state.load(std::memory_order_acquire) == AheadState::Checked; }
-  // Backward has arrived. Values take over the held storages. Returns the living values.
-  std::vector<c10::intrusive_ptr<Value>> reached();
+  // Backward has arrived. Values take over the held storages.
+  void reached();
 
   // This graph reads results of `other`.
   void reads(const WeakGraph& other);

@@ -65,26 +65,12 @@ c10::intrusive_ptr<Graph> Upcoming::take(size_t most) {
   return latest;
 }
 
-c10::Stream SideStream::after(c10::Stream compute, Graph& graph) {
-  if (!stream_) {
-    stream_ = streamFromPool(device_, /*isHighPriority=*/false);
-  }
-  if (waited_ != compute || lookaheadOf(graph)->closed > waitedAfter_) {
-    waited_ = compute;
-    waitedAfter_ = Lookahead::closings();
-    orderAfter(*stream_, compute);
-  }
-  lookaheadOf(graph)->onArrival.side = *stream_;
-  return *stream_;
-}
-
-void Worker::reached(
-    c10::ArrayRef<WeakGraph> before, bool expected, const AheadSettings& settings) {
+void Worker::reached(c10::ArrayRef<WeakGraph> before, bool expected, size_t most) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     posted_.graphs.insert(posted_.graphs.end(), before.begin(), before.end());
     posted_.isElsewhere |= !expected;
-    posted_.settings = settings;
+    posted_.most = most;
   }
   ring();
   if (!running_.load()) {
@@ -162,7 +148,7 @@ c10::intrusive_ptr<Graph> Worker::next() {
     if (std::exchange(posted_.isElsewhere, false)) {
       upcoming_.forgetAhead();
     }
-    most = posted_.settings.regions;
+    most = posted_.most;
   }
   return upcoming_.take(most);
 }
@@ -199,12 +185,8 @@ void Worker::leave(Graph& done, AheadState now) {
   upcoming_.add(lookaheadOf(done)->earlier.next());
 }
 
-AheadEnd Worker::replayOnStream(Graph& graph) {
-  bool isBeside = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    isBeside = posted_.settings.sideStream;
-  }
+// Replays on the graph's own stream, where backward will run.
+AheadEnd Worker::replayOnStream(Graph& graph) const {
   std::optional<c10::StreamGuard> guard;
   {
     std::lock_guard<PythonMutex> lock(graph.mutex);
@@ -215,8 +197,7 @@ AheadEnd Worker::replayOnStream(Graph& graph) {
       return AheadEnd::Stopped;
     }
     if (graph.streams.count() == 1) {
-      const c10::Stream own = graph.streams.first();
-      guard.emplace(isBeside ? side_.after(own, graph) : own);
+      guard.emplace(graph.streams.first());
     }
   }
   return GraphReplay(graph, ends_).run();

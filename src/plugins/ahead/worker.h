@@ -1,39 +1,19 @@
 // The thread that replays ahead on one device.
 #pragma once
 
-#include <c10/core/Device.h>
-#include <c10/core/Stream.h>
 #include <c10/util/ArrayRef.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
-#include "ebb/ahead.h"
 #include "plugins/ahead/graph_replay.h"
 #include "plugins/ahead/lookahead.h"
 
 namespace ebb {
-
-// The side stream of one worker thread: see Note [Side streams].
-class SideStream {
- public:
-  explicit SideStream(c10::Device device) : device_(device) {}
-
-  // Returns the side stream, after making it wait for all work that produced the inputs of `graph`.
-  // `compute` is the stream on which `graph` was recorded, and backward will run. Called under the
-  // graph's lock.
-  c10::Stream after(c10::Stream compute, Graph& graph);
-
- private:
-  const c10::Device device_;
-  std::optional<c10::Stream> stream_;  // created when first needed
-  std::optional<c10::Stream> waited_;  // the compute stream for which the side stream has waited
-  uint64_t waitedAfter_ = 0;           // Lookahead::closings() at that time
-};
 
 // Weak references to graphs that backward may reach next, and to graphs already replayed ahead.
 class Upcoming {
@@ -60,11 +40,11 @@ class Upcoming {
 class Worker {
  public:
   // `forks`: no thread starts while the number is not 0.
-  Worker(c10::Device device, const std::atomic<uint32_t>& forks) : side_(device), forks_(forks) {}
+  explicit Worker(const std::atomic<uint32_t>& forks) : forks_(forks) {}
 
   // Backward has reached a graph; the graphs in `before` may come next. `expected`: the reached
-  // graph had been replayed ahead, at least in part.
-  void reached(c10::ArrayRef<WeakGraph> before, bool expected, const AheadSettings& settings);
+  // graph had been replayed ahead, at least in part. `most`: AheadSettings::regions.
+  void reached(c10::ArrayRef<WeakGraph> before, bool expected, size_t most);
 
   // Ends the thread, after the recipe that is running.
   void stop();
@@ -79,7 +59,7 @@ class Worker {
   struct Post {
     std::vector<WeakGraph> graphs;  // backward may reach them next
     bool isElsewhere = false;       // backward has reached another graph than expected
-    AheadSettings settings;         // as of the last time backward reached a graph
+    size_t most = 0;                // as of the last time backward reached a graph
   };
 
   void start();
@@ -89,10 +69,9 @@ class Worker {
   c10::intrusive_ptr<Graph> next();
   void leave(Graph& done, AheadState now);
   AheadEnd replay(Graph& graph);
-  AheadEnd replayOnStream(Graph& graph);
+  AheadEnd replayOnStream(Graph& graph) const;
 
   // Used by the thread only:
-  SideStream side_;
   Upcoming upcoming_;
   // The number of closed graphs when a replay last failed. The worker leaves all of those graphs to
   // backward. The likely cause is that memory is short, and each allocation that fails empties the
