@@ -40,7 +40,8 @@ namespace ebb {
 // call; it has done so once every stash is restored. Captured calls run when the graph is launched,
 // and not on the lane. So if a graph uses a pool, all calls of the pool run after all work given to
 // the compute stream, and the compute stream waits for every call, including those that release
-// pages at the end of a step.
+// pages at the end of a step. Rows come back only in the capture in which they were stashed, or
+// outside of captures if they were stashed there.
 class PageLane {
  public:
   // A call, or the end of several calls.

@@ -4,6 +4,7 @@
 
 #include "memory/bytes.h"
 #include "plugins/paging/paging_engine.h"
+#include "stream/capture.h"
 
 namespace ebb {
 namespace {
@@ -23,22 +24,13 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
   return bytesOf(storage, rows.count * rows.bytes).view({rows.count, rows.bytes});
 }
 
-std::string PageSource::describe(const PageGroup& group) const {
-  return c10::str("the output of ", op, " in region '", group.region, "'");
-}
-
-void PageSource::checkCount(int64_t live, const PageGroup& group) const {
-  TORCH_CHECK_VALUE(
-      live >= 0 && live <= rows.total, "ebb: cannot page ", describe(group),
-      ": ebb.mark_rows was given ", live, " valid rows, but the tensor has ", rows.total, " rows.");
-}
-
 PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
     : nbytes(source.storage.nbytes()),
       whole{source.rows.total, static_cast<int64_t>(source.storage.nbytes()) / source.rows.total},
       kind{source.storage.device(), source.rows.dtype, whole.bytes},
       fill(fillFor(source.rows)),
       group(std::move(of)),
+      op(source.op),
       step(number) {}
 
 // After a device error, every call on the device throws. The destructor ignores the exception; the
@@ -52,6 +44,31 @@ PageStash::~PageStash() {
 
 bool PageStash::mayComeAhead() const {
   return !pool || (!pool->isCaptured() && pool->errorsInSight() == 0);
+}
+
+std::string PageStash::describe() const {
+  return c10::str("the output of ", op, " in region '", group->region, "'");
+}
+
+void PageStash::checkCount(int64_t live) const {
+  TORCH_CHECK_VALUE(
+      live >= 0 && live <= whole.count, "ebb: cannot page ", describe(),
+      ": ebb.mark_rows was given ", live, " valid rows, but the tensor has ", whole.count,
+      " rows.");
+}
+
+bool PageStash::isHere() const {
+  return pool ? slot->stashed.capture == pool->lane().capture()
+              : state != State::Copied || !isCapturing(kind.device);
+}
+
+void PageStash::checkPlace() const {
+  TORCH_CHECK(
+      isHere(), "ebb: cannot restore ", describe(), ": it was paged ",
+      pool && slot->stashed.capture != 0 ? "inside a CUDA graph capture and is needed outside of it"
+                                         : "before this CUDA graph capture and is needed inside it",
+      ". Capture forward and backward together, or give its operator the decision SAVE or "
+      "RECOMPUTE.");
 }
 
 void PageStash::checkNotCondemned() const {

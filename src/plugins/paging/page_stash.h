@@ -42,12 +42,6 @@ struct PageSource {
   const c10::Storage& storage;
   const RowFacts& rows;
   const char* op;  // op that made the storage, for messages
-
-  // "the output of .. in region ..", for messages.
-  std::string describe(const PageGroup& group) const;
-
-  // Throws c10::ValueError unless `live` is from 0 to rows.total.
-  void checkCount(int64_t live, const PageGroup& group) const;
 };
 
 // The bytes of `storage` as contiguous rows.
@@ -83,6 +77,19 @@ struct PageStash final : Stash, InArena {
   // True if a replay ahead may fetch the stash: see Note [Pages that come back ahead].
   bool mayComeAhead() const;
 
+  // "the output of .. in region ..", for messages.
+  std::string describe() const;
+
+  // Throws c10::ValueError unless `live` is from 0 to the number of rows.
+  void checkCount(int64_t live) const;
+
+  // False if a CUDA graph capture separates the stash from its backward: see Note [Pages in a CUDA
+  // graph].
+  bool isHere() const;
+
+  // Throws unless isHere().
+  void checkPlace() const;
+
   // Throws if the pool was dropped and had an error.
   void checkNotCondemned() const;
 
@@ -94,7 +101,8 @@ struct PageStash final : Stash, InArena {
   const PoolKey kind;
   const PageFill fill;
   const PageGroupPtr group;
-  const uint64_t step;  // number of the step that made the stash
+  const std::string op;  // that made the storage
+  const uint64_t step;   // number of the step that made the stash
   State state = State::Resident;
   c10::Storage bytes;               // Resident, Returning, Back: all rows; Copied: the valid rows
   std::optional<c10::Stream> made;  // stream that made `bytes`, unless `bytes` is the original

@@ -98,11 +98,11 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
     step_.log().recordNext = true;  // the recorded step had no tensor of this kind
   }
   TORCH_CHECK(
-      !isCapturing(stash.kind.device), "ebb: cannot page ", source.describe(*stash.group),
+      !isCapturing(stash.kind.device), "ebb: cannot page ", stash.describe(),
       " during CUDA graph capture: ebb sizes the page pools in a first step without pools. Run one "
       "step with the same shapes before the capture.");
   const int64_t live = source.rows.live->kept.item<int64_t>();
-  source.checkCount(live, *stash.group);
+  stash.checkCount(live);
   const PageRows rows{live, stash.whole.bytes};
   stash.bytes = allocate(rows.count * rows.bytes, stash.kind.device);
   noteMade(stash);
@@ -118,7 +118,7 @@ void Paging::copyRows(PageStash& stash, const PageSource& source) {
 void Paging::sendToPool(PageStash& stash, const PageSource& source, const TrackedPoolPtr& pool) {
   const at::Tensor& count = source.rows.live->kept;
   if (count.is_cpu()) {
-    source.checkCount(count.item<int64_t>(), *stash.group);
+    stash.checkCount(count.item<int64_t>());
   }
   stash.slot = pool->stash(source.storage, stash.whole.count, count);
   stash.pool = pool;
@@ -181,10 +181,8 @@ void Paging::bring(PageStash& stash, const c10::Storage& living) {
     stash.bytes = living;
   } else if (stash.state == State::Copied) {
     RECORD_USER_SCOPE("ebb::restore");
+    stash.checkPlace();
     takeOver(stash);
-    if (isCapturing(stash.kind.device)) {
-      ofGraphs_.push_back(stash.bytes);  // the graph reads the rows at each launch
-    }
     stash.bytes = stash.copyBack();
   } else if (stash.state == State::Resident) {
     takeOver(stash);
@@ -238,14 +236,9 @@ void Paging::giveUp(PageStash& stash) {
 
 void Paging::takeRestored(PageStash& stash) {
   stash.checkNotCondemned();
-  PageLane& lane = stash.pool->lane();
-  const uint64_t capture = stash.slot->stashed.capture;
-  TORCH_CHECK(
-      capture == 0 || lane.capture() != 0, "ebb: cannot restore a tensor that region '",
-      stash.group->region,
-      "' paged during CUDA graph capture. Capture forward and backward together.");
+  stash.checkPlace();
   startRestoring(stash);
-  lane.wait(stash.slot->restored);
+  stash.pool->lane().wait(stash.slot->restored);
   noteUse(stash.bytes);
 }
 
@@ -297,7 +290,7 @@ void Paging::backwardBegins(PageGroup& group) {
 }
 
 void Paging::startRestoring(PageStash& stash) {
-  if (stash.state == State::Paged) {
+  if (stash.state == State::Paged && stash.isHere()) {
     RECORD_USER_SCOPE("ebb::restore");
     stash.bytes = allocate(stash.nbytes, stash.kind.device);
     noteMade(stash);
@@ -469,7 +462,6 @@ void Paging::reset() {
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();
-  ofGraphs_.clear();  // no Python object owns these storages, so no destructor takes the GIL
   step_.clear();
   counts_ = {};
 }

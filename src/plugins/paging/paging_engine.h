@@ -123,13 +123,12 @@ class EBB_API Paging {
   PagingSettings settings_;
   PoolSet pools_{mutex_};
   PageStep step_;
-  uint64_t alive_ = 0;                  // stashes of all steps that are not back
-  int64_t reportedErrors_ = 0;          // error bits of this step that the user has been told of
-  int64_t unreportedErrors_ = 0;        // error bits of dropped pools that the user has not been
-                                        // told of
-  uint64_t outOfMemoryIn_ = 0;          // step in which a prefetch ran out of memory: no more
-                                        // prefetches there
-  std::vector<c10::Storage> ofGraphs_;  // copied valid rows that a CUDA graph reads
+  uint64_t alive_ = 0;            // stashes of all steps that are not back
+  int64_t reportedErrors_ = 0;    // error bits of this step that the user has been told of
+  int64_t unreportedErrors_ = 0;  // error bits of dropped pools that the user has not been
+                                  // told of
+  uint64_t outOfMemoryIn_ = 0;    // step in which a prefetch ran out of memory: no more
+                                  // prefetches there
   PagingStats counts_;
 };
 

@@ -47,12 +47,7 @@ void TrackedPool::restore(const SlotPtr& slot, const c10::Storage& storage, Page
   fill.keepsPages = options().isStack && !onTop;
   // The callers wait for the restore, so the lane need not hold `storage`.
   lane_.give([&] { pages_->restore(slot->ticket, storage, fill); }, /*afterCompute=*/true);
-  const PageLane::Call call = slot->restored = lane_.mark();
-  captured_ |= call.capture != 0;
-  if (call.capture != slot->stashed.capture) {
-    kept_.push_back(slot);
-    slot->stashed.capture = call.capture;  // from now on the graph gives the pages back
-  }
+  slot->restored = lane_.mark();
   slot->free = true;
   if (onTop) {
     stack_.pop_back();
@@ -68,38 +63,23 @@ void TrackedPool::free(const SlotPtr& slot) {
 
 // A stack can give back only the top.
 void TrackedPool::settleFreed() {
-  std::vector<SlotPtr> freed = std::exchange(freed_, {});
-  for (; !stack_.empty() && stack_.back()->free; stack_.pop_back()) {
-    freed.push_back(stack_.back());
+  while (!stack_.empty() && stack_.back()->free && giveBack(*stack_.back())) {
+    stack_.pop_back();
   }
-  std::vector<SlotPtr> again;
-  for (const SlotPtr& slot : freed) {
-    if (!giveBack(slot)) {
-      again.push_back(slot);
-    }
-  }
-  auto& slots = options().isStack ? stack_ : freed_;
-  slots.insert(slots.end(), again.rbegin(), again.rend());
+  std::erase_if(freed_, [this](const SlotPtr& slot) { return giveBack(*slot); });
 }
 
-// Gives the pages of a freed slot back. Returns false if a later call must try again. If the rows
-// were stashed before a capture and are freed in the capture, the operation that gives the pages
-// back is captured, so the pages return at the graph's first launch. The program may never launch
-// the graph, so the result is false: the next call outside of captures gives the pages back, unless
-// a launch has done so. A slot that was stashed in a capture takes pages only when the graph is
-// launched, so only the graph gives these pages back.
-bool TrackedPool::giveBack(const SlotPtr& slot) {
+// Gives the pages of a freed slot back. Returns false for rows stashed outside of captures while a
+// capture runs: the program may never launch the graph, so the next call outside of captures gives
+// the pages back. A slot that was stashed in a capture takes pages only when the graph is launched,
+// so only the graph gives these pages back.
+bool TrackedPool::giveBack(const Slot& slot) {
   const uint64_t now = lane_.capture();
-  const uint64_t of = slot->stashed.capture;
-  if ((of == 0 || of == now) && (now == 0 || slot->givenBackIn != now)) {
-    lane_.give([&] { pages_->giveBack(slot->ticket); }, /*afterCompute=*/captured_);
+  const uint64_t of = slot.stashed.capture;
+  if (of == now) {
+    lane_.give([&] { pages_->giveBack(slot.ticket); }, /*afterCompute=*/captured_);
   }
-  const bool isTriedAgain = of == 0 && now != 0;
-  if (isTriedAgain && std::exchange(slot->givenBackIn, now) != now) {
-    captured_ = true;
-    kept_.push_back(slot);
-  }
-  return !isTriedAgain;
+  return of == now || of != 0;
 }
 
 // The assertion runs on the lane, after the stash that the assertion checks. It need not wait for

@@ -32,11 +32,9 @@ class TrackedPool {
   // The rows of one tensor.
   struct Slot {
     PageTicket ticket;
-    PageLane::Call stashed;    // call that stashed the rows
-    PageLane::Call restored;   // call that restores the rows
-    uint64_t givenBackIn = 0;  // for rows stashed outside of captures: latest capture that gave
-                               // the pages back; 0: none
-    bool free = false;         // the rows are not needed any more
+    PageLane::Call stashed;   // call that stashed the rows
+    PageLane::Call restored;  // call that restores the rows
+    bool free = false;        // the rows are not needed any more
   };
   using SlotPtr = std::shared_ptr<Slot>;
 
@@ -46,7 +44,8 @@ class TrackedPool {
   // Copies the valid rows of `storage` to pages; `count` is their number.
   SlotPtr stash(const c10::Storage& storage, int64_t totalRows, const at::Tensor& count);
 
-  // Copies the rows back to `storage`, with padding rows as in `fill`.
+  // Copies the rows back to `storage`, with padding rows as in `fill`. Called in the capture in
+  // which the rows were stashed, or outside of captures.
   void restore(const SlotPtr& slot, const c10::Storage& storage, PageFill fill);
 
   // Marks the rows of `slot` as not needed. Makes no device call, since a destructor may call this
@@ -87,13 +86,12 @@ class TrackedPool {
   const PagePoolOptions& options() const { return pages_->options(); }
 
  private:
-  bool giveBack(const SlotPtr& slot);
+  bool giveBack(const Slot& slot);
 
   PageLane& lane_;
   std::optional<PagePool> pages_;
   std::vector<SlotPtr> stack_;  // in a stack: slots that hold rows
   std::vector<SlotPtr> freed_;  // in other pools: slots for settleFreed()
-  std::vector<SlotPtr> kept_;   // slots whose addresses a CUDA graph has recorded
   PoolFlags flags_;
   bool captured_ = false;
 };

@@ -115,7 +115,7 @@ void PagePool::restore(PageTicket& ticket, const c10::Storage& destination, Page
       stream());
 }
 
-void PagePool::giveBack(PageTicket& ticket) {
+void PagePool::giveBack(const PageTicket& ticket) {
   const c10::DeviceGuard here(options_.device);
   mover_.giveBack(pool(), ticket.get(), stream());
 }

@@ -63,7 +63,7 @@ class EBB_API PagePool {
 
   // Gives the pages back, if the ticket has any. In a stack, all tensors stashed later must have
   // been given back before.
-  void giveBack(PageTicket& ticket);
+  void giveBack(const PageTicket& ticket);
 
   // Frees all pages, clears errors and invalidates tickets.
   void reset();
