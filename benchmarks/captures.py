@@ -173,7 +173,7 @@ def main() -> int:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("captures.py: no CUDA device")
-    ebb.offload.configure(min_bytes=0, static=True)
+    ebb.offload.configure(min_bytes=0)
     models: Row = {}
     found: Row = {"environment": environment(), "models": models}
     for name, size in SIZES.items():

@@ -19,10 +19,9 @@ struct OffloadSettings {
   size_t keepLast = 0;                       // number of the last values that stay on the device
   std::string disk;                          // directory of the disk tier; empty: no disk tier
   size_t diskLimit = size_t{64} << 30;       // most bytes on disk
-  bool isStatic = false;                     // for CUDA graphs: host memory is never freed
 
   EBB_FIELDS(OffloadSettings, minBytes, pinnedLimit, inFlightBytes, prefetchBytes, keepLast, disk,
-             diskLimit, isStatic)
+             diskLimit)
 };
 
 // The settings apply to the whole process, from the next value on. Throws c10::ValueError if ebb

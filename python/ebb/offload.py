@@ -19,7 +19,6 @@ from ebb._support.sizes import (
     bytes_of_rank,
     checked,
     number_of_bytes,
-    switch,
     whole_number,
 )
 
@@ -45,7 +44,6 @@ _CHECKS: Checks = {
     "keep_last": functools.partial(whole_number, unit="values"),
     "disk": _folder,
     "disk_limit": bytes_of_rank,
-    "static": switch,
 }
 
 
@@ -58,7 +56,6 @@ def configure(
     keep_last: int | None = None,
     disk: str | os.PathLike[str] | None = None,
     disk_limit: Bytes | None = None,
-    static: bool | None = None,
 ) -> dict[str, Any]:
     """Set how values with the decision OFFLOAD move, for the whole process, from now on.
 
@@ -84,8 +81,6 @@ def configure(
             Without an accelerator, values move from memory to that file. The file has no name and
             disappears when the process ends. ``""``, the default: no disk.
         disk_limit: the most bytes to use on disk. Default 64 GiB.
-        static: for CUDA graphs: OFFLOAD works in captures, and host memory is never freed. Run at
-            least one step before the capture, so that host memory is allocated. Default False.
 
     Returns:
         All current settings by name; sizes in bytes.

@@ -43,9 +43,9 @@ def x(device):
 
 @pytest.fixture
 def stream(device):
-    """To capture, in static mode."""
+    """To capture."""
     _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1, static=True)
+    ebb.offload.configure(min_bytes=1)
     yield torch.Stream(device=device)
     gc.collect()
     accelerator.synchronize()

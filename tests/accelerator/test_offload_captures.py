@@ -68,11 +68,9 @@ def test_several_steps_in_one_capture_use_the_same_host_memory(x, stream):
     assert ebb.stats()["offload"]["host_bytes_held"] == held
 
 
-@pytest.mark.parametrize("static", [True, False])
-def test_an_eager_step_between_replays_keeps_its_bytes(static, x, device, stream):
+def test_an_eager_step_between_replays_keeps_its_bytes(x, device, stream):
     other = leaf(device)
     graph, gradient = captured(x, stream)
-    ebb.offload.configure(static=static)
     for _ in range(2):
         assert_replays_are_right(graph, gradient, x)
         y = forward(other)
@@ -108,7 +106,7 @@ def test_two_graphs_on_two_streams(between, times, device, stream):
 
 def test_host_memory_of_a_graph_is_never_freed(x, device, stream):
     graph, gradient = captured(x, stream)
-    ebb.offload.configure(static=False, pinned_limit=1 << 20)
+    ebb.offload.configure(pinned_limit=1 << 20)
     large = leaf(device, 8, 4000)
     for _ in range(2):
         step(large)  # finds no room
@@ -131,21 +129,6 @@ def test_where_the_limit_forbids_more_the_rest_is_recomputed(device, stream):
     ebb.offload.configure(pinned_limit=2 * x.nbytes)
     warm_up(x, stream)
 
-    assert_replays_are_right(*captured(x, stream), x)
-
-
-def test_not_in_static_mode_it_says_so(device, stream):
-    x = leaf(device)
-    ebb.offload.configure(static=False)
-    warm_up(x, stream)
-    with pytest.raises(
-        RuntimeError, match=r"only in static mode. Call ebb.*configure\(static=True\)"
-    ):
-        captured(x, stream)
-    assert_right(step(x), x)
-
-    ebb.offload.configure(static=True)
-    warm_up(x, stream)
     assert_replays_are_right(*captured(x, stream), x)
 
 
@@ -297,10 +280,9 @@ def test_statistics_in_a_capture(x, stream):
     assert_right(gradient, x)
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_statistics_when_a_capture_has_just_begun(static, device, stream):
+def test_statistics_when_a_capture_has_just_begun(device, stream):
     """They are not asked for from copies that are under way outside."""
-    ebb.offload.configure(static=static, in_flight_bytes=1 << 30)
+    ebb.offload.configure(in_flight_bytes=1 << 30)
     with stream:
         y = forward(leaf(device))
     with accelerator.Graph().capture(stream):
@@ -308,11 +290,10 @@ def test_statistics_when_a_capture_has_just_begun(static, device, stream):
     del y
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_what_dies_in_a_capture(static, device, stream):
+def test_what_dies_in_a_capture(device, stream):
     """As garbage may at any time. Its copies are under way outside; when the capture is over, its
     memory is free."""
-    ebb.offload.configure(static=static, in_flight_bytes=1 << 30)
+    ebb.offload.configure(in_flight_bytes=1 << 30)
     x = leaf(device)
     before = torch.accelerator.memory_allocated(device)
     with stream:
@@ -341,21 +322,6 @@ def test_a_region_that_ends_in_a_capture(x, stream):
     assert_gradient(found, lambda x: chain(x) + x.sin().cos().sum(), x)
 
 
-def test_the_mode_may_change_in_a_capture(device, stream):
-    """Nobody asks there for a copy that it has made."""
-    x = warmed_up(device, stream)
-    ebb.offload.configure(in_flight_bytes=1 << 30)
-    with accelerator.Graph().capture(stream) as graph:
-        y = forward(x)
-        ebb.offload.configure(static=False)
-        ebb.stats()["offload"]
-        del y
-        gc.collect()
-        ebb.offload.configure(static=True)
-        ebb.stats()["offload"]  # all has come back
-    graph.replay()
-
-
 def test_a_backward_that_retains_the_graph(device, stream):
     """What was needed while it left still is, when the capture ends."""
     ebb.offload.configure(in_flight_bytes=1 << 30)
@@ -374,7 +340,7 @@ def test_what_a_capture_has_left_does_not_go_to_disk(tmp_path, device, stream):
     x = warmed_up(device, stream)
     with accelerator.Graph().capture(stream):
         left = forward(x)
-    ebb.offload.configure(static=False, disk=tmp_path, pinned_limit=4 * x.nbytes)
+    ebb.offload.configure(disk=tmp_path, pinned_limit=4 * x.nbytes)
     assert_right(step(x), x)
     del left
 

@@ -63,13 +63,12 @@ def fail_in_a_region(x):
         break_in_a_region(x, breaking)
 
 
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("keep_last", [0, 2])
 @pytest.mark.parametrize("fails", [drop, drop_what_was_written, drop_in_backward, fail_in_a_region])
-def test_a_device_that_has_failed_is_an_exception(fails, keep_last, static, x):
+def test_a_device_that_has_failed_is_an_exception(fails, keep_last, x):
     """And never the end of the process: destructors throw nothing."""
     used = ebb.stats()["offload"]["host_bytes_used"]  # by graphs
-    ebb.offload.configure(static=static, keep_last=keep_last)
+    ebb.offload.configure(keep_last=keep_last)
     torch.autograd.grad(forward(x), x)
     fails(x)
     gc.collect()
@@ -82,7 +81,7 @@ def test_a_device_that_has_failed_is_an_exception(fails, keep_last, static, x):
 
 def test_what_was_taken_is_not_fetched_ahead_though_the_device_failed(x):
     """It lives, so nothing is copied for it; what is fetched ahead of it fails."""
-    ebb.offload.configure(static=True, in_flight_bytes=0, prefetch_bytes=1 << 30)
+    ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=1 << 30)
     with ebb.region(SINES):
         living = x.sin()
         values = [x.cos().sin().cos(), living.cos(), x.tanh().sin().cos()]
@@ -109,12 +108,11 @@ def saved(y):
         node = node.next_functions[0][0]
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_a_fetch_that_finds_no_memory_waits_for_what_is_leaving(static, x):
-    ebb.offload.configure(static=static, in_flight_bytes=0, prefetch_bytes=0)
+def test_a_fetch_that_finds_no_memory_waits_for_what_is_leaving(x):
+    ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=0)
     early = forward(x)  # it has left
     accelerator.synchronize()
-    ebb.offload.configure(static=static, in_flight_bytes=1 << 30, prefetch_bytes=0)
+    ebb.offload.configure(in_flight_bytes=1 << 30, prefetch_bytes=0)
     late = forward(x)  # this is leaving
     assert ebb.stats()["offload"]["in_flight_bytes"] > 0
     with accelerator.limited(device=in_use(x.device)):
@@ -165,9 +163,7 @@ def test_what_comes_from_disk_waits_for_the_last_copy_of_its_host_memory(tmp_pat
     _testing.drain_offload()
     x = leaf(device)
     limit = ebb.stats()["offload"]["host_bytes_held"] + 2 * x.nbytes  # graphs have some
-    ebb.offload.configure(
-        min_bytes=1, disk=tmp_path, pinned_limit=limit, in_flight_bytes=0, static=False
-    )
+    ebb.offload.configure(min_bytes=1, disk=tmp_path, pinned_limit=limit, in_flight_bytes=0)
     y = forward(x)
 
     assert ebb.stats()["offload"]["bytes_spilled"] > 0

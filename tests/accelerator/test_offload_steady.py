@@ -44,11 +44,8 @@ def counts_of_a_step(x, region=None):
 @pytest.mark.parametrize("keep_last", [0, 2])
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 @pytest.mark.parametrize("in_flight", [0, 1 << 30])
-@pytest.mark.parametrize("static", [False, True])
-def test_the_host_neither_waits_nor_asks(static, in_flight, prefetch, keep_last, x):
-    ebb.offload.configure(
-        static=static, in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep_last
-    )
+def test_the_host_neither_waits_nor_asks(in_flight, prefetch, keep_last, x):
+    ebb.offload.configure(in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep_last)
     counts = counts_of_a_step(x)
 
     assert asked(counts) == 0
@@ -56,12 +53,11 @@ def test_the_host_neither_waits_nor_asks(static, in_flight, prefetch, keep_last,
     assert counts.get("allocate pinned", 0) == 0
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_the_device_waits_once_for_all_that_is_leaving(static, x):
+def test_the_device_waits_once_for_all_that_is_leaving(x):
     """Those that backward took before they had left; each of them waits once itself."""
     ebb.offload.configure(min_bytes=1 << 30)
     eager = counts_of_a_step(x)
-    ebb.offload.configure(min_bytes=1, static=static, in_flight_bytes=1 << 30)
+    ebb.offload.configure(min_bytes=1, in_flight_bytes=1 << 30)
     counts = counts_of_a_step(x)
 
     assert counts["wait"] == eager.get("wait", 0) + LENGTH + 1
@@ -76,9 +72,7 @@ def test_what_is_recomputed_on_one_stream_needs_no_event(x):
         assert counts.get(what, 0) == eager.get(what, 0)
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_after_a_step_no_memory_is_left_on_the_device(static, x):
-    ebb.offload.configure(static=static)
+def test_after_a_step_no_memory_is_left_on_the_device(x):
     step(x)
     gc.collect()
     accelerator.synchronize()
@@ -100,14 +94,13 @@ def test_after_a_step_no_memory_is_left_on_the_device(static, x):
 
 
 @pytest.mark.parametrize("under_a_limit", [False, True])
-def test_host_memory_of_static_mode_is_freed_after_its_copies(under_a_limit, x):
-    """Of which the host has not asked yet. A limit frees it as soon as the mode is another one; a
-    drain frees all host memory that is free."""
-    ebb.offload.configure(static=True)
+def test_host_memory_is_freed_after_its_copies(under_a_limit, x):
+    """Of which the host has not asked yet. A limit frees it; a drain frees all host memory that is
+    free."""
     step(x)
     assert ebb.stats()["offload"]["host_bytes_held"] > ebb.stats()["offload"]["host_bytes_used"]
     if under_a_limit:
-        ebb.offload.configure(static=False, pinned_limit=1)
+        ebb.offload.configure(pinned_limit=1)
         with ebb.region(SINES):
             x.sin().cos()
     else:
@@ -128,9 +121,8 @@ def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
     accelerator.synchronize()
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_the_host_asks_nothing_of_what_is_never_fetched(static, x):
-    ebb.offload.configure(static=static, in_flight_bytes=0)
+def test_the_host_asks_nothing_of_what_is_never_fetched(x):
+    ebb.offload.configure(in_flight_bytes=0)
     step(x)
     accelerator.synchronize()
     torch.ops.late.counts()
@@ -141,9 +133,7 @@ def test_the_host_asks_nothing_of_what_is_never_fetched(static, x):
     assert asked(counts) == 0
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_what_is_dropped_is_freed_though_others_are_away(static, x):
-    ebb.offload.configure(static=static)
+def test_what_is_dropped_is_freed_though_others_are_away(x):
     with ebb.region(SINES):
         h, first = sine_and_cosine(x)
         second = x.sin().cos()

@@ -22,10 +22,6 @@ SETTINGS = {
     "nothing ahead": {"prefetch_bytes": 0},
     "in flight 0, nothing ahead": {"in_flight_bytes": 0, "prefetch_bytes": 0},
     "keep last": {"keep_last": 2},
-    "static": {"static": True},
-    "static, in flight 0": {"static": True, "in_flight_bytes": 0},
-    "static, nothing ahead": {"static": True, "in_flight_bytes": 0, "prefetch_bytes": 0},
-    "static, keep last": {"static": True, "keep_last": 2},
 }
 
 
@@ -125,8 +121,6 @@ COVERED = {
     "in flight 0": set(PROGRAMS) - {"write"},
     "some in flight": set(PROGRAMS) - {"write", "part"},
     "in flight 0, nothing ahead": set(PROGRAMS) - {"write"},
-    "static, in flight 0": set(PROGRAMS) - {"write"},
-    "static, nothing ahead": set(PROGRAMS) - {"write"},
 }
 
 STREAMS_OF_A_DEVICE = 33

@@ -345,10 +345,9 @@ def test_what_left_early_is_freed_after_the_copy(streams, x):
     assert_gradient(found, lambda x: x.sin().exp().cos(), x)
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_what_is_dropped_on_its_way_back(static, streams, x):
+def test_what_is_dropped_on_its_way_back(streams, x):
     """Its memory is used again after the copy: on the device, and on the host by another stream."""
-    ebb.offload.configure(static=static, in_flight_bytes=0)
+    ebb.offload.configure(in_flight_bytes=0)
     with ebb.region(SINES), streams[0]:
         first = x.sin().cos()
         second = (x * 2).sin().cos()

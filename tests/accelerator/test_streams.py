@@ -29,12 +29,11 @@ def ones_for(*outputs):
     return ones
 
 
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("in_flight", [0, 1 << 30])
 def test_a_kept_tensor_leaves_behind_the_stream_on_which_it_was_packed(
-    in_flight, static, streams, x, device
+    in_flight, streams, x, device
 ):
-    ebb.offload.configure(keep_last=1, in_flight_bytes=in_flight, static=static)
+    ebb.offload.configure(keep_last=1, in_flight_bytes=in_flight)
     y = leaf(device)
     with streams[0], ebb.region(SINES):
         first = sine_and_cosine(x)  # the sine is kept: it is the last one
@@ -50,12 +49,11 @@ def test_a_kept_tensor_leaves_behind_the_stream_on_which_it_was_packed(
     assert_gradient(of_y, sine_and_cosine, y)
 
 
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
 @pytest.mark.parametrize("keep_last", [0, 1])
-def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, static, streams, x):
+def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, streams, x):
     """And the copy back after it, on a stream that knows nothing of the write."""
-    ebb.offload.configure(keep_last=keep_last, static=static)
+    ebb.offload.configure(keep_last=keep_last)
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
@@ -71,11 +69,11 @@ def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, stat
     assert_gradient(found, lambda x: x.sin().exp().cos(), x)
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_what_leaves_when_the_region_ends_was_made_on_another_stream(static, streams, x):
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+def test_what_leaves_when_the_region_ends_was_made_on_another_stream(in_flight, streams, x):
     """ebb sends a value that only recipes read at the region's end. The stream that is current then
     has not waited for the stream that made the value."""
-    ebb.offload.configure(static=static, in_flight_bytes=0 if static else 1 << 30)
+    ebb.offload.configure(in_flight_bytes=in_flight)
 
     def program(x):
         h = x.sin()
@@ -152,9 +150,8 @@ def test_forward_and_backward_on_two_streams_in_turn(policy, keep_last, streams,
 
 
 @pytest.mark.parametrize("keep_last", [0, 1])
-@pytest.mark.parametrize("static", [False, True])
-def test_memory_of_one_stream_that_leaves_from_another(static, keep_last, streams, x, device):
-    ebb.offload.configure(static=static, in_flight_bytes=0, keep_last=keep_last)
+def test_memory_of_one_stream_that_leaves_from_another(keep_last, streams, x, device):
+    ebb.offload.configure(in_flight_bytes=0, keep_last=keep_last)
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
@@ -266,10 +263,9 @@ def test_an_escape_is_filled_for_all_streams(streams, x):
 
 
 @pytest.mark.parametrize("in_flight", [0, 1 << 30])
-@pytest.mark.parametrize("static", [False, True])
-def test_two_devices_in_turn(static, in_flight):
+def test_two_devices_in_turn(in_flight):
     """Host memory that one has given back is not free for the other's copies."""
-    ebb.offload.configure(static=static, in_flight_bytes=in_flight)
+    ebb.offload.configure(in_flight_bytes=in_flight)
     inputs = [leaf(f"late:{i}") for i in range(2)]
 
     def program(x):

@@ -31,9 +31,9 @@ REPLAYS = 100
 
 
 @pytest.fixture
-def static():
-    """OFFLOAD as a capture needs it."""
-    with offloading(static=True, in_flight_bytes=8 * MIB):
+def offloads():
+    """OFFLOAD with few bytes in flight."""
+    with offloading(in_flight_bytes=8 * MIB):
         yield
 
 
@@ -97,7 +97,7 @@ def whole_step(model, optimizer, region):
 @REPLAYS_GRAPHS
 @kinds
 @own_stream
-@pytest.mark.usefixtures("static")
+@pytest.mark.usefixtures("offloads")
 def test_a_capture_after_whole_steps_replays_with_other_data(make, region, own):
     """Among the replays there are eager steps, with ebb and without, and steps of the optimizer."""
     model = make()
@@ -121,7 +121,7 @@ def test_a_capture_after_whole_steps_replays_with_other_data(make, region, own):
 @REPLAYS_GRAPHS
 @kinds
 @own_stream
-@pytest.mark.usefixtures("static")
+@pytest.mark.usefixtures("offloads")
 def test_a_forward_without_a_backward_before_the_capture(make, region, own):
     model = make()
     side = warmed_up_stream(lambda: model.gradients(region))
@@ -136,7 +136,7 @@ def test_a_forward_without_a_backward_before_the_capture(make, region, own):
 
 
 @REPLAYS_GRAPHS
-@pytest.mark.usefixtures("static")
+@pytest.mark.usefixtures("offloads")
 def test_a_backward_to_some_inputs_only_before_the_capture():
     """It leaves stashes behind that nothing has fetched."""
     model = Offloaded()
@@ -155,7 +155,7 @@ def test_a_backward_to_some_inputs_only_before_the_capture():
 
 
 @REPLAYS_GRAPHS
-@pytest.mark.usefixtures("static")
+@pytest.mark.usefixtures("offloads")
 def test_an_eager_forward_before_a_replay_and_its_backward_after_it():
     """The graph's host memory is its own: what the eager forward sent away stays as it was."""
     model = Offloaded()
@@ -174,7 +174,7 @@ def test_an_eager_forward_before_a_replay_and_its_backward_after_it():
 
 
 @REPLAYS_GRAPHS
-@pytest.mark.usefixtures("static")
+@pytest.mark.usefixtures("offloads")
 def test_two_graphs_replay_at_once():
     models = [Offloaded() for _ in range(2)]
     captured = []
@@ -196,12 +196,12 @@ def test_two_graphs_replay_at_once():
 
 
 @REPLAYS_GRAPHS
-def test_host_memory_that_a_graph_writes_to_stays_when_static_mode_ends():
-    with offloading(static=True, in_flight_bytes=8 * MIB):
+def test_host_memory_that_a_graph_writes_to_stays():
+    with offloading(in_flight_bytes=8 * MIB):
         model = Offloaded()
         side = warmed_up_stream(lambda: model.gradients(offload_region))
         graph, found = capture(side, lambda: model.gradients(offload_region))
-        ebb.offload.configure(static=False, pinned_limit=0)
+        ebb.offload.configure(pinned_limit=0)
         ebb.offload.configure(pinned_limit=64 * MIB)
         y = leaf(8)
         expected_of_y = torch.autograd.grad(chain(y).sum(), y)[0]
@@ -256,39 +256,10 @@ def test_a_whole_step_is_captured_with_its_optimizer(load):
     assert same(ours.parameters(), before) == (load == ROWS)
 
 
-WITHOUT_STATIC = """
-import torch, ebb
-from gpus import OFFLOAD_ALL, chain, leaf
-ebb.offload.configure(min_bytes=0)
-x = leaf()
-def step():
-    with ebb.region(OFFLOAD_ALL):
-        loss = chain(x).sum()
-    return torch.autograd.grad(loss, x)[0]
-step()
-torch.cuda.synchronize()
-try:
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        step()
-except RuntimeError as error:
-    told = []
-    while error is not None:  # what ends the capture may hide what went wrong in it
-        told.append(str(error))
-        error = error.__context__
-    assert any("static" in text for text in told), told
-else:
-    raise SystemExit("nothing was raised")
-"""
-
-
-def test_a_capture_without_static_says_what_to_do():
-    assert_ended_well(run_in_a_process(WITHOUT_STATIC))
-
-
 AFTER_A_FAILURE = """
 import torch, ebb
 from gpus import MIB, OFFLOAD_ALL, chain, leaf
-ebb.offload.configure(min_bytes=0, static=True, in_flight_bytes=8 * MIB)
+ebb.offload.configure(min_bytes=0, in_flight_bytes=8 * MIB)
 x = leaf()
 expected = torch.autograd.grad(chain(x).sum(), x)[0]
 def forward():

@@ -19,7 +19,7 @@ PROGRAM = """
 import gc, os, sys
 import torch, ebb
 from gpus import MIB, OFFLOAD_ALL, PAGE_ALL, chain, leaf
-ebb.offload.configure(min_bytes=0, static=STATIC, in_flight_bytes=8 * MIB)
+ebb.offload.configure(min_bytes=0, in_flight_bytes=8 * MIB)
 count = torch.tensor(300, device="cuda")
 
 def recomputed(x):
@@ -59,9 +59,8 @@ assert ebb.paging.step_ok()
 
 
 @RUNS_PAGE_KERNELS
-@pytest.mark.parametrize("static", [False, True])
-def test_steps_are_right_where_launches_block(static):
-    code = PROGRAM.replace("STATIC", str(static)) + WITHOUT_A_FAILURE
+def test_steps_are_right_where_launches_block():
+    code = PROGRAM + WITHOUT_A_FAILURE
     assert_ended_well(run_in_a_process(code, CUDA_LAUNCH_BLOCKING="1"))
 
 
@@ -101,9 +100,7 @@ os._exit(0)
 @pytest.mark.parametrize("place", ["in the region", "before backward"])
 @pytest.mark.parametrize("kind", ["recompute", "offload", "page"])
 def test_a_device_assert_is_an_exception(kind, place, blocking):
-    code = PROGRAM.replace("STATIC", "False") + WITH_A_FAILURE.replace(
-        "sys.argv_", repr((kind, place))
-    )
+    code = PROGRAM + WITH_A_FAILURE.replace("sys.argv_", repr((kind, place)))
 
     done = run_in_a_process(code, CUDA_LAUNCH_BLOCKING=blocking)
 

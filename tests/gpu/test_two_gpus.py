@@ -85,11 +85,10 @@ def test_a_flag_is_that_of_its_device():
 
 @devices
 @currents
-@pytest.mark.parametrize("static", [False, True])
-def test_offloading_from_another_device_than_the_current_one(device, current, static):
+def test_offloading_from_another_device_than_the_current_one(device, current):
     x = leaf(device=device)
     expected = torch.autograd.grad(chain(x).sum(), x)[0]
-    with torch.cuda.device(current), offloading(static=static, in_flight_bytes=8 << 20):
+    with torch.cuda.device(current), offloading(in_flight_bytes=8 << 20):
         for _ in range(3):
             with ebb.region(OFFLOAD_ALL):
                 loss = chain(x).sum()
@@ -98,8 +97,7 @@ def test_offloading_from_another_device_than_the_current_one(device, current, st
 
 
 @DRAWS_NUMBERS
-@pytest.mark.parametrize("static", [False, True])
-def test_a_model_on_both(static):
+def test_a_model_on_both():
     weights = [torch.randn(256, 256, device=d).div_(16).requires_grad_() for d in DEVICES * 2]
     x = torch.randn(128, 256, device="cuda:0")
 
@@ -112,7 +110,7 @@ def test_a_model_on_both(static):
             loss = h.sin().sum()
         return torch.autograd.grad(loss, weights)
 
-    with offloading(static=static, in_flight_bytes=1 << 20):
+    with offloading(in_flight_bytes=1 << 20):
         for seed in range(5):
             expected = gradients(torch.enable_grad, seed)
             for policy in (ebb.policies.recompute_all, OFFLOAD_ALL):

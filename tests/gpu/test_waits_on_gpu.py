@@ -59,7 +59,7 @@ OFFLOADED = {
     "default": {},
     "nothing is fetched ahead": {"prefetch_bytes": 0},
     "the last stay": {"keep_last": 2},
-    "static": {"static": True, "in_flight_bytes": 8 * MIB},
+    "in flight": {"in_flight_bytes": 8 * MIB},
 }
 
 

@@ -17,7 +17,7 @@ from ebb._launch.variables import OLD, VARIABLES, configure_from_file
 GOOD = """
 [offload]
 min_bytes = "2MiB"
-static = true
+keep_last = 2
 [paging]
 headroom = 1.5
 [ahead]
@@ -43,7 +43,7 @@ def test_settings_of_all_sections(read):
     assert read(GOOD) == ""
 
     assert ebb.offload.configure()["min_bytes"] == 2 << 20
-    assert ebb.offload.configure()["static"]
+    assert ebb.offload.configure()["keep_last"] == 2
     assert ebb.paging.configure()["headroom"] == 1.5
     assert ebb.ahead.configure()["limit"] == 512 << 20
 

@@ -17,7 +17,7 @@ import ebb
 # How soon copies of the fake accelerator are done.
 ENGINES = [
     "late",
-    *(pytest.param(how, marks=pytest.mark.sweep) for how in ("prompt", "static", "disk")),
+    *(pytest.param(how, marks=pytest.mark.sweep) for how in ("prompt", "disk")),
 ]
 
 

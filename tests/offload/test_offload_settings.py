@@ -33,8 +33,6 @@ def test_settings_of_wrong_types(value):
     for name in ("min_bytes", "keep_last"):
         with pytest.raises(TypeError, match=f"{name} must be an int"):
             ebb.offload.configure(**{name: value})
-    with pytest.raises(TypeError, match="static must be a bool"):
-        ebb.offload.configure(static=1)
 
 
 def test_sizes_as_text():
@@ -86,13 +84,13 @@ def test_a_limit_of_a_node_needs_the_number_of_its_ranks(launched):
     ("variables", "settings", "told"),
     [
         (
-            {"MIN_BYTES": "4KiB", "KEEP_LAST": "3", "DISK_LIMIT": "3GiB", "STATIC": "1"},
-            {"min_bytes": 4096, "keep_last": 3, "disk_limit": 3 << 30, "static": True},
-            [f"EBB_OFFLOAD_{n} is deprecated" for n in ("KEEP_LAST", "DISK_LIMIT", "STATIC")],
+            {"MIN_BYTES": "4KiB", "KEEP_LAST": "3", "DISK_LIMIT": "3GiB"},
+            {"min_bytes": 4096, "keep_last": 3, "disk_limit": 3 << 30},
+            [f"EBB_OFFLOAD_{n} is deprecated" for n in ("KEEP_LAST", "DISK_LIMIT")],
         ),
         (
             {"MIN_BYTES": "many", "KEEP_LAST": "x"},
-            {"min_bytes": 1 << 20, "keep_last": 0, "static": False},
+            {"min_bytes": 1 << 20, "keep_last": 0},
             ["EBB_OFFLOAD_MIN_BYTES=many", "EBB_OFFLOAD_KEEP_LAST=x"],
         ),
     ],

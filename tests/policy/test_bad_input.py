@@ -221,8 +221,7 @@ def test_no_size(text):
 
 
 SETTINGS = {
-    ebb.offload: "min_bytes pinned_limit in_flight_bytes prefetch_bytes disk_limit keep_last "
-    "static",
+    ebb.offload: "min_bytes pinned_limit in_flight_bytes prefetch_bytes disk_limit keep_last",
     ebb.paging: "page_rows headroom host_headroom device_limit overflow dead_rows prefetch",
 }
 

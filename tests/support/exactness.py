@@ -102,16 +102,14 @@ if EACH_TIME:
 def accelerator() -> contextlib.AbstractContextManager[object]:
     """The device for OFFLOAD that EBB_TEST_OFFLOAD names.
 
-    Fake accelerators: "prompt" runs copies at once, "late" as late as possible, "static" is for
-    static mode. "disk": the disk tier. "device": the device of EBB_TEST_DEVICE.
+    Fake accelerators: "prompt" runs copies at once, "late" as late as possible. "disk": the
+    disk tier. "device": the device of EBB_TEST_DEVICE.
     """
     match os.environ.get("EBB_TEST_OFFLOAD"):
         case None:
             return contextlib.nullcontext()
         case "prompt":
             return fake_accelerator(in_flight_bytes=0)
-        case "static":
-            return fake_accelerator(static=True, in_flight_bytes=64)
         case "disk":
             return disk_tier()
         case "device":

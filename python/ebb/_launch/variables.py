@@ -22,7 +22,6 @@ from ebb._support.shown import clipped, shown
 _SIZE = (str, "a size")
 _WHOLE_NUMBER = (int, "a whole number")
 _NUMBER = (float, "a number")
-_FLAG = ({"0": False, "1": True}.__getitem__, "0 or 1")
 # Variables of an earlier release: how to read their values, and what these must be. They still
 # work, and a line says that EBB_CONFIG replaces them.
 OLD: dict[str, tuple[Callable[[str], Any], str]] = {
@@ -30,7 +29,6 @@ OLD: dict[str, tuple[Callable[[str], Any], str]] = {
     "EBB_OFFLOAD_PREFETCH_BYTES": _SIZE,
     "EBB_OFFLOAD_KEEP_LAST": _WHOLE_NUMBER,
     "EBB_OFFLOAD_DISK_LIMIT": _SIZE,
-    "EBB_OFFLOAD_STATIC": _FLAG,
     "EBB_PAGING_PAGE_ROWS": _WHOLE_NUMBER,
     "EBB_PAGING_HEADROOM": _NUMBER,
     "EBB_PAGING_HOST_HEADROOM": _NUMBER,

@@ -56,7 +56,7 @@ namespace ebb {
 // Note [Transfers in a CUDA graph]
 // During a CUDA graph capture the host may not query or wait for an event. The engine does neither
 // for its own copies. Once no value is away, all work has joined the compute stream, as a capture
-// demands. In static mode host memory is never freed: see Note [Whose host memory it is]. Captured
+// demands. Host memory of a capture is never freed: see Note [Whose host memory it is]. Captured
 // work runs when the graph is launched and other work runs at once, so neither may wait for the
 // other. Copies in progress outside are put aside when a capture begins. Copies that a failed
 // capture left in progress are forgotten when the capture is over. The outgoing stream joins the

@@ -279,15 +279,9 @@ void Offload::forget(HostStash& stash) {
   }
 }
 
-// Called before a value is sent or fetched. Notices a capture, checks that OFFLOAD works in it, and
-// handles copies that are done.
+// Called before a value is sent or fetched. Notices a capture, and handles copies that are done.
 void Offload::enter(c10::Device device) {
   copies_.noticeCapture(device);
-  TORCH_CHECK(
-      copies_.capture() == 0 || context_.settings.isStatic,
-      "ebb: OFFLOAD works during CUDA graph capture only in static mode. Call "
-      "ebb.offload.configure(static=True), and run a few steps, forward and backward, before the "
-      "capture.");
   reap();
 }
 

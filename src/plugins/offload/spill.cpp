@@ -22,7 +22,7 @@ c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device, HostUser user)
   // Without an accelerator the "host memory" is room in the disk file, which has its own limit.
   const OffloadSettings& settings = context_.settings;
   const size_t limit = context_.via.isDisk() ? SIZE_MAX : settings.pinnedLimit;
-  context_.host.setLimit(limit, settings.isStatic);
+  context_.host.setLimit(limit);
   c10::Storage memory = context_.host.take(nbytes, device, user);
   while (!memory && makeRoom(nbytes)) {
     memory = context_.host.take(nbytes, device, user);
@@ -32,14 +32,13 @@ c10::Storage Spill::hostMemory(size_t nbytes, c10::Device device, HostUser user)
 
 // In a capture the host can neither allocate host memory nor wait for it.
 c10::Storage Spill::hostMemoryOfCapture(size_t nbytes, c10::Device device) {
-  context_.host.setLimit(context_.settings.pinnedLimit, true);
+  context_.host.setLimit(context_.settings.pinnedLimit);
   c10::Storage memory = context_.host.takeForCapture(nbytes, device);
   TORCH_CHECK(
       memory || !context_.host.hasRoomFor(nbytes), "ebb: OFFLOAD has no free host memory for ",
       nbytes,
       " bytes, and none can be allocated during CUDA graph capture. Run a few steps, forward and "
-      "backward, with ebb.offload.configure(static=True) right before each capture, because each "
-      "captured graph keeps its host memory.");
+      "backward, right before each capture, because each captured graph keeps its host memory.");
   return memory;
 }
 
@@ -47,8 +46,8 @@ c10::Storage Spill::hostMemoryOfCapture(size_t nbytes, c10::Device device) {
 // to wait for.
 bool Spill::makeRoom(size_t nbytes) {
   const OffloadSettings& settings = context_.settings;
-  const bool possible = Disk::get().isOpen() && !context_.via.isDisk() && !settings.isStatic &&
-                        nbytes <= settings.pinnedLimit;
+  const bool possible =
+      Disk::get().isOpen() && !context_.via.isDisk() && nbytes <= settings.pinnedLimit;
   if (!possible) {
     return false;
   }

@@ -53,7 +53,7 @@ c10::Storage HostMemory::takeFree(size_t nbytes, c10::Device device, HostUser us
 c10::Storage HostMemory::takeNew(size_t nbytes, c10::Device device, bool anyway) {
   const auto ofDevice = free_.lower_bound({device.index(), 0});
   const bool hasFree = ofDevice != free_.end() && ofDevice->first.first == device.index();
-  const bool replaces = !retain_ && hasFree && held_ + nbytes > limit_;
+  const bool replaces = hasFree && held_ + nbytes > limit_;
   const size_t wanted = replaces ? classOf(nbytes) : nbytes;
   freeUntil(limit_ - std::min(wanted, limit_), device);
   if (!anyway && !hasRoomFor(nbytes)) {
@@ -86,16 +86,12 @@ void HostMemory::give(c10::Storage memory, c10::Device device, TransferEventPtr 
   free_.emplace(Size(device.index(), nbytes), Free{std::move(memory), std::move(lastCopy)});
 }
 
-void HostMemory::trim() {
-  const bool retain = std::exchange(retain_, false);
-  freeUntil(0, c10::kCPU);
-  retain_ = retain;
-}
+void HostMemory::trim() { freeUntil(0, c10::kCPU); }
 
 // Frees unused memory of `first`, and then of other devices, until `bytes` are held. Frees the
 // largest blocks first, so that the fewest are freed. The host waits for their last copies.
 void HostMemory::freeUntil(size_t bytes, c10::Device first) {
-  while (!retain_ && held_ > bytes && !free_.empty()) {
+  while (held_ > bytes && !free_.empty()) {
     const auto after = free_.upper_bound({first.index(), SIZE_MAX});
     const bool isOfFirst = after != free_.begin() && std::prev(after)->first.first == first.index();
     const auto largest = std::prev(isOfFirst ? after : free_.end());

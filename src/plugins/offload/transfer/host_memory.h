@@ -43,13 +43,10 @@ class HostMemory {
   void give(c10::Storage memory, c10::Device device, TransferEventPtr lastCopy);
 
   // Limits the allocated bytes of all devices: the next take() frees unused memory beyond the
-  // limit. With `retain` nothing is freed, and unused memory is kept for reuse.
-  void setLimit(size_t bytes, bool retain) {
-    limit_ = bytes;
-    retain_ = retain;
-  }
+  // limit.
+  void setLimit(size_t bytes) { limit_ = bytes; }
 
-  // Frees all unused memory, even with `retain`.
+  // Frees all unused memory.
   void trim();
 
   size_t held() const { return held_; }
@@ -87,9 +84,8 @@ class HostMemory {
   std::multimap<Size, c10::Storage> ofCapture_;  // free memory of the current capture
   std::vector<c10::Storage> ofGraphs_;
   size_t limit_ = 0;  // bytes
-  bool retain_ = false;
-  size_t held_ = 0;  // bytes, in use or not
-  size_t used_ = 0;  // bytes in use
+  size_t held_ = 0;   // bytes, in use or not
+  size_t used_ = 0;   // bytes in use
 };
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-"""The host asks nothing and waits for nothing. Static mode, for CUDA graphs."""
+"""The host asks nothing and waits for nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from offloading import (
     OFFLOAD_ALL,
     assert_exact,
     assert_nothing_is_away,
-    chain_of_sines,
     check_random_schedule,
     drawn_settings,
     forward,
@@ -25,11 +24,10 @@ import ebb
 @pytest.mark.parametrize("in_flight", [0, 64, 1 << 30])
 @pytest.mark.parametrize("prefetch", [0, 64, 1 << 30])
 @pytest.mark.parametrize("keep", [0, 2])
-@pytest.mark.parametrize("static", [False, True])
-def test_the_host_neither_asks_nor_waits(static, in_flight, prefetch, keep):
+def test_the_host_neither_asks_nor_waits(in_flight, prefetch, keep):
     x = torch.randn(8, requires_grad=True)
     settings = {"in_flight_bytes": in_flight, "prefetch_bytes": prefetch, "keep_last": keep}
-    with fake_accelerator(static=static, **settings) as fake:
+    with fake_accelerator(**settings) as fake:
         allocations = []
         for _ in range(4):
             before = fake.counts()["asked"]
@@ -56,7 +54,7 @@ def test_random_schedules(seed):
     """On one stream, as in a capture."""
     draw = random.Random(seed)
     x = torch.randn(8, requires_grad=True)
-    with fake_accelerator(static=True, **drawn_settings(draw)) as fake:
+    with fake_accelerator(**drawn_settings(draw)) as fake:
         check_random_schedule(draw, x, steps=1000, actions=["fail"], fake=fake)
         assert fake.counts()["asked"] == 0
         assert_nothing_is_away()
@@ -75,7 +73,7 @@ def test_a_write_into_what_was_sent():
         return gradients(y.sum(), x)[0]
 
     expected = program(contextlib.nullcontext())
-    with fake_accelerator(static=True) as fake:
+    with fake_accelerator() as fake:
         assert torch.equal(program(ebb.region(OFFLOAD_ALL)), expected)
         assert fake.counts()["asked"] == 0
 
@@ -91,29 +89,6 @@ def test_a_saved_value_that_is_still_alive():
     x = torch.randn(1000, requires_grad=True)
     model = Keeper()
     expected = gradients(model(x).sum(), x)[0]
-    with fake_accelerator(static=True, in_flight_bytes=0), ebb.apply(model, OFFLOAD_ALL, ""):
+    with fake_accelerator(in_flight_bytes=0), ebb.apply(model, OFFLOAD_ALL, ""):
         for _ in range(3):
             assert torch.equal(gradients(model(x).sum(), x)[0], expected)
-
-
-def test_the_mode_may_change_between_forward_and_backward():
-    x = torch.randn(8, requires_grad=True)
-    with fake_accelerator() as fake:
-        for static in (True, False, True):
-            with ebb.region(OFFLOAD_ALL):
-                y = chain_of_sines(x, 6)
-            fake.advance(1000)
-            assert y.grad_fn._saved_self is not None  # fetches the others ahead
-            fake.advance(1000)
-            ebb.stats()["offload"]
-            ebb.offload.configure(static=static)
-            assert_exact(y.sum(), x, 6)
-
-
-def test_host_memory_is_never_freed():
-    """A captured graph has its address. What finds no room is recomputed."""
-    large, small = (torch.randn(n, requires_grad=True) for n in (1000, 10))
-    with fake_accelerator(static=True, pinned_limit=5 * 4000) as fake:
-        for x in (large, small, large):
-            assert_exact(forward(x), x)
-            assert fake.counts()["host_bytes"] == 5 * 4000
