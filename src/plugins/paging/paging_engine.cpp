@@ -140,7 +140,7 @@ void Paging::checkOverflow(TrackedPool& pool, const PageSource& source, const Pa
   }
   if (settings_.overflow == PageOverflowMode::Blocking && !step_.raisesLate()) {
     if (const int64_t errors = pools_.readErrors()) {
-      tellOverflow(errors, source.describe(*stash.group) + " could not be paged: ");
+      tellOverflow(errors, stash.describe() + " could not be paged: ");
     }
   }
 }
