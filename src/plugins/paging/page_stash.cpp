@@ -43,7 +43,7 @@ PageStash::~PageStash() {
 }
 
 bool PageStash::mayComeAhead() const {
-  return !pool || (!pool->isCaptured() && pool->errorsInSight() == 0);
+  return isHere() && (!pool || (!pool->isCaptured() && pool->errorsInSight() == 0));
 }
 
 std::string PageStash::describe() const {

@@ -162,6 +162,7 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
       takeOver(stash);
       return stash.bytes;
     }
+    stash.checkPlace();
     backwardBegins(*stash.group);
     step_.noteComeback(stash);
     bring(stash, living);
@@ -181,7 +182,6 @@ void Paging::bring(PageStash& stash, const c10::Storage& living) {
     stash.bytes = living;
   } else if (stash.state == State::Copied) {
     RECORD_USER_SCOPE("ebb::restore");
-    stash.checkPlace();
     takeOver(stash);
     stash.bytes = stash.copyBack();
   } else if (stash.state == State::Resident) {
@@ -236,7 +236,6 @@ void Paging::giveUp(PageStash& stash) {
 
 void Paging::takeRestored(PageStash& stash) {
   stash.checkNotCondemned();
-  stash.checkPlace();
   startRestoring(stash);
   stash.pool->lane().wait(stash.slot->restored);
   noteUse(stash.bytes);
