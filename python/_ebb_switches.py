@@ -11,15 +11,11 @@ def is_set(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
-# The rows of docs/reference/environment.md, and variables of an earlier release. Other names are
-# misspelt.
+# The rows of docs/reference/environment.md. Other names are misspelt.
 NAMES = frozenset((
     "EBB", "EBB_MODULES", "EBB_BUDGET", "EBB_DISABLE", "EBB_STRICT", "EBB_VERIFY", "EBB_REPORT",
     "EBB_TRACE", "EBB_AHEAD", "EBB_CONFIG", "EBB_OFFLOAD_MIN_BYTES", "EBB_OFFLOAD_PINNED_LIMIT",
-    "EBB_OFFLOAD_IN_FLIGHT_BYTES", "EBB_OFFLOAD_PREFETCH_BYTES", "EBB_OFFLOAD_KEEP_LAST",
-    "EBB_OFFLOAD_DISK", "EBB_OFFLOAD_DISK_LIMIT", "EBB_PAGING_PAGE_ROWS", "EBB_PAGING_HEADROOM",
-    "EBB_PAGING_HOST_HEADROOM", "EBB_PAGING_DEVICE_LIMIT", "EBB_PAGING_OVERFLOW",
-    "EBB_PAGING_DEAD_ROWS", "EBB_PAGING_PREFETCH",
+    "EBB_OFFLOAD_DISK",
 ))  # fmt: skip
 # Variables for builds, tests and benchmarks of ebb.
 PREFIXES = (

@@ -9,9 +9,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
-from typing import Any as _Any
-
 import torch as _torch
 
 from ebb._find_native import find as _find_native
@@ -46,7 +43,6 @@ from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
 from ebb._report.stats import reset_stats, stats  # noqa: E402
-from ebb._support.old import warn_of_old as _warn_of_old  # noqa: E402
 from ebb.paging._agreement import PageOverflowError  # noqa: E402
 from ebb.paging._mark_rows import mark_rows  # noqa: E402
 
@@ -91,21 +87,5 @@ __all__ = [
     "stats",
     "verify",
 ]
-
-# Deprecated names: types that users need only in annotations, and where they are now.
-_OLD = {
-    "Decision": "ebb._policy.decision",
-    "Pareto": "ebb._plan.pareto",
-    "ParetoPoint": "ebb._plan.pareto",
-    "RegionHandle": "ebb._region.apply",
-}
-
-
-def __getattr__(name: str) -> _Any:
-    if name in _OLD:
-        _warn_of_old(f"ebb.{name}", f"{_OLD[name]}.{name}, only in type annotations")
-        return getattr(_import_module(_OLD[name]), name)
-    raise AttributeError(f"module 'ebb' has no attribute {name!r}")
-
 
 _start()

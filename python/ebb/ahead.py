@@ -13,7 +13,6 @@ from typing import Any
 from ebb import _C
 from ebb._region import global_state_guard
 from ebb._support import deferred
-from ebb._support.old import old_function
 from ebb._support.sizes import Bytes, Checks, checked, number_of_bytes, whole_number
 
 __all__ = ["configure"]
@@ -56,11 +55,6 @@ def configure(
         global_state_guard.install()
     _C.configure_ahead(_C.ahead_settings() | changed)
     return _C.ahead_settings()
-
-
-# Deprecated.
-settings = old_function("ebb.ahead.settings", "ebb.ahead.configure()", configure)
-stats = old_function("ebb.ahead.stats", 'ebb.stats()["ahead"]', lambda: _C.ahead_stats())
 
 
 if "ahead" in _C.plugins:

@@ -11,7 +11,6 @@ from typing import Any
 
 from ebb import _C
 from ebb._support import deferred
-from ebb._support.old import old_function
 from ebb._support.shown import shown
 from ebb._support.sizes import (
     Bytes,
@@ -95,8 +94,3 @@ def configure(
     deferred.run()
     _C.configure_offload(_C.offload_settings() | changed)
     return _C.offload_settings()
-
-
-# Deprecated.
-settings = old_function("ebb.offload.settings", "ebb.offload.configure()", configure)
-stats = old_function("ebb.offload.stats", 'ebb.stats()["offload"]', lambda: _C.offload_stats())

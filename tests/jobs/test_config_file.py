@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from _ebb_switches import NAMES
 
 import ebb
 from ebb._launch.start import _SECTIONS
-from ebb._launch.variables import OLD, VARIABLES, configure_from_file
+from ebb._launch.variables import configure_from_file
 
 GOOD = """
 [offload]
@@ -83,7 +84,7 @@ def test_other_settings_of_the_file_count(read):
 
 def job(**variables):
     script = "import ebb, json; print(json.dumps([ebb.offload.configure(), ebb.ahead.configure()]))"
-    env = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, *OLD)}
+    env = {k: v for k, v in os.environ.items() if k not in NAMES}
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=env | variables,
@@ -103,11 +104,3 @@ def test_variables_count_more_than_the_file(tmp_path):
     assert (offload["min_bytes"], offload["pinned_limit"], offload["keep_last"]) == (7, 2, 3)
     assert ahead["regions"] == 1
     assert told == ""
-
-
-def test_a_variable_of_the_last_release_counts_and_a_line_says_what_is_instead():
-    offload, _, told = job(EBB_OFFLOAD_KEEP_LAST="3")
-
-    assert offload["keep_last"] == 3
-    (line,) = told.splitlines()
-    assert "set keep_last in section [offload] of a TOML file" in line

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ebb
+from ebb._policy.decision import Decision
 
 ROOT = Path(__file__).resolve().parents[2]
 DESIGN = ROOT / "docs/design"
@@ -155,7 +156,7 @@ def test_named_policies_are_documented():
         assert f"`{name}" in text
     for field in dataclasses.fields(ebb.Rule):
         assert field.name in text
-    for decision in ebb.Decision:
+    for decision in Decision:
         assert f"`ebb.{decision.name}`" in text
 
 

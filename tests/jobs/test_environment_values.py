@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 
+import _ebb_switches
 import fork_server
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +18,6 @@ import ebb
 from ebb import _C
 from ebb._launch import takeover, unused_settings
 from ebb._launch.start import start
-from ebb._launch.variables import OLD, VARIABLES
 from ebb._report import files
 from ebb._support.job import _TOLD, rank
 
@@ -54,7 +54,7 @@ VALUES = st.one_of(
     st.binary(max_size=40).map(lambda text: os.fsdecode(text.replace(b"\0", b""))),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
 )
-NAMES = [name for name in (*VARIABLES, *OLD) if name != "EBB_STRICT"]
+NAMES = sorted(_ebb_switches.NAMES - {"EBB_STRICT"})
 # Folders of a fuzzer's making would be made.
 VALUES_OF = dict.fromkeys((*NAMES, *RANKS), VALUES) | {
     "EBB_TRACE": st.sampled_from(["", "traces", "/dev/null/x", "/proc/x", "\udc80", "a" * 3000]),
@@ -112,7 +112,7 @@ def test_start_up_raises_nothing_and_tells_in_one_line_each(folder, capsys, vari
     max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(st.sampled_from(sorted({*VARIABLES, "RANK"} - {"EBB_STRICT"})), st.data())
+@given(st.sampled_from([*NAMES, "RANK"]), st.data())
 def test_a_strict_job_ends_where_another_is_told(folder, capsys, name, data):
     value = data.draw(VALUES_OF[name])
     variables = {name: value} if name == "EBB" else {name: value, "EBB": "1"}
@@ -157,11 +157,10 @@ BAD = {
     "RANK": "²",
     "EBB_VERIFY": "2",
     "EBB_OFFLOAD_MIN_BYTES": "9" * 5000,
-    "EBB_OFFLOAD_KEEP_LAST": "²",
+    "EBB_OFFLOAD_PINNED_LIMIT": "²",
     "EBB_BUDGET": "200%",
     "EBB_OFFLOAD_DISK": "\udc80",
-    "EBB_PAGING_HEADROOM": "nan",
-    "EBB_PAGING_PREFETCH": "9" * 5000,
+    "EBB_AHEAD": "nan",
     "EBB_REPORT": "report.doc",
     "EBB_TRACE": "/dev/null/x",
     "EBB_MODULES": "*" * 1000,

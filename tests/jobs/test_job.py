@@ -7,8 +7,8 @@ import os
 
 import fork_server
 import pytest
+from _ebb_switches import NAMES
 
-from ebb._launch.variables import OLD, VARIABLES
 from ebb._support import job
 
 _RANKS = ("RANK", *job._OTHERS)
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 def launch(*command, program=None, **environment):
     """Runs Python; returns its lines on stderr that are ebb's."""
-    env = {k: v for k, v in os.environ.items() if k not in (*VARIABLES, *OLD, *_RANKS, job._TOLD)}
+    env = {k: v for k, v in os.environ.items() if k not in (*NAMES, *_RANKS, job._TOLD)}
     done = fork_server.run(
         [*map(str, command)],
         env=env | {"OMP_NUM_THREADS": "1"} | environment,

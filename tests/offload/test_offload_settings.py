@@ -84,14 +84,14 @@ def test_a_limit_of_a_node_needs_the_number_of_its_ranks(launched):
     ("variables", "settings", "told"),
     [
         (
-            {"MIN_BYTES": "4KiB", "KEEP_LAST": "3", "DISK_LIMIT": "3GiB"},
-            {"min_bytes": 4096, "keep_last": 3, "disk_limit": 3 << 30},
-            [f"EBB_OFFLOAD_{n} is deprecated" for n in ("KEEP_LAST", "DISK_LIMIT")],
+            {"MIN_BYTES": "4KiB", "PINNED_LIMIT": "3GiB"},
+            {"min_bytes": 4096, "pinned_limit": 3 << 30},
+            [],
         ),
         (
-            {"MIN_BYTES": "many", "KEEP_LAST": "x"},
-            {"min_bytes": 1 << 20, "keep_last": 0},
-            ["EBB_OFFLOAD_MIN_BYTES=many", "EBB_OFFLOAD_KEEP_LAST=x"],
+            {"MIN_BYTES": "many", "PINNED_LIMIT": "x"},
+            {"min_bytes": 1 << 20, "pinned_limit": 16 << 30},
+            ["EBB_OFFLOAD_MIN_BYTES=many", "EBB_OFFLOAD_PINNED_LIMIT=x"],
         ),
     ],
 )

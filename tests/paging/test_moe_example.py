@@ -13,11 +13,12 @@ from limits import HANGS
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "moe_paged.py"
 
 
-def run(tmp_path, *arguments, **variables):
-    figures = tmp_path / "figures.json"
+def run(tmp_path, *arguments, settings=""):
+    figures, file = tmp_path / "figures.json", tmp_path / "ebb.toml"
+    file.write_text(f"[paging]\n{settings}\n")
     done = fork_server.run(
         [EXAMPLE, *arguments, "--json", figures],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "EBB_CONFIG": str(file)},
         timeout=HANGS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -47,8 +48,7 @@ def test_spill(tmp_path):
     found = run(
         tmp_path,
         *("--skew", "1", "--steps", "12", "--tokens", "300"),
-        EBB_PAGING_HOST_HEADROOM="4",
-        EBB_PAGING_PAGE_ROWS="16",
+        settings="host_headroom = 4\npage_rows = 16",
     )
     assert found["paging"]["overflows"] == 0
     assert found["paging"]["spilled_steps"] >= 1
@@ -61,7 +61,6 @@ def test_capacity_factors(tmp_path, mode):
         found = run(
             tmp_path,
             *("--capacity-factor", factor, "--steps", "4", "--tokens", "256"),
-            EBB_PAGING_OVERFLOW=mode,
-            EBB_PAGING_PREFETCH="1",
+            settings=f"overflow = '{mode}'\nprefetch = 1",
         )
         assert all(row["identical"] for row in found["steps"])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import os
 import weakref
 
-import fork_server
 import pytest
 import torch
 from hypothesis import given, settings
@@ -344,32 +342,6 @@ def test_a_device_limit_is_kept():
     stats = ebb.stats()["paging"]
     pages = sum(p["device_pages"] * p["page_rows"] * p["row_bytes"] for p in stats["pools"])
     assert pages <= limit < stats["live_bytes"]
-
-
-def configured(**variables):
-    """What a process says that has these variables, and what it complains of."""
-    env = {f"EBB_PAGING_{name.upper()}": value for name, value in variables.items()}
-    code = "import ebb; print(ebb.paging.configure())"
-    done = fork_server.run(["-c", code], env=os.environ | env)
-    return done.stdout, done.stderr
-
-
-@pytest.mark.sweep
-def test_the_environment():
-    variables = {"page_rows": "16", "headroom": "1.5", "host_headroom": "0.5"}
-    variables |= {"device_limit": "2GiB", "overflow": "blocking", "dead_rows": "nan"}
-    printed, errors = configured(**variables, prefetch="0")
-    assert "unknown environment variable" not in errors
-    assert eval(printed) == {
-        "page_rows": 16,
-        "headroom": 1.5,
-        "host_headroom": 0.5,
-        "device_limit": 2**31,
-        "overflow": "blocking",
-        "dead_rows": "nan",
-        "prefetch": 0,
-    }
-    assert "EBB_PAGING_OVERFLOW" in configured(overflow="soon")[1]
 
 
 def _rows_of(count, weight, policy):

@@ -248,15 +248,6 @@ def test_arguments_that_make_no_sense(arguments, error, message):
         ebb.plan(given.pop("model"), given.pop("step"), given.pop("budget"), **given)
 
 
-def test_the_step_may_still_come_first():
-    model = small()
-
-    with pytest.warns(FutureWarning, match=r"ebb.plan\(step, model, ..\) is deprecated"):
-        found = ebb.plan(step_of(model), model, 1.0)
-
-    assert found.policies == {}
-
-
 def test_a_step_without_backward():
     model = small()
 

@@ -315,19 +315,6 @@ def test_the_rules_hold_while_reports_are_recorded():
 # Files
 
 
-def test_old_names_of_fates_warn():
-    with ebb.record_reports(), ebb.region():
-        loss = torch.ones(3, requires_grad=True).sin().sum()
-    loss.backward()
-    row = ebb.report().rows[0]
-
-    with pytest.warns(DeprecationWarning, match="ebb: Row.decision is deprecated .* use fate"):
-        assert row.decision == row.fate
-    with pytest.warns(DeprecationWarning, match="ebb: Report.DECISIONS is deprecated .* use FATES"):
-        assert ebb.Report.DECISIONS == ebb.Report.FATES
-    assert ebb.report().to_dict()["rows"][0]["decision"] == row.fate
-
-
 def test_a_kept_result_names_the_rule_that_decided():
     """Its operator cannot be replayed, so ebb keeps the result although the rule says RECOMPUTE."""
     x = torch.randn(4, 4, requires_grad=True)

@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from _ebb_switches import NAMES
 
 import ebb
 from ebb import _testing
-from ebb._launch.variables import OLD, VARIABLES
 from ebb._plan.profile.profile import Operator, Value
 from ebb._report.planned import BudgetPoint, Course, Cut, ReportedPlan
 from ebb._report.rows import Row
@@ -76,7 +76,7 @@ def test_settings_are_arguments_with_a_docstring(documented):
     assert entries(documented, "Args") == SETTINGS[documented]
 
 
-@pytest.mark.parametrize("name", [name for name in (*VARIABLES, *OLD) if "_" in name[4:]])
+@pytest.mark.parametrize("name", [name for name in sorted(NAMES) if "_" in name[4:]])
 def test_variables_of_settings_are_arguments(name):
     _, module, setting = name.lower().split("_", 2)
 

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _ebb_switches
 import pytest
 
 import ebb
-from ebb._launch.variables import VARIABLES
 
 NAMES = {
     "ebb": (
@@ -39,9 +39,9 @@ NAMES_OF_OTHERS = {
 METHODS = {
     ebb.ModulePolicies: "apply groups load offload save",
     ebb.Plan: "apply explain groups load measure offload pareto save summary",
-    ebb.Policy: "default dump explain inputs load parse rules save to_sac to_toml",
+    ebb.Policy: "default explain inputs load parse rules save to_sac to_toml",
     ebb.Profile: "load peak save",
-    ebb.Report: "DECISIONS FATES advice collapsed eager held plan save text to_dict totals",
+    ebb.Report: "FATES advice collapsed eager held plan save text to_dict totals",
 }
 FEW_NAMES, FEW_VARIABLES = 48, 13
 
@@ -79,47 +79,7 @@ def test_programs_call_functions_that_the_library_has():
 
 def test_there_are_few():
     assert sum(len(names.split()) for names in NAMES.values()) <= FEW_NAMES
-    assert len(VARIABLES) == FEW_VARIABLES
-
-
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("ebb.Decision", "ebb._policy.decision.Decision"),
-        ("ebb.Pareto", "ebb._plan.pareto.Pareto"),
-        ("ebb.ParetoPoint", "ebb._plan.pareto.ParetoPoint"),
-        ("ebb.RegionHandle", "ebb._region.apply.RegionHandle"),
-        ("ebb.paging.PageOverflowError", "ebb.PageOverflowError"),
-        ("ebb.ahead.settings()", "ebb.ahead.configure()"),
-        ("ebb.offload.settings()", "ebb.offload.configure()"),
-        ("ebb.paging.settings()", "ebb.paging.configure()"),
-        ("ebb.ahead.stats()", 'ebb.stats()["ahead"]'),
-        ("ebb.offload.stats()", 'ebb.stats()["offload"]'),
-        ("ebb.paging.stats()", 'ebb.stats()["paging"]'),
-    ],
-)
-def test_names_of_the_last_release_work_and_warn(name, instead):
-    with pytest.warns(FutureWarning, match="will be removed in the next release") as warned:
-        found = eval(name)
-
-    assert warned[0].filename == "<string>"  # where the name is used
-    assert f"ebb: {name} is deprecated" in str(warned[0].message)
-    assert instead in str(warned[0].message)
-    assert found == eval(instead)
-
-
-def test_other_names_raise():
-    for module in (ebb, ebb.paging):
-        with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute"):
-            module.nothing  # noqa: B018
-
-
-def test_a_policy_is_saved_by_its_old_name(tmp_path):
-    policy = ebb.Policy({"aten::mm": ebb.SAVE})
-    with pytest.warns(FutureWarning, match=r"Policy.dump\(\) is deprecated"):
-        text = policy.dump(tmp_path / "policy.toml")
-
-    assert text == policy.to_toml() == (tmp_path / "policy.toml").read_text()
+    assert len(_ebb_switches.NAMES) == FEW_VARIABLES
 
 
 def test_a_file_has_no_plan(tmp_path):
@@ -129,4 +89,4 @@ def test_a_file_has_no_plan(tmp_path):
 
 def test_importing_warns_of_nothing():
     program = "import ebb, ebb.paging; dir(ebb); from ebb import *"
-    subprocess.run([sys.executable, "-W", "error::FutureWarning", "-c", program], check=True)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)

@@ -12,7 +12,6 @@ from ebb import _C, ahead, offload, paging
 from ebb._launch import unused_settings
 from ebb._launch.memory_limit import Limit, limit_of
 from ebb._launch.variables import (
-    configure_from,
     configure_from_file,
     warn_setting_ignored,
     warn_unknown_variables,
@@ -127,6 +126,16 @@ def _start_ahead(text: str) -> list[str]:
     return ["EBB_AHEAD"]
 
 
+def _start_offload() -> list[str]:
+    """Passes the variables of OFFLOAD on. Returns the names of those that are set and valid."""
+    settings: dict[str, Callable[[str], object]] = {
+        "EBB_OFFLOAD_MIN_BYTES": lambda text: offload.configure(min_bytes=text),
+        "EBB_OFFLOAD_PINNED_LIMIT": lambda text: offload.configure(pinned_limit=text),
+        "EBB_OFFLOAD_DISK": lambda text: offload.configure(disk=text),
+    }
+    return [name for name, configure in settings.items() if _checked(name, configure, None)]
+
+
 def _globs(text: str) -> tuple[str, ...]:
     """Globs over module names; "auto" or "none" alone."""
     globs = tuple(glob.strip() for glob in text.split(",") if glob.strip())
@@ -196,8 +205,7 @@ def start() -> None:
         for section in configure_from_file(path, _SECTIONS):
             given[section].append(f"[{section}] of {clipped(path)}")
     given["ahead"] += _checked("EBB_AHEAD", _start_ahead, [])
-    given["offload"] += configure_from("offload", offload.configure)
-    given["paging"] += configure_from("paging", paging.configure)
+    given["offload"] += _start_offload()
     warn_unknown_variables()
     _check_rank()
     if not is_set("EBB_DISABLE"):

@@ -11,33 +11,12 @@ import tomllib
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any
 
 from _ebb_switches import NAMES, is_set, unknown_names
 
 from ebb._policy.text import nearest
 from ebb._support.job import print_once
-from ebb._support.shown import clipped, shown
-
-_SIZE = (str, "a size")
-_WHOLE_NUMBER = (int, "a whole number")
-_NUMBER = (float, "a number")
-# Variables of an earlier release: how to read their values, and what these must be. They still
-# work, and a line says that EBB_CONFIG replaces them.
-OLD: dict[str, tuple[Callable[[str], Any], str]] = {
-    "EBB_OFFLOAD_IN_FLIGHT_BYTES": _SIZE,
-    "EBB_OFFLOAD_PREFETCH_BYTES": _SIZE,
-    "EBB_OFFLOAD_KEEP_LAST": _WHOLE_NUMBER,
-    "EBB_OFFLOAD_DISK_LIMIT": _SIZE,
-    "EBB_PAGING_PAGE_ROWS": _WHOLE_NUMBER,
-    "EBB_PAGING_HEADROOM": _NUMBER,
-    "EBB_PAGING_HOST_HEADROOM": _NUMBER,
-    "EBB_PAGING_DEVICE_LIMIT": _SIZE,
-    "EBB_PAGING_OVERFLOW": (str, "a mode"),
-    "EBB_PAGING_DEAD_ROWS": (str, "a mode"),
-    "EBB_PAGING_PREFETCH": _WHOLE_NUMBER,
-}
-VARIABLES = sorted(NAMES - OLD.keys())  # the rows of docs/reference/environment.md
+from ebb._support.shown import clipped
 
 
 def warn_setting_ignored(
@@ -63,41 +42,6 @@ def warn_setting_ignored(
 def warn_value_ignored(variable: str, error: object) -> None:
     """As `warn_setting_ignored`, for the value of a variable."""
     warn_setting_ignored(f"ebb: {variable}={clipped(os.environ[variable])}", error, "is ignored")
-
-
-def _read(variable: str, text: str, read: Callable[[str], Any], kind: str) -> Any:
-    try:
-        return read(text)
-    except (ValueError, KeyError):
-        raise ValueError(f"ebb: {variable} must be {kind}; got {shown(text)}") from None
-
-
-def configure_from(section: str, configure: Callable[..., object]) -> list[str]:
-    """Pass the settings of a section from environment variables to `configure`, also if the plug-in
-    is not built. Returns the names of these variables.
-
-    Raises:
-        ValueError: one is invalid, and EBB_STRICT is set.
-    """
-    given = []
-    for name in signature(configure).parameters:
-        variable = f"EBB_{section}_{name}".upper()
-        text = os.environ.get(variable)
-        if text is None:
-            continue
-        read, kind = OLD.get(variable, _SIZE)
-        try:
-            configure(**{name: _read(variable, text, read, kind)})
-        except Exception as error:
-            warn_value_ignored(variable, error)
-            continue
-        given.append(variable)
-        if variable in OLD:
-            print_once(
-                f"ebb: {variable} is deprecated and will be removed in the next release: set "
-                f"{name} in section [{section}] of a TOML file, and set EBB_CONFIG to its path"
-            )
-    return given
 
 
 def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]) -> list[str]:
@@ -136,7 +80,7 @@ def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]
 def warn_unknown_variables() -> None:
     """Report variables that look like ebb's but do not exist."""
     for name in unknown_names():
-        nearest = get_close_matches(name[:100], VARIABLES, 1)
+        nearest = get_close_matches(name[:100], sorted(NAMES), 1)
         what = f"ebb: unknown environment variable {clipped(name)}"
         others = "docs/reference/environment.md has all of them"
         warn_setting_ignored(what, f"did you mean {nearest[0]}?" if nearest else others)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -331,14 +330,6 @@ def plan(
         True
         >>> handle = plan.apply(model)
     """
-    if isinstance(step, torch.nn.Module) and not isinstance(model, torch.nn.Module):
-        warnings.warn(
-            "ebb: ebb.plan(step, model, ..) is deprecated and will be removed in the next release: "
-            "use ebb.plan(model, step, budget)",
-            FutureWarning,
-            stacklevel=2,
-        )
-        model, step = step, model
     if not callable(step):
         raise TypeError(f"ebb: step must be a function; got {type(step).__name__}")
     if not isinstance(model, torch.nn.Module):

@@ -19,7 +19,6 @@ from ebb._policy.decision import MADE_AGAIN, OFFLOAD, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
 from ebb._policy.rule import Operator, Part, Rule, check_decision, operator_name, qualified_name
 from ebb._policy.text import loaded, parsed, to_toml
-from ebb._support.old import warn_of_old
 from ebb._support.shown import shown
 
 _numbers = itertools.count(1)
@@ -200,13 +199,6 @@ class Policy:
         """
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.to_toml())
-
-    def dump(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Deprecated: use :meth:`save` to write a file, and :meth:`to_toml` for its text."""
-        warn_of_old("Policy.dump()", "Policy.save(path) or Policy.to_toml()")
-        if path is not None:
-            self.save(path)
-        return self.to_toml()
 
     @classmethod
     def parse(cls, text: str) -> Policy:

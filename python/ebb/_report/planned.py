@@ -43,7 +43,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """The plan for one budget. The first fields are as in :class:`ebb.ParetoPoint`."""
+    """The plan for one budget. The first fields are as in :class:`ParetoPoint`."""
 
     budget: int
     peak: int

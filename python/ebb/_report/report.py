@@ -16,7 +16,6 @@ from ebb._report.advice import Advice, Replays
 from ebb._report.planned import ReportedPlan, plan_of_step
 from ebb._report.rows import FATES, HELD, Row, collapsed
 from ebb._report.text import advice_line, cells, duration, plan_lines, size, table
-from ebb._support.old import Renamed
 from ebb._support.shown import shown
 
 _MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # limits for the output
@@ -54,7 +53,6 @@ class Report:
     """
 
     FATES = FATES
-    DECISIONS = Renamed("FATES")
 
     step: int
     rows: tuple[Row, ...]
@@ -120,8 +118,7 @@ class Report:
             "totals": self.totals,
             "ahead": self.ahead,
             "idle_rules": self.idle_rules,
-            # "decision" is the old name of "fate", to be removed in the next release.
-            "rows": [row | {"decision": row["fate"]} for row in self._with_places(self.rows)],
+            "rows": self._with_places(self.rows),
             "stacks": self._stacks,
             "advice": [asdict(one) | {"rule": one.rule} for one in self.advice],
             "timeline": self.timeline,

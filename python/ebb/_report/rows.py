@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ebb._support.names import ranges, template
-from ebb._support.old import Renamed
 
 FATES = {
     "saved": "saved on the device, as the policy decides",
@@ -73,8 +72,6 @@ class Row:
     ahead_seconds: float
     stack: tuple[str, ...]
     layers: int = 1
-
-    decision = Renamed("fate")
 
     @property
     def where(self) -> str:

@@ -9,25 +9,8 @@ rows for backward, in pages of a pool, although only the device knows their numb
 
 from __future__ import annotations
 
-from typing import Any
-
-from ebb import _C
-from ebb._support.old import old_function, warn_of_old
-from ebb.paging import _agreement
 from ebb.paging._run_step import run_step
 from ebb.paging._settings import configure
 from ebb.paging._steps import found_inf, microbatch, reset, step, step_ok
 
 __all__ = ["configure", "found_inf", "microbatch", "reset", "run_step", "step", "step_ok"]
-
-
-# Deprecated.
-settings = old_function("ebb.paging.settings", "ebb.paging.configure()", configure)
-stats = old_function("ebb.paging.stats", 'ebb.stats()["paging"]', lambda: _C.paging_stats())
-
-
-def __getattr__(name: str) -> Any:
-    if name == "PageOverflowError":
-        warn_of_old("ebb.paging.PageOverflowError", "ebb.PageOverflowError")
-        return _agreement.PageOverflowError
-    raise AttributeError(f"module 'ebb.paging' has no attribute {name!r}")

@@ -109,7 +109,7 @@ class RegionHandles:
         """Restore the modules' own forward.
 
         Raises:
-            RuntimeError: as :meth:`ebb.RegionHandle.remove`.
+            RuntimeError: as :meth:`RegionHandle.remove`.
         """
         while self._handles:
             self._handles[-1].remove()
