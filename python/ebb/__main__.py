@@ -68,7 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
         "an error (the default) or warn and save that operator's outputs (demote)",
     )
     parser.add_argument("--report", help="file for the report, written at exit")
-    parser.add_argument("--trace", help="folder for Perfetto traces, written at exit")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
     parser.add_argument("script", nargs="?", help="the program to run with ebb")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
@@ -105,10 +104,9 @@ def main(arguments: list[str] | None = None) -> int:
 def set_up(options: argparse.Namespace) -> None:
     """Sets environment variables, which child processes of the script inherit."""
     names = {"policy": "EBB", "budget": "EBB_BUDGET", "modules": "EBB_MODULES"}
-    paths = {"report": "EBB_REPORT", "trace": "EBB_TRACE"}
-    for option, variable in (names | paths).items():
+    for option, variable in (names | {"report": "EBB_REPORT"}).items():
         if (text := getattr(options, option)) is not None:
-            os.environ[variable] = os.path.abspath(text) if option in paths else text
+            os.environ[variable] = os.path.abspath(text) if option == "report" else text
     if options.verify is not None:
         os.environ["EBB_VERIFY"] = "1" if options.verify == "raise" else "demote"
         ebb.verify(options.verify)

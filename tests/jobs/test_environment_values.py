@@ -56,9 +56,7 @@ VALUES = st.one_of(
 )
 NAMES = sorted(_ebb_switches.NAMES - {"EBB_STRICT"})
 # Folders of a fuzzer's making would be made.
-VALUES_OF = dict.fromkeys((*NAMES, *RANKS), VALUES) | {
-    "EBB_TRACE": st.sampled_from(["", "traces", "/dev/null/x", "/proc/x", "\udc80", "a" * 3000]),
-}
+VALUES_OF = dict.fromkeys((*NAMES, *RANKS), VALUES) | {}
 ENVIRONMENTS = st.fixed_dictionaries({}, optional=VALUES_OF | {"EBB_" + "X" * 3000: VALUES})
 
 
@@ -162,7 +160,6 @@ BAD = {
     "EBB_OFFLOAD_DISK": "\udc80",
     "EBB_AHEAD": "nan",
     "EBB_REPORT": "report.doc",
-    "EBB_TRACE": "/dev/null/x",
     "EBB_MODULES": "*" * 1000,
     "EBB_MODULS": "x",
     "EBB_CONFIG": "/dev/null/ebb.toml",

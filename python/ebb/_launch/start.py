@@ -99,21 +99,12 @@ def _checked(variable: str, check: Callable[[str], _T], otherwise: _T) -> _T:
     return otherwise
 
 
-def _trace_folder(text: str) -> str:
-    folder = os.path.abspath(text)  # the program may change its working directory
-    os.makedirs(folder, exist_ok=True)
-    return folder
-
-
 def _start_reports() -> None:
     report, steps = _checked("EBB_REPORT", files.parse_report, ("", 0))
-    trace = _checked("EBB_TRACE", _trace_folder, "")
-    if report:  # for child processes that start after a change of the working directory
+    if report:
+        # for child processes that start after a change of the working directory
         os.environ["EBB_REPORT"] = f"{report}@{steps}" if steps else report
-    if trace:
-        os.environ["EBB_TRACE"] = trace
-    if report or trace:
-        files.start(report, trace, steps)
+        files.start(report, steps)
 
 
 def _start_ahead(text: str) -> list[str]:

@@ -1,11 +1,10 @@
-"""Writes reports and traces for EBB_REPORT and EBB_TRACE."""
+"""Writes reports for EBB_REPORT."""
 
 from __future__ import annotations
 
 import atexit
 import glob
 import itertools
-import json
 import os
 import re
 import sys
@@ -21,10 +20,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb import _C
 from ebb._report.recording import record_reports
-from ebb._report.report import Report, check_path, headline, latest, reports
-from ebb._support.job import is_first, is_launcher, label, rank
+from ebb._report.report import check_path, headline, latest, reports
+from ebb._support.job import is_first, is_launcher, label
 
-_TRACED_STEPS = 10
 _HINT = (
     "If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb finds no blocks)"
 )
@@ -55,23 +53,22 @@ def parse_report(text: str) -> tuple[str, int]:
 _undo = ExitStack()
 
 
-def start(report: str, trace: str, steps: int = 0) -> None:
+def start(report: str, steps: int = 0) -> None:
     """Records from now on, and writes at exit and on signals.
 
     Args:
-        report: a file, see :meth:`Report.save`; empty for none. All processes but the first of the
-            job add their rank, or their number as a child process, to its name.
-        trace: a folder; empty for none.
+        report: a file, see :meth:`Report.save`. All processes but the first of the job add their
+            rank, or their number as a child process, to its name.
         steps: writes the report also after each such number of optimizer steps, if it is not 0.
     """
     stop()
-    record_reports(_TRACED_STEPS if trace else 1)
-    files = _Files(Path(report) if report else None, Path(trace) if trace else None)
+    record_reports(1)
+    files = _Files(Path(report))
     atexit.register(files.at_exit)
     _undo.callback(atexit.unregister, files.at_exit)
     _C.report_on_signals(files.write)
     _undo.callback(_C.report_on_signals, None)
-    if report and steps:
+    if steps:
         hook = register_optimizer_step_post_hook(files.each(steps))
         _undo.callback(hook.remove)
 
@@ -82,11 +79,10 @@ def stop() -> None:
 
 
 class _Files:
-    """The report and the traces of this process; None: not asked for."""
+    """The report of this process."""
 
-    def __init__(self, report: Path | None, trace: Path | None) -> None:
+    def __init__(self, report: Path) -> None:
         self._report = report
-        self._trace = trace
         self._process = os.getpid()
         self._began = time.time()
         self._own: set[Path] = set()  # files that this process has written
@@ -108,8 +104,7 @@ class _Files:
         return after_step
 
     def write(self, is_last: bool = True) -> None:
-        """Writes the report, and if `is_last` also the traces and a line. Prints errors and does
-        not raise them."""
+        """Writes the report, and if `is_last` a line. Prints errors and does not raise them."""
         try:
             with self._lock:
                 self._write(is_last)
@@ -121,24 +116,19 @@ class _Files:
             )
 
     def _write(self, is_last: bool) -> None:
-        recorded = list(reports())
-        last = latest(recorded)
+        last = latest(list(reports()))
         if last is None:
             if is_last and is_first() and not is_launcher():
                 self._tell_of_nothing()
             return
-        if self._report:
-            name = f"{self._report.stem}.{label()}" if label() else self._report.stem
-            path = self._place(self._report.with_name(name + self._report.suffix))
-            # A process that is killed while it writes leaves the earlier report.
-            new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-            last.save(new)
-            new.replace(path)
-            if is_last and is_first():
-                print(f"ebb: {headline(last)}; report: {path}", file=sys.stderr)
-        for step in recorded if is_last and self._trace else ():
-            name = f"{label() or 'rank0'}-step{step.step}.json"
-            write_trace(step, self._place(Path(self._trace or "", name)))
+        name = f"{self._report.stem}.{label()}" if label() else self._report.stem
+        path = self._place(self._report.with_name(name + self._report.suffix))
+        # A process that is killed while it writes leaves the earlier report.
+        new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+        last.save(new)
+        new.replace(path)
+        if is_last and is_first():
+            print(f"ebb: {headline(last)}; report: {path}", file=sys.stderr)
 
     def _place(self, path: Path) -> Path:
         """The path, or a path with the process id if another process of this job wrote the file."""
@@ -152,34 +142,15 @@ class _Files:
 
     def _tell_of_nothing(self) -> None:
         """Tells the user that there is no file, or where the reports of other processes are."""
-        if self._report is None:
-            what, files = f"trace was written to {self._trace}", Path(self._trace or "").glob("*")
-        else:
-            path = self._report
-            what = f"report was written to {path}"
-            files = path.parent.glob(f"{glob.escape(path.stem)}*{glob.escape(path.suffix)}")
+        report = self._report
+        files = report.parent.glob(f"{glob.escape(report.stem)}*{glob.escape(report.suffix)}")
         written = [path for path in files if self._is_new(path)]
         if not written:
-            print(f"ebb: no {what}, because no region ran. {_HINT}", file=sys.stderr)
-        elif self._report and self._report not in written:
+            print(
+                f"ebb: no report was written to {report}, because no region ran. {_HINT}",
+                file=sys.stderr,
+            )
+        elif report not in written:
             names = ", ".join(sorted(path.name for path in written)[:4])
             more = f" and {len(written) - 4} more" if len(written) > 4 else ""
-            print(f"ebb: the reports are in {self._report.parent}: {names}{more}", file=sys.stderr)
-
-
-def write_trace(report: Report, path: Path) -> None:
-    """Writes the spans of a step in the format of Perfetto and chrome://tracing.
-
-    Source: "Trace Event Format", the JSON array form of Chrome's tracing.
-    """
-    threads = {thread: i for i, thread in enumerate(dict.fromkeys(s[4] for s in report.spans))}
-    events: list[dict[str, Any]] = []
-    for kind, name, begin, seconds, thread, nbytes in report.spans:
-        event = {"name": name if kind == "region" else f"{kind} {name}", "cat": kind, "ph": "X"}
-        time = {"ts": begin * 1e6, "dur": seconds * 1e6}
-        place = {"pid": rank(), "tid": threads[thread]}
-        events.append(event | time | place | ({"args": {"bytes": nbytes}} if nbytes else {}))
-    for when, held, eager in report.timeline:
-        counter = {"name": "bytes saved for backward", "ph": "C", "ts": when * 1e6, "pid": rank()}
-        events.append(counter | {"args": {"ebb": held, "eager": eager}})
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
+            print(f"ebb: the reports are in {report.parent}: {names}{more}", file=sys.stderr)
