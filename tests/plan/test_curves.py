@@ -1,10 +1,7 @@
-"""What budgets cost: tables, files and pictures."""
+"""What budgets cost."""
 
 from __future__ import annotations
 
-import csv
-import importlib.util
-import io
 import itertools
 
 import planned_programs as programs
@@ -12,7 +9,6 @@ import pytest
 from planned_programs import planned, planning
 
 import ebb
-from ebb._plan import pareto
 from ebb._plan.plan import plan_of
 
 
@@ -31,29 +27,6 @@ def test_a_curve():
     table = str(curve).splitlines()
     assert len(table) == 9
     assert table[0].split()[:2] == ["budget", "peak"]
-
-
-def test_a_curve_as_csv(tmp_path):
-    curve = plan_of(planning(programs.pre_ln).measured, 0.6).pareto(points=4)
-
-    text = curve.to_csv(tmp_path / "curve.csv")
-
-    assert (tmp_path / "curve.csv").read_text() == text == curve.to_csv()
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert [int(row["peak"]) for row in rows] == [point.peak for point in curve]
-    with pytest.raises(OSError, match="nowhere"):
-        curve.to_csv(tmp_path / "nowhere" / "curve.csv")
-
-
-def test_a_curve_as_picture(tmp_path):
-    curve = plan_of(planning(programs.pre_ln).measured, 0.6).pareto(points=4)
-    if importlib.util.find_spec("matplotlib") is None:
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch-ebb\[plot\]'"):
-            curve.plot(tmp_path / "curve.png")
-        return
-    curve.plot(tmp_path / "curve.svg")
-
-    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
 
 
 def test_the_predicted_timeline_is_what_is_measured():
@@ -76,14 +49,3 @@ def test_numbers_of_points_that_make_no_sense(points, error):
 
     with pytest.raises(error, match="ebb: points must be"):
         plan.pareto(points)
-
-
-def test_pareto_has_nothing_to_do_with_matplotlib_until_it_draws(monkeypatch, tmp_path):
-    def missing(name):
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(pareto.importlib, "import_module", missing)
-    curve = plan_of(planning(programs.chain).measured, 0.9).pareto(points=3)
-
-    with pytest.raises(ModuleNotFoundError, match=r"a plot needs matplotlib"):
-        curve.plot(tmp_path / "curve.png")

@@ -178,7 +178,7 @@ class Plan(ModulePolicies):
         for budget, chosen in self._chooser.curve(points):
             estimate = self._chooser.estimate(chosen)
             curve.append(ParetoPoint(budget, estimate.peak, estimate.duration, estimate.replays))
-        return Pareto(curve, self.plain_peak, self.plain_duration, self.budget)
+        return Pareto(curve, self.plain_peak, self.plain_duration)
 
 
 def _policies(
