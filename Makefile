@@ -35,7 +35,7 @@ test: $(VENV)/.ebb-test
 frameworks: $(VENV)/.ebb-test
 	$(PIP) install --no-deps megatron-core==0.16.1
 	$(PIP) install einops hjson py-cpuinfo msgpack psutil tqdm pydantic packaging requests xxhash importlib_metadata pyparsing
-	DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation deepspeed==0.19.8 fairscale==0.4.13
+	DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation deepspeed==0.19.8
 	$(PIP) install --no-deps pillow peft==0.21.2 timm==1.0.31 diffusers==0.42.1 open_clip_torch==3.3.0 torchtune==0.6.1 verl==0.9.1 \
 	  axolotl==0.19.0 llamafactory==0.9.5 fairseq2==0.8.1 monai==1.6.1 torch_geometric==2.8.1 liger-kernel==0.8.5
 

@@ -3,7 +3,7 @@
 Prints step time, bytes held for backward and peak, and compares gradients with eager's. One process
 on the CPU:
 
-    pip install --no-deps megatron-core einops fairscale peft timm diffusers open_clip_torch
+    pip install --no-deps megatron-core einops peft timm diffusers open_clip_torch
     pip install --no-deps monai torchtune fairseq2 && pip install deepspeed pillow
     OMP_NUM_THREADS=1 python benchmarks/frameworks.py
 
@@ -122,12 +122,6 @@ def deepspeed() -> Made:
     return stack(lambda layer: lambda x: checkpoint(layer, x))
 
 
-def fairscale() -> Made:
-    from fairscale.nn.checkpoint import checkpoint_wrapper
-
-    return stack(checkpoint_wrapper)
-
-
 def peft(checkpoints: bool) -> Made:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -220,7 +214,6 @@ CASES: dict[str, tuple[Callable[[], Made], Callable[[], Made]]] = {
     "Megatron-Core, full": (megatron, megatron_full),
     "Megatron-Core, core_attn and layernorm": (megatron, megatron_selective),
     "DeepSpeed checkpoint": (plain_stack, deepspeed),
-    "fairscale checkpoint_wrapper": (plain_stack, fairscale),
     **{
         name: (functools.partial(make, False), functools.partial(make, True))
         for name, make in {

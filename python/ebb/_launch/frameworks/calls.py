@@ -152,30 +152,3 @@ def deepspeed(original: Own, /, function: Any, *args: Any, **kwargs: Any) -> Any
     outputs = _in_region("DeepSpeed", "checkpoint", function, *args, **kwargs)
     several = [outputs] if torch.is_tensor(outputs) else list(outputs)
     return several[0] if len(several) == 1 else tuple(several)
-
-
-def fairscale(
-    original: Own,
-    /,
-    original_forward: Any,
-    weak_self: Any,
-    offload_to_cpu: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """The forward of a module in fairscale's checkpoint_wrapper."""
-    own = sys.modules["fairscale.nn.checkpoint.checkpoint_activations"]
-    is_off = not torch.is_grad_enabled() or own.thread_local.is_checkpointing_disabled
-    if is_off or checkpoint_calls.is_traced():
-        return original(original_forward, weak_self, offload_to_cpu, *args, **kwargs)
-    if offload_to_cpu:
-        _left(
-            "fairscale",
-            "offload_to_cpu",
-            "Leave it out, and set EBB=offload_inputs to offload the inputs of blocks",
-        )
-        return original(original_forward, weak_self, offload_to_cpu, *args, **kwargs)
-    with own.enable_checkpointing():
-        return _in_region(
-            "fairscale", "checkpoint_wrapper", original_forward, weak_self(), *args, **kwargs
-        )

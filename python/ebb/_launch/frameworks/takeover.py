@@ -63,20 +63,12 @@ FRAMEWORKS = (
             "non_reentrant_checkpoint": calls.deepspeed,
         },
     ),
-    Framework(
-        "fairscale",
-        "fairscale",
-        ("0.4",),
-        "fairscale.nn.checkpoint.checkpoint_activations",
-        {"_checkpointed_forward": calls.fairscale},
-    ),
 )
 
 # Functions that recompute by themselves and that ebb leaves alone: the module, the function, and
 # the name for messages.
 OTHERS = (
     ("transformer_engine.pytorch.distributed", "checkpoint", "transformer_engine's checkpoint"),
-    ("fairscale.nn.pipe.checkpoint", "Checkpointing.checkpoint", "fairscale's pipeline checkpoint"),
 )
 
 
@@ -161,11 +153,8 @@ def _leave(framework: Framework, version: str, why: str) -> None:
 
 def _count(name: str, shown: str, undo: ExitStack, module: ModuleType) -> None:
     """Count the calls of a function that ebb leaves alone, for the line at exit."""
-    *owners, last = name.split(".")
-    try:
-        owner = attrgetter(".".join(owners))(module) if owners else module
-        function = getattr(owner, last)
-    except AttributeError:
+    function = getattr(module, name, None)
+    if function is None:
         return  # another version
 
     @functools.wraps(function)
@@ -173,8 +162,8 @@ def _count(name: str, shown: str, undo: ExitStack, module: ModuleType) -> None:
         _counts[shown] += 1
         return function(*args, **kwargs)
 
-    setattr(owner, last, counted)
-    undo.callback(setattr, owner, last, function)
+    setattr(module, name, counted)
+    undo.callback(setattr, module, name, function)
 
 
 def tell_of_others() -> None:
