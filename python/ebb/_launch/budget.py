@@ -135,8 +135,6 @@ class Budget(ModelObserver):
             return
         job.memory.step_ended()
         job.phase.step_ended(is_step)
-        if isinstance(job.phase, Measure):
-            job.messages.show_progress(job.phase.left(), job.models)
 
     def _wait(self, why: str) -> None:
         """Keep all blocks recomputed until a plan is possible."""

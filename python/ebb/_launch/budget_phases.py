@@ -152,10 +152,6 @@ class Measure(Phase):
         job.blocks.put(recompute_all)
         job.enter(Agree(job, outcome))
 
-    def left(self) -> int:
-        """Maximum number of steps that are still to be measured."""
-        return self._sequence.left()
-
     def _record(self, calls: int) -> None:
         """Record the step that has ended, with so many calls of blocks with gradients.
 
@@ -434,5 +430,4 @@ class Ended(Phase):
     has_ended = True
 
     def begin(self) -> None:
-        self.job.messages.end_progress()
         self.job.blocks.are_plain = False

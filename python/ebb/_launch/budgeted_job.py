@@ -13,10 +13,9 @@ from ebb._launch.budgeted import Blocks
 from ebb._launch.other_blocks import OtherBlocks
 from ebb._launch.step_memory_monitor import StepMemory
 from ebb._plan.profile.measuring import RECOMPUTED, device_of, offload_steps
-from ebb._support.job import is_first, print_first
+from ebb._support.job import print_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
-from ebb._support.progress import Progress
 from ebb._support.shown import clipped
 from ebb.policies import recompute_all
 
@@ -37,11 +36,9 @@ class Messages:
         self.text = text
         self.assignment = assignment
         self.announced = False  # True once a line has named the blocks
-        self._progress = Progress(f"ebb: EBB_BUDGET={text}: profiling")
 
     def tell(self, what: str) -> None:
         log.info("budget: %s", what)
-        self.end_progress()
         print_first(f"ebb: EBB_BUDGET={self.text}: {what}")
 
     def announce(self, names: Iterable[str], line: str) -> None:
@@ -65,15 +62,6 @@ class Messages:
                 f"{self.assignment.text} applies only to calls of torch.utils.checkpoint outside "
                 "of these blocks"
             )
-
-    def show_progress(self, left: int, models: Iterable[torch.nn.Module]) -> None:
-        """Show how many steps have been measured."""
-        if is_first():
-            steps = number_of_steps(models)
-            self._progress.show(steps + 1 - left, steps)
-
-    def end_progress(self) -> None:
-        self._progress.end()
 
 
 class Phase:

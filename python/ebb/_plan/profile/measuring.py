@@ -127,10 +127,6 @@ class MeasureSequence:
         while self._todo and self.window == window:
             yield self._todo[0]
 
-    def left(self) -> int:
-        """Maximum number of steps that are still to be measured."""
-        return len(self._todo) + (offload_steps(self._device) if self.window is None else 0)
-
     def record(self, duration: float, profile: Profile | None, peak: int = 0) -> None:
         """Record the result of a step. `peak`: bytes that it allocated; 0: unknown."""
         purpose = self._todo.pop(0)
