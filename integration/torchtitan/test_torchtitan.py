@@ -50,7 +50,7 @@ def expected():
     return gradients()
 
 
-@pytest.mark.parametrize("policy", ["torchtitan", "torchtitan_full", "mm:save,default:recompute"])
+@pytest.mark.parametrize("policy", ["torchtitan", "recompute_all", "mm:save,default:recompute"])
 def test_our_policy(expected, policy):
     found = gradients(EbbAC.Config(policy=policy))
     assert all(map(torch.equal, found, expected))

@@ -7,13 +7,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
 from ebb import _C
 from ebb._policy.compiled import PRESETS, checked
-from ebb._policy.decision import OFFLOAD, RECOMPUTE, SAVE
+from ebb._policy.decision import RECOMPUTE, SAVE
 from ebb._policy.policy import Policy
 from ebb._policy.rule import Rule
 from ebb._support.shown import shown
@@ -22,19 +21,14 @@ __all__ = [
     "dots_saveable",
     "dots_with_no_batch_dims_saveable",
     "either",
-    "everything_saveable",
     "megatron",
-    "nothing_saveable",
-    "offload_dot_with_no_batch_dims",
     "offload_inputs",
     "recompute_all",
     "recompute_collectives",
     "save_all",
-    "save_and_offload_only_these_names",
     "save_matmuls",
     "save_only_these_names",
     "torchtitan",
-    "torchtitan_full",
 ]
 
 
@@ -72,24 +66,12 @@ torchtitan: Policy = _preset("torchtitan")
 """torchtitan's SelectiveAC: saves attention, collectives and every second matrix product.
 Source: https://github.com/pytorch/torchtitan"""
 
-torchtitan_full: Policy = recompute_all
-"""torchtitan's FullAC, for use on each layer."""
-
-everything_saveable: Policy = save_all
-"""JAX's name for :data:`save_all`. Source of all of JAX's names here: https://docs.jax.dev,
-``jax.checkpoint_policies``"""
-
-nothing_saveable: Policy = recompute_all
-"""JAX's name for :data:`recompute_all`."""
-
 dots_saveable: Policy = _preset("dots_saveable")
-"""Saves matrix products and batched matrix products."""
+"""Saves matrix products and batched matrix products. Source of JAX's names here:
+https://docs.jax.dev, ``jax.checkpoint_policies``"""
 
 dots_with_no_batch_dims_saveable: Policy = _preset("dots_with_no_batch_dims_saveable")
 """Saves matrix products but not batched ones: products with weights, but not attention."""
-
-offload_dot_with_no_batch_dims: Policy = _preset("offload_dot_with_no_batch_dims")
-"""Offloads the outputs that :data:`dots_with_no_batch_dims_saveable` saves."""
 
 
 def save_only_these_names(*names: str) -> Policy:
@@ -98,20 +80,7 @@ def save_only_these_names(*names: str) -> Policy:
     Raises:
         TypeError: a name is not a string.
     """
-    return save_and_offload_only_these_names(names, ())
-
-
-def save_and_offload_only_these_names(
-    names_which_can_be_saved: Iterable[str], names_which_can_be_offloaded: Iterable[str]
-) -> Policy:
-    """Saves or offloads tensors with one of these names, and recomputes the rest.
-
-    Raises:
-        TypeError: a name is not a string.
-    """
-    rules = [Rule("*", SAVE, name=name) for name in names_which_can_be_saved]
-    rules += [Rule("*", OFFLOAD, name=name) for name in names_which_can_be_offloaded]
-    return Policy(rules)
+    return Policy([Rule("*", SAVE, name=name) for name in names])
 
 
 def either(*policies: Policy) -> Policy:

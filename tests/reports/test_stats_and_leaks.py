@@ -40,7 +40,7 @@ def test_counts_of_a_step():
     assert block["bytes_packed"] == 0  # autograd does not save it
 
 
-NOTHING_SAVED = ("recompute_all", "recompute_collectives", "nothing_saveable", "torchtitan_full")
+NOTHING_SAVED = ("recompute_all", "recompute_collectives")
 PRESETS = [n for n in dir(ebb.policies) if isinstance(getattr(ebb.policies, n), ebb.Policy)]
 
 

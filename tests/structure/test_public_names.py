@@ -31,9 +31,7 @@ NAMES = {
 NAMES_OF_OTHERS = {
     "ebb": "checkpoint checkpoint_name",
     "ebb.policies": (
-        "dots_saveable dots_with_no_batch_dims_saveable everything_saveable megatron "
-        "nothing_saveable offload_dot_with_no_batch_dims save_and_offload_only_these_names "
-        "save_only_these_names torchtitan torchtitan_full"
+        "dots_saveable dots_with_no_batch_dims_saveable megatron save_only_these_names torchtitan"
     ),
 }
 METHODS = {

@@ -26,12 +26,8 @@ PRESETS: dict[str, _C.Policy] = {
     "offload_inputs": _C.offload_inputs(),
     "recompute_collectives": _C.recompute_collectives(),
     "torchtitan": _C.torchtitan(),
-    "torchtitan_full": _C.recompute_all(),
-    "everything_saveable": _C.save_all(),
-    "nothing_saveable": _C.recompute_all(),
     "dots_saveable": _C.dots_saveable(),
     "dots_with_no_batch_dims_saveable": _C.dots_with_no_batch_dims_saveable(),
-    "offload_dot_with_no_batch_dims": _C.offload_dot_with_no_batch_dims(),
 }
 
 
