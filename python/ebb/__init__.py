@@ -38,7 +38,6 @@ from ebb._region.memory_history import watch as _watch_memory_history  # noqa: E
 from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.placeholder import PlaceholderError, discard, discardable  # noqa: E402
 from ebb._region.region import region  # noqa: E402
-from ebb._region.share_storage import share_storage  # noqa: E402
 from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
@@ -83,7 +82,6 @@ __all__ = [
     "region",
     "report",
     "reset_stats",
-    "share_storage",
     "stats",
     "verify",
 ]

@@ -25,6 +25,8 @@ from gpus import (
 )
 
 import ebb
+from ebb import _C
+from ebb._region import unseen_writes
 
 pytestmark = NEEDS_GPU
 
@@ -80,7 +82,8 @@ def test_steps_under_each_allocator(setting, backend):
 def test_memory_that_was_shared_is_not_used_again_while_a_recorded_stream_reads_it():
     side = torch.cuda.Stream()
     source, shared = (torch.full((MIB,), v, device="cuda") for v in (1.0, 0.0))
-    ebb.share_storage(shared, source)
+    unseen_writes.install()
+    _C.share_storage(shared, source)
     del source
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,4 +1,4 @@
-"""ebb.share_storage: no copy, no version, and nothing wrong goes through."""
+"""Storages that share memory: no copy, no version, and nothing wrong goes through."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from memory_use import allocations
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import ebb
+from ebb import _C
 
 
 def emptied(*shape):
@@ -25,7 +25,7 @@ def test_every_view_shows_the_data():
     dst.untyped_storage().resize_(0)
     versions = dst._version, src._version
 
-    ebb.share_storage(dst, src)
+    _C.share_storage(dst, src)
 
     assert (dst._version, src._version) == versions
     assert dst.data_ptr() == src.data_ptr()
@@ -40,7 +40,7 @@ def test_autograd_takes_it_for_what_it_saved():
     y = h.sin()
     kept = h.detach().clone()
     h.untyped_storage().resize_(0)
-    ebb.share_storage(h, kept)
+    _C.share_storage(h, kept)
     y.sum().backward()
 
     assert torch.equal(x.grad, 2 * (x * 2).cos())
@@ -49,7 +49,7 @@ def test_autograd_takes_it_for_what_it_saved():
 def test_the_memory_lives_as_long_as_either():
     dst, src = emptied(5), torch.ones(5)
     memory = StorageWeakRef(src.untyped_storage())
-    ebb.share_storage(dst, src)
+    _C.share_storage(dst, src)
     del src
     gc.collect()
     assert not memory.expired()
@@ -63,18 +63,18 @@ def test_the_old_memory_is_freed_and_none_is_allocated():
 
     def share():
         tensors.extend((torch.zeros(1000), torch.ones(1000)))
-        ebb.share_storage(*tensors)
+        _C.share_storage(*tensors)
 
     assert allocations(share) == [4000, 4000, -4000]
 
 
 def test_sharing_again_and_in_a_circle():
     a, b, c = emptied(5), torch.ones(5), torch.full((5,), 2.0)
-    ebb.share_storage(a, b)
-    ebb.share_storage(a, b)
-    ebb.share_storage(b, a)  # they share it already
+    _C.share_storage(a, b)
+    _C.share_storage(a, b)
+    _C.share_storage(b, a)  # they share it already
     assert a.data_ptr() == b.data_ptr()
-    ebb.share_storage(a, c)
+    _C.share_storage(a, c)
     assert (a == 2).all()
     assert (b == 1).all()
     watch = [StorageWeakRef(t.untyped_storage()) for t in (a, b, c)]
@@ -85,13 +85,13 @@ def test_sharing_again_and_in_a_circle():
 
 def test_memory_that_another_tensor_shows_cannot_be_taken_away():
     dst, src = emptied(5), torch.ones(5)
-    ebb.share_storage(dst, src)
+    _C.share_storage(dst, src)
     with pytest.raises(RuntimeError, match="not resizable"):
         src.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="an earlier share_storage used it as src"):
-        ebb.share_storage(src, torch.zeros(5))
+        _C.share_storage(src, torch.zeros(5))
     with pytest.raises(ValueError, match="belongs to other code"):
-        ebb.share_storage(torch.from_numpy(torch.zeros(5).numpy()), torch.zeros(5))
+        _C.share_storage(torch.from_numpy(torch.zeros(5).numpy()), torch.zeros(5))
 
     assert (dst == 1).all()
     dst.untyped_storage().resize_(0)  # its own view of it can go
@@ -103,7 +103,7 @@ def test_a_chain_of_a_thousand_dies():
     tensors = []
     for _ in range(1000):
         tensors.append(emptied(5))
-        ebb.share_storage(tensors[-1], last)
+        _C.share_storage(tensors[-1], last)
         last = tensors[-1]
     del tensors, first
     assert last.sum() == 5
@@ -123,18 +123,18 @@ def test_tensors_that_differ(what):
     dst, src = DIFFERENT[what]
     pointer = dst.data_ptr()
     with pytest.raises(ValueError, match="same " + what if what != "device" else "plain strided"):
-        ebb.share_storage(dst, src)
+        _C.share_storage(dst, src)
     assert dst.data_ptr() == pointer
 
 
 def test_a_storage_that_is_too_small():
     whole = torch.zeros(10)
     with pytest.raises(ValueError, match="at least 40 bytes; its storage has 16"):
-        ebb.share_storage(whole[:4], torch.zeros(4))
+        _C.share_storage(whole[:4], torch.zeros(4))
     short = torch.zeros(4)
     short.untyped_storage().resize_(4)
     with pytest.raises(ValueError, match="at least 16 bytes; its storage has 4"):
-        ebb.share_storage(emptied(4), short)
+        _C.share_storage(emptied(4), short)
 
 
 class Wrapper(torch.Tensor):
@@ -163,4 +163,4 @@ OTHER_KINDS = {
 def test_tensors_of_other_kinds(other):
     for dst, src in ((torch.zeros(3), other), (other, torch.zeros(3))):
         with pytest.raises(ValueError, match="plain strided tensors"):
-            ebb.share_storage(dst, src)
+            _C.share_storage(dst, src)

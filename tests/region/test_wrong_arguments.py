@@ -54,7 +54,6 @@ CALLS = [
     (lambda: ebb.discardable(ONES), ValueError, "only inside the region"),
     (lambda: ebb.discardable(3), TypeError, "discardable needs a tensor; got int"),
     (lambda: ebb.opaque([ONES]), TypeError, "opaque takes tensors; got list"),
-    (lambda: ebb.share_storage(ONES, [1, 2, 3]), TypeError, "src must be a tensor; got list"),
     (lambda: ebb.verify("loud"), ValueError, "mode must be 'raise', 'demote' or 'off'; got 'loud'"),
     (lambda: ebb.record_reports(-1), ValueError, "steps"),
     (lambda: ebb.record_reports("1"), TypeError, "steps"),

@@ -17,7 +17,7 @@ NAMES = {
         "BudgetError ModulePolicies OFFLOAD PAGE PageOverflowError PlaceholderError Plan Policy "
         "Profile RECOMPUTE RECOMPUTE_EACH_TIME ReplayMismatch Report Rule SAVE ahead apply "
         "discard discardable mark_rows offload opaque paging plan policies profile record_reports "
-        "region report reset_stats share_storage stats verify"
+        "region report reset_stats stats verify"
     ),
     "ebb.ahead": "configure",
     "ebb.offload": "configure",

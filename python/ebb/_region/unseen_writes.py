@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 
 from ebb import _C
 from ebb._region.opaque import opaque
-from ebb._region.share_storage import watch_uses
 
 # Collectives write to their first argument, whatever its name. Arguments that are read are named
 # input_*.
@@ -146,7 +145,8 @@ def are_watched() -> bool:
 
 @functools.cache
 def _watch_once() -> None:
-    watch_uses()
+    # A tensor's record_stream reaches the owner of memory that two storages share.
+    _C.watch(torch._C.TensorBase.record_stream, _C.Watch.USES)
     for name in ("apply_", "map_", "map2_"):
         _C.watch(getattr(torch._C.TensorBase, name), _C.Watch.WRITES)
     if torch.distributed.is_available():

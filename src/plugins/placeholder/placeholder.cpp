@@ -32,8 +32,8 @@ void Placeholder::discard(const at::Tensor& tensor) {
   c10::Storage storage = tensor.storage();
   TORCH_CHECK_VALUE(
       storage.resizable(), "ebb: ", saved_->origin(),
-      " cannot be discarded: its memory belongs to other code (numpy, from_blob) or is shared by "
-      "ebb.share_storage. Mark a clone instead.");
+      " cannot be discarded: its memory belongs to other code (numpy, from_blob) or to several "
+      "storages. Mark a clone instead.");
   emptyStorage(
       storage,
       c10::str(
