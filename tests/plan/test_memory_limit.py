@@ -99,7 +99,7 @@ def test_what_is_free_is_the_least_of_what_limits_leave():
     assert found.stdout.split() == ["True", "True"]
 
 
-@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
     """Of whatever kind; and it is not asked before it is used."""
     asked = []
@@ -114,8 +114,6 @@ def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
     monkeypatch.setattr(torch.accelerator, "get_memory_info", memory)
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda _: 2**20)
     monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda _: 2**19)
-    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: memory()[0] + 2**20)
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 2**19)
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     monkeypatch.setattr(devices, "allowed_of", lambda _: 2**40)
 

@@ -19,7 +19,7 @@ def in_use() -> torch.device | None:
     if device is None:
         return None
     module = torch.get_device_module(device)
-    has_begun = getattr(module, "is_initialized", module.is_available)  # MPS has only the latter
+    has_begun = getattr(module, "is_initialized", module.is_available)  # some have only the latter
     return device if has_begun() else None
 
 
@@ -53,8 +53,6 @@ def allocated() -> int:
     device = in_use()
     if device is None:
         return 0
-    if device.type == "mps":
-        return torch.mps.current_allocated_memory()
     try:
         return int(torch.accelerator.memory_allocated())
     except (RuntimeError, NotImplementedError):
@@ -78,7 +76,7 @@ def why_uncounted() -> str:
     """Why no budget is possible on the accelerator in use: its allocator counts no bytes. Empty if
     the allocator counts them, or if no accelerator is in use."""
     device = in_use()
-    if device is None or device.type == "mps":
+    if device is None:
         return ""
     try:
         if torch.accelerator.memory_stats():
@@ -103,9 +101,6 @@ def memory_of(device: torch.device) -> tuple[int, int] | None:
     allocate in addition to its tensors; None for the CPU or if unknown. Initialises the device."""
     if device.type == "cpu":
         return None
-    if device.type == "mps":
-        available = torch.mps.recommended_max_memory()
-        return available, available - torch.mps.driver_allocated_memory()
     try:
         free, _ = torch.accelerator.get_memory_info(device)
         available = free + torch.accelerator.memory_reserved(device)
