@@ -18,8 +18,6 @@ from own_checkpointing import (
     train,
 )
 
-from ebb._launch.frameworks import takeover as frameworks
-
 NAME = "transformer_engine.pytorch.distributed"
 
 
@@ -42,16 +40,14 @@ def test_its_checkpoint_is_left_alone(distributed, reentrant, capfd):
     capfd.readouterr()
     with taken_over(finds_blocks=True):
         found = train(stack(call))
-        frameworks.tell_of_others()
 
     assert same(found, expected)
     assert found.held <= own.held + 2**10
     # Without use_reentrant, blocks are regions in forward, and its hooks get no tensor.
     assert found.entered == (0 if reentrant else 4)
-    *said, last = said_by_ebb(capfd)
+    said = said_by_ebb(capfd)
     line = "modules are no regions inside _CheckpointFunction" if reentrant else "4 modules are reg"
     assert any(text.startswith(f"ebb: {line}") for text in said), said
-    assert last.startswith("ebb: transformer_engine's checkpoint ran")
 
 
 def test_its_offloading(capfd):

@@ -22,7 +22,7 @@ import ebb
 from ebb._launch import takeover
 from ebb._launch.frameworks import takeover as frameworks
 from ebb._launch.frameworks.after_import import AfterImport
-from ebb._launch.frameworks.takeover import FRAMEWORKS, OTHERS
+from ebb._launch.frameworks.takeover import FRAMEWORKS
 
 MEGATRON = "megatron.core.tensor_parallel.random"
 SOURCE = """
@@ -81,7 +81,7 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-TOPS = {framework.module.split(".")[0] for framework in FRAMEWORKS} | {"transformer_engine"}
+TOPS = {framework.module.split(".")[0] for framework in FRAMEWORKS}
 
 
 def install():
@@ -237,21 +237,6 @@ def test_the_warm_up_of_a_graph_is_left_to_megatron(package):
     assert (count, random.RAN) == (0, ["without output", "discard"])
 
 
-def test_calls_of_others_are_counted(package, capfd):
-    package(
-        "transformer_engine.pytorch.distributed", "def checkpoint(f, *args): return f(*args)", "y"
-    )
-    install()
-    distributed = importlib.import_module("transformer_engine.pytorch.distributed")
-    for _ in range(3):
-        distributed.checkpoint(block, torch.ones(2))
-
-    frameworks.tell_of_others()
-
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("ebb: transformer_engine's checkpoint ran 3 times by itself")
-
-
 def test_a_module_that_fails_to_import_raises_its_own_error(package):
     package(MEGATRON, "raise RuntimeError('no GPU')")
     install()
@@ -381,8 +366,8 @@ def test_import_hooks_of_other_kinds_work(monkeypatch, loader, package):
 
 
 def test_a_job_without_frameworks_hardly_pays(monkeypatch):
-    for module in (*(framework.module for framework in FRAMEWORKS), *(row[0] for row in OTHERS)):
-        monkeypatch.delitem(sys.modules, module, raising=False)  # other tests import them
+    for framework in FRAMEWORKS:
+        monkeypatch.delitem(sys.modules, framework.module, raising=False)  # other tests import them
     seconds = []
     for _ in range(20):
         with ExitStack() as undo:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from ebb._launch.checkpoint_calls import copy_of, exchange
 from ebb._launch.frameworks import calls
 from ebb._launch.frameworks.after_import import AfterImport, Then
 from ebb._launch.variables import warn_setting_ignored
-from ebb._support.job import print_first
 
 
 @dataclass(frozen=True)
@@ -65,29 +62,15 @@ FRAMEWORKS = (
     ),
 )
 
-# Functions that recompute by themselves and that ebb leaves alone: the module, the function, and
-# the name for messages.
-OTHERS = (
-    ("transformer_engine.pytorch.distributed", "checkpoint", "transformer_engine's checkpoint"),
-)
-
-
-_counts: Counter[str] = Counter()  # calls of the functions of OTHERS
-
 
 def take_over(undo: ExitStack) -> None:
     """Make the checkpoint calls of frameworks regions until `undo` is closed."""
     wanted: dict[str, Then] = {
         framework.module: functools.partial(_take, framework, undo) for framework in FRAMEWORKS
     }
-    for module, function, name in OTHERS:
-        wanted[module] = functools.partial(_count, function, name, undo)
     finder = AfterImport(wanted)
     finder.install()
     undo.callback(finder.remove)
-    atexit.register(tell_of_others)
-    undo.callback(atexit.unregister, tell_of_others)
-    undo.callback(_counts.clear)
 
 
 def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
@@ -149,27 +132,3 @@ def _leave(framework: Framework, version: str, why: str) -> None:
         f"{why}. Name its blocks instead, such as EBB_MODULES='*.layers.*', and turn "
         f"{framework.name}'s own recomputation off",
     )
-
-
-def _count(name: str, shown: str, undo: ExitStack, module: ModuleType) -> None:
-    """Count the calls of a function that ebb leaves alone, for the line at exit."""
-    function = getattr(module, name, None)
-    if function is None:
-        return  # another version
-
-    @functools.wraps(function)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        _counts[shown] += 1
-        return function(*args, **kwargs)
-
-    setattr(module, name, counted)
-    undo.callback(setattr, module, name, function)
-
-
-def tell_of_others() -> None:
-    """At exit: name the functions that recomputed by themselves."""
-    for name, count in _counts.items():
-        print_first(
-            f"ebb: {name} ran {count} times by itself: ebb does not take over its calls. Turn it "
-            "off, and name its modules to make them regions, such as EBB_MODULES='*.layers.*'"
-        )
