@@ -34,7 +34,7 @@ TELLS_OF_CAPTURES = hasattr(torch.Stream, "is_capturing")  # torch 2.12 and late
 def _library() -> Path:
     """The compiled library; ten to sixty seconds the first time."""
     made_of = [Path(__file__), HERE / "late.cpp", *sorted(HERE.glob("*.h"))]
-    made_of += sorted((ROOT / "src" / "paging" / "pool").glob("*.h"))
+    made_of += sorted((ROOT / "src" / "plugins" / "paging" / "pool").glob("*.h"))
     key = hashlib.sha256(b"".join(file.read_bytes() for file in made_of)).hexdigest()[:12]
     library = BUILD / f"late-{torch.__version__}-{key}.so"
     if not library.exists():
