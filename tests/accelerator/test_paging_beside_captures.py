@@ -65,6 +65,22 @@ def test_a_recorded_step_that_is_over_when_a_capture_has_begun(device):
     assert ebb.paging.step_ok()
 
 
+def test_what_another_stream_brought_back_is_asked_for_again_in_a_capture(device):
+    """The first time, the step could not end. All streams were waited for before the capture."""
+    step, stream = Step(device), torch.Stream(device=device)
+    accelerator.synchronize()
+    with stream:
+        ctx = paged(step.x, step.n)[0][0]
+        torch.ops.late.fail_page_kernel(0)
+        with pytest.raises(RuntimeError, match="page kernel: too large"):
+            ctx.saved_tensors  # noqa: B018
+        torch.ops.late.fail_page_kernel(-1)
+    with step.capturing() as graph:
+        found = ctx.saved_tensors[0] * 1
+    graph.replay_and_wait()
+    assert is_right(found, step.x, 1)
+
+
 def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
     """It says so before anything of it has happened."""
     step = trained(device, live=10)

@@ -25,8 +25,7 @@ at::Tensor rowsIn(const c10::Storage& storage, PageRows rows) {
 }
 
 PageStash::PageStash(const PageSource& source, PageGroupPtr of, uint64_t number)
-    : nbytes(source.storage.nbytes()),
-      whole{source.rows.total, static_cast<int64_t>(source.storage.nbytes()) / source.rows.total},
+    : whole{source.rows.total, static_cast<int64_t>(source.storage.nbytes()) / source.rows.total},
       kind{source.storage.device(), source.rows.dtype, whole.bytes},
       fill(fillFor(source.rows)),
       group(std::move(of)),
@@ -81,7 +80,7 @@ void PageStash::checkNotCondemned() const {
 
 c10::Storage PageStash::copyBack() const {
   const int64_t live = copied->rows;
-  c10::Storage all = allocate(nbytes, kind.device);
+  c10::Storage all = allocate(nbytes(), kind.device);
   const at::Tensor to = rowsIn(all, whole);
   to.narrow(0, 0, live).copy_(rowsIn(bytes, {live, whole.bytes}), true);
   const at::Tensor dead = to.narrow(0, live, whole.count - live);

@@ -77,6 +77,8 @@ struct PageStash final : Stash, InArena {
   // True if a replay ahead may fetch the stash: see Note [Pages that come back ahead].
   bool mayComeAhead() const;
 
+  size_t nbytes() const { return whole.count * whole.bytes; }
+
   // "the output of .. in region ..", for messages.
   std::string describe() const;
 
@@ -96,7 +98,6 @@ struct PageStash final : Stash, InArena {
   // If Copied: a storage with the valid rows, and padding rows as in `fill`.
   c10::Storage copyBack() const;
 
-  const size_t nbytes;
   const PageRows whole;
   const PoolKey kind;
   const PageFill fill;

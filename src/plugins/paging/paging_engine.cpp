@@ -291,7 +291,7 @@ void Paging::backwardBegins(PageGroup& group) {
 void Paging::startRestoring(PageStash& stash) {
   if (stash.state == State::Paged && stash.isHere()) {
     RECORD_USER_SCOPE("ebb::restore");
-    stash.bytes = allocate(stash.nbytes, stash.kind.device);
+    stash.bytes = allocate(stash.nbytes(), stash.kind.device);
     noteMade(stash);
     stash.pool->restore(stash.slot, stash.bytes, stash.fill);
     stash.state = State::Returning;
@@ -303,7 +303,7 @@ void Paging::startRestoring(PageStash& stash) {
 void Paging::beforeWrite(PageStash& stash) {
   const Lock lock(mutex_);
   if (stash.state == State::Resident) {
-    stash.bytes = copyOf(stash.bytes, stash.nbytes);
+    stash.bytes = copyOf(stash.bytes, stash.nbytes());
     noteMade(stash);
   } else if (stash.pool) {
     stash.pool->lane().wait(stash.slot->stashed);  // the rows have left the storage
