@@ -21,7 +21,7 @@ MOST_MEMBERS = 12
 # comment above each class says why the class is large.
 LARGE = {
     "Copies": (32, 7),
-    "Paging": (33, 9),
+    "Paging": (37, 9),
 }
 # The same for classes of python/ebb: methods, and attributes that the class assigns to `self`.
 LARGE_IN_PYTHON = {
