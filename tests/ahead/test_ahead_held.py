@@ -5,6 +5,8 @@ value run its recipe first."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -37,14 +39,38 @@ def write(tensor):
     tensor.add_(1)
 
 
-def program(x, entered, inside=None, after=None, late=None):
+@torch.no_grad()
+def write_and_preserve_the_version(tensor):
+    with torch.autograd._unsafe_preserve_version_counter(tensor):
+        tensor.add_(1)
+
+
+def write_through_a_pointer(tensor):
+    ctypes.memset(tensor.data_ptr(), 1, tensor.nbytes)
+    torch.autograd.graph.increment_version(tensor)
+
+
+def elsewhere(act):
+    """`act` on a thread that is in no region, so ebb does not see its operators."""
+
+    def run(tensor):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(act, tensor).result()
+
+    return run
+
+
+def program(x, entered, inside=None, after=None, late=None, dropped=None):
     """`held` is saved for `side`, whose backward never runs, and `wide`, which is not held, is made
-    of it again."""
+    of it again. With `dropped`, nothing needs `side` any more when that writes to `held`."""
     with entered():
         held = x * 1.5
         side = held.sin()
         wide = torch.cat([held] * COPIES)
         total = wide.sin().sum()
+        if dropped is not None:
+            del side
+            dropped(held)
         first = (x * 3).sin().sum()  # where backward arrives
         if inside is not None:
             inside(held)
@@ -56,7 +82,7 @@ def program(x, entered, inside=None, after=None, late=None):
         total.register_hook(lambda gradient, held=held: late(held))
     held = wide = None
     (gradient,) = torch.autograd.grad(total + first, x)
-    del side
+    side = None
     return gradient
 
 
@@ -86,7 +112,9 @@ def write_one_element_unseen(held):
     [
         ("after", len),  # the program has it, and does nothing
         *(("after", act) for act in (write, write_unseen, write_one_element_unseen)),
-        ("inside", write),
+        *(("inside", act) for act in (write, write_through_a_pointer, empty, give_other_contents)),
+        *(("inside", elsewhere(act)) for act in (empty, give_other_contents, give_other_memory)),
+        *(("dropped", act) for act in (write, write_and_preserve_the_version)),
         ("late", write),  # when backward has arrived
         ("after", empty),
         ("after", give_other_contents),
