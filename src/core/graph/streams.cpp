@@ -1,10 +1,12 @@
 #include "graph/streams.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 
 #include "graph/value.h"
+#include "stream/capture.h"
 #include "stream/stream.h"
 
 namespace ebb {
@@ -17,6 +19,9 @@ constexpr size_t kBits = 8;
 // All streams with this or a higher number share one value of StreamsOfBytes::madeOn: this number.
 // A reader of bytes made on such a stream waits for all of these streams.
 constexpr size_t kLastMaker = 32;
+
+// Bytes of places with this number, which stands for all later ones too, may not be used again.
+constexpr uint8_t kLastPlace = UINT8_MAX;
 
 uint8_t bitOf(size_t place) { return place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0; }
 
@@ -40,6 +45,9 @@ size_t GraphStreams::currentOf(c10::Device device) {
     several_ |= std::any_of(all_.begin(), all_.end(), [&](c10::Stream other) {
       return other.device() == stream.device();
     });
+    if (all_.empty()) {
+      recordedIn_ = captureOf(stream.device());
+    }
     all_.push_back(stream);
     return all_.size() - 1;
   }
@@ -51,6 +59,7 @@ void GraphStreams::madeOffCpu(Value& value, c10::Device device) {
   value.streams_.madeOn = static_cast<uint8_t>(std::min(current + 1, kLastMaker));
   // no stream is ordered after the new bytes yet
   value.streams_.orderedOn = 0;
+  value.streams_.place = here_;
 }
 
 void GraphStreams::useOffCpu(Value& value, const c10::Storage& storage) {
@@ -88,6 +97,33 @@ void GraphStreams::shareOffCpu(const c10::Storage& storage) {
       noteUse(storage, other);
     }
   }
+}
+
+void GraphStreams::findPlaceOffCpu() {
+  uint64_t capture = 0;
+  for (const c10::Stream& stream : all_) {
+    capture = capture != 0 ? capture : captureOf(stream.device());
+  }
+  if (capture == recordedIn_) {
+    here_ = 0;
+    return;
+  }
+  const int backward = capture != 0 ? 0 : torch::autograd::get_current_graph_task_id();
+  const Place now{capture, backward};
+  if (others_ == 0 || now != other_ || backward == -1) {
+    other_ = now;
+    others_ = std::min<uint8_t>(others_, kLastPlace - 1) + 1;
+  }
+  here_ = others_;
+}
+
+bool GraphStreams::mayUseOffCpu(const Value& value) {
+  const uint8_t place = value.streams_.place;
+  if (place == 0) {
+    return true;
+  }
+  findPlaceOffCpu();
+  return place == here_ && place != kLastPlace;
 }
 
 }  // namespace ebb

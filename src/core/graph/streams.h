@@ -26,9 +26,23 @@ struct Value;
 // A graph nearly always has one stream per device. Then the cost is one comparison: ebb stores a
 // stream's number with the bytes, and records an event only when another stream needs the bytes.
 //
+// Note [Bytes of a capture]
+// The kernels of a CUDA graph capture run when the graph is launched. So bytes that a capture
+// recomputes for a region outside of it are not there before, and bytes that are recomputed outside
+// for a region inside are those of one launch. ebb does not see launches. Such bytes may be used
+// only in the place where they were made: in that capture, or in that backward. GraphStreams
+// numbers the places. Number 0 is where the region ran, and its bytes may be used everywhere, as
+// eager's saved tensors.
+//
 // The graph's lock guards GraphStreams.
 class GraphStreams {
  public:
+  // The end of a message about bytes for which mayUse() is false.
+  static constexpr const char* kElsewhere =
+      "inside a CUDA graph capture and is needed outside of it, or by an earlier backward of a "
+      "region that was captured, and ebb does not know which launch of the graph its bytes are of. "
+      "Capture forward and backward together, or run one backward for each forward";
+
   // Notes that ops run on the current stream of `device`.
   void note(c10::Device device) {
     if (!device.is_cpu()) {
@@ -58,6 +72,19 @@ class GraphStreams {
     }
   }
 
+  // Called before ebb makes bytes after the region. See Note [Bytes of a capture].
+  void findPlace() {
+    if (!all_.empty()) {
+      findPlaceOffCpu();
+    }
+  }
+
+  // False if the bytes of `value` may not be used here: see Note [Bytes of a capture].
+  bool mayUse(const Value& value) { return all_.empty() || mayUseOffCpu(value); }
+
+  // True if the region ran in a capture.
+  bool areOfCapture() const { return recordedIn_ != 0; }
+
   // Number of streams on which the graph's ops have run, on all devices.
   size_t count() const { return all_.size(); }
   c10::Stream first() const { return all_.front(); }
@@ -72,9 +99,22 @@ class GraphStreams {
   void useOffCpu(Value& value, const c10::Storage& storage);
   void waitForMaker(const Value& value, size_t asker);
   void shareOffCpu(const c10::Storage& storage);
+  void findPlaceOffCpu();
+  bool mayUseOffCpu(const Value& value);
+
+  // See Note [Bytes of a capture]
+  struct Place {
+    uint64_t capture = 0;
+    int backward = 0;  // the number of autograd's graph task; 0 in a capture
+    bool operator==(const Place&) const = default;
+  };
 
   c10::SmallVector<c10::Stream, 2> all_;
-  size_t last_ = 0;  // index of the stream that was current last
+  uint64_t recordedIn_ = 0;  // the region's capture; 0: none
+  Place other_;              // the last place other than the region's
+  uint8_t others_ = 0;       // number of other_
+  uint8_t here_ = 0;         // number of the place where bytes are made now
+  size_t last_ = 0;          // index of the stream that was current last
   bool several_ = false;
 };
 

@@ -164,6 +164,7 @@ struct StateFacts {
 struct StreamsOfBytes {
   uint8_t madeOn = 0;     // number of the stream on which ebb made the bytes; 0: none
   uint8_t orderedOn = 0;  // bits of the streams that have waited for `madeOn`
+  uint8_t place = 0;      // see Note [Bytes of a capture]
 };
 
 // Note [Transitions of a value]

@@ -33,6 +33,7 @@ c10::Storage fetchStash(Graph& graph, Value& value, ReplayWatch* watch = nullptr
   }
   value.restore(std::move(bytes), !living);
   if (!living) {
+    graph.streams.findPlace();
     graph.streams.made(value, value.home().bytes());
   }
   graph.observers.tell(&BackwardEvents::fetched, value);
@@ -69,6 +70,7 @@ class Slice {
 
   // Runs the recipes. Returns false if the watch stopped the replay.
   bool run() {
+    graph_.streams.findPlace();
     RegionCounters counters;
     bool goesOn = true;
     uint16_t region = recipes_.front()->region;
@@ -128,6 +130,7 @@ class Slice {
       if (watch_ && !watch_->mayRead(value, storage, consumer)) {
         return false;
       }
+      checkPlace(value, consumer);
       // A replay ahead makes this check after the kernel.
       const bool changed = !watch_ && hasChanged(value, storage);
       if (changed && value.recipe()) {
@@ -172,6 +175,14 @@ class Slice {
         ", but one of its inputs has changed since the forward. Likely causes: a write through "
         ".data, a fused optimizer step, batch norm statistics, or numpy, before backward. Move the "
         "write after backward, or give ",
+        consumer.op.name, " the decision SAVE.");
+  }
+
+  // See Note [Bytes of a capture]
+  void checkPlace(const Value& value, const Recipe& consumer) const {
+    TORCH_CHECK(
+        graph_.streams.mayUse(value), "ebb: cannot recompute ", where(graph_, consumer),
+        ": one of its inputs was recomputed ", GraphStreams::kElsewhere, ", or give ",
         consumer.op.name, " the decision SAVE.");
   }
 
@@ -262,7 +273,7 @@ bool materialiseWatched(const ReplayLock& locked, Value& value, ReplayWatch& wat
   if (!value.recipe() || value.available()) {
     return true;
   }
-  if (graph.rules.onlyInBackward) {
+  if (graph.rules.onlyInBackward || graph.streams.areOfCapture()) {
     return false;
   }
   Slice slice(graph, value, &watch);

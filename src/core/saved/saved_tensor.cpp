@@ -252,6 +252,9 @@ c10::Storage SavedTensor::bytesForBackward(const ReplayLock& locked) const {
         howToSave(packed_.producer));
   }
   if (packed_.recompute) {
+    TORCH_CHECK(
+        graph_->streams.mayUse(*packed_.value), "ebb: ", origin(), " was recomputed ",
+        GraphStreams::kElsewhere, ", or ", howToSave(packed_.producer));
     graph_->streams.use(*packed_.value, storage);
   }
   if (isReadByRecipes(packed_.value.pointer(), storage)) {
@@ -265,6 +268,7 @@ void SavedTensor::giveRecipesTheirOwn(const ReplayLock& locked, const c10::Stora
   if (!isReadByRecipes(packed_.value.pointer(), storage)) {
     return;
   }
+  graph_->streams.findPlace();
   packed_.value->restore(copyOf(storage), true);
   // The copy runs after the work that made `storage`.
   graph_->streams.made(*packed_.value, packed_.value->home().bytes());

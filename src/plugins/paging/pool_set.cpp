@@ -29,11 +29,12 @@ void shareLimit(PagePoolOptions& options, double wantedOfAll, size_t most) {
   }
 }
 
-void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size_t most) {
+// Called after shareLimit(). A tensor is wholly in one tier: see Note [Page pools].
+void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size_t limitBytes) {
   const int64_t largest = at::ceil_div(largestRows, options.pageRows);
   TORCH_CHECK_VALUE(
       std::max(options.devicePages, options.hostPages) >= largest,
-      "ebb: device_limit of ebb.paging.configure, ", most,
+      "ebb: device_limit of ebb.paging.configure, ", limitBytes,
       " bytes, is too small: a tensor with rows of ", options.rowBytes, " bytes needs ", largest,
       " pages of ", options.pageRows, " rows, and its page pool gets ", options.devicePages,
       ". Raise the limit, or give the pool a second tier in pinned memory "
@@ -64,13 +65,12 @@ void tryOut(c10::Device device) {
       "PAGE.");
 }
 
-TrackedPoolPtr noPool(const c10::Error& error) {
+void warnOfNoPool(const c10::Error& error) {
   TORCH_WARN(
       "ebb: could not allocate the page pools, so steps run without them and the host waits for "
       "each tensor. Lower device_limit of ebb.paging.configure, or give fewer operators the "
       "decision PAGE. (",
       error.what_without_backtrace(), ")");
-  return nullptr;
 }
 
 // Makes a pool. Without enough pinned memory the pool gets no second tier. Returns null if there is
@@ -80,7 +80,8 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
     return std::make_shared<TrackedPool>(options, lane);
   } catch (const NoPinnedMemory& error) {
     if (options.hostPages == 0) {
-      return noPool(error);
+      warnOfNoPool(error);
+      return nullptr;
     }
     TORCH_WARN(
         "ebb: could not allocate ", options.hostPages * options.pageRows * options.rowBytes,
@@ -88,7 +89,8 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
         "tier. Lower host_headroom of ebb.paging.configure. (",
         error.what_without_backtrace(), ")");
   } catch (const c10::OutOfMemoryError& error) {
-    return noPool(error);
+    warnOfNoPool(error);
+    return nullptr;
   }
   options.hostPages = 0;
   return makePool(options, lane);
