@@ -195,7 +195,7 @@ def test_what_has_no_nan_raises_where_it_is_asked_for(asks):
         return outcome, ebb.paging.step_ok()
 
     found, did = same_with_and_without(program)
-    assert ("cannot restore" in found[0][0]) == asks
+    assert ("cannot be restored" in found[0][0]) == asks
     assert found[0][1] is False
     assert did["failures"] == 0
     assert did["regions_stopped"] > 0
