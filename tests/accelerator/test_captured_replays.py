@@ -110,7 +110,9 @@ def test_backwards_of_two_launches_of_a_captured_forward(x, stream, ahead):
     assert torch.equal(found(launch_and_backward()), expected(x))
     x.data.copy_(x.detach().cpu() * 0.5)  # eager raises if the version moves
     if ahead == 0:
-        with pytest.raises(RuntimeError, match="by an earlier backward of a region that was captured"):
+        with pytest.raises(
+            RuntimeError, match="by an earlier backward of a region that was captured"
+        ):
             launch_and_backward()
     else:  # what was held for backward is the graph's own memory
         assert torch.equal(found(launch_and_backward()), expected(x))

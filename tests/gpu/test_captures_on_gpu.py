@@ -283,3 +283,52 @@ for _ in range(3):
 @REPLAYS_GRAPHS
 def test_eager_steps_are_right_after_a_capture_that_failed():
     assert_ended_well(run_in_a_process(AFTER_A_FAILURE))
+
+
+class Recomputed(torch.nn.Module):
+    """Two layers in a region that recomputes everything."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64), torch.nn.GELU()
+        )
+
+    def forward(self, x):
+        with ebb.region(ebb.policies.recompute_all):
+            return self.layers(x)
+
+
+@REPLAYS_GRAPHS
+def test_forward_and_backward_in_captures_of_their_own():
+    """The backward's capture recomputes for the forward's."""
+    torch.manual_seed(0)
+    model = Recomputed().cuda()
+    x = torch.randn(8, 64, device="cuda", requires_grad=True)
+    graphed = torch.cuda.make_graphed_callables(model, (x,), allow_unused_input=True)
+    for _ in range(3):
+        fresh = torch.randn(8, 64, device="cuda", requires_grad=True)
+        found = torch.autograd.grad(graphed(fresh).square().sum(), [fresh, *model.parameters()])
+        expected = torch.autograd.grad(
+            model.layers(fresh).square().sum(), [fresh, *model.parameters()]
+        )
+        assert same(found, expected)
+
+
+def test_what_only_a_capture_has_recomputed_is_an_error_outside():
+    x = leaf()
+
+    def loss():
+        with ebb.region(ebb.policies.recompute_all):
+            return chain(x).sum()
+
+    stream = warmed_up_stream(lambda: torch.autograd.grad(loss(), x))
+    with torch.cuda.stream(stream):
+        kept = loss()
+    torch.cuda.synchronize()
+    capture(stream, lambda: torch.autograd.grad(kept, x, retain_graph=True))
+    with (
+        torch.cuda.stream(stream),
+        pytest.raises(RuntimeError, match="recomputed inside a CUDA graph capture"),
+    ):
+        torch.autograd.grad(kept, x)
