@@ -1,4 +1,4 @@
-"""Values that a captured graph recomputes: their bytes are there when the graph has been launched."""
+"""Values that a captured graph recomputes: their bytes are there once the graph is launched."""
 
 from __future__ import annotations
 
