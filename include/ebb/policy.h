@@ -87,11 +87,9 @@ EBB_API PolicyPtr offloadInputs();
 // All ranks must run the same regions.
 EBB_API PolicyPtr recomputeCollectives();
 
-// Policies under JAX's names. dotsSaveable() saves all matrix products; the others save or offload
-// only products without batch dimensions. All else is recomputed. Source: https://docs.jax.dev,
-// jax.checkpoint_policies
+// Policies under JAX's names: save all matrix products, or only those without batch dimensions. All
+// else is recomputed. Source: https://docs.jax.dev, jax.checkpoint_policies
 EBB_API PolicyPtr dotsSaveable();
 EBB_API PolicyPtr dotsWithNoBatchDimsSaveable();
-EBB_API PolicyPtr offloadDotWithNoBatchDims();
 
 }  // namespace ebb

@@ -98,7 +98,6 @@ void bindPolicy(py::module_& module) {
   preset("torchtitan", &torchtitan);
   preset("dots_saveable", &dotsSaveable);
   preset("dots_with_no_batch_dims_saveable", &dotsWithNoBatchDimsSaveable);
-  preset("offload_dot_with_no_batch_dims", &offloadDotWithNoBatchDims);
   preset("offload_inputs", &offloadInputs);
   preset("recompute_collectives", &recomputeCollectives);
 }

@@ -55,14 +55,14 @@ constexpr const char* kSavedByTorchtitan[] = {
     "aten::max.default",
 };
 
-// Appends rules for the operators among `patterns` that this build of torch has.
-void appendKnown(std::vector<Rule>& rules, Patterns patterns, Decision decision) {
+// Appends rules that save the results of the operators among `patterns` that torch has.
+void appendSaved(std::vector<Rule>& rules, Patterns patterns) {
   const auto names = c10::Dispatcher::singleton().getAllOpNames();
   for (const char* pattern : patterns) {
     const bool known = std::ranges::any_of(
         names, [&](const auto& name) { return operatorMatches(pattern, qualifiedName(name)); });
     if (known) {
-      rules.push_back({pattern, decision});
+      rules.push_back({pattern, Decision::Save});
     }
   }
 }
@@ -74,11 +74,11 @@ PolicyPtr makePreset(std::vector<Rule> rules) {
   return makePolicy(std::move(rules));
 }
 
-// A policy with this decision for the operators of all lists; the others are recomputed.
-PolicyPtr policyFor(Decision decision, std::initializer_list<Patterns> all) {
+// Saves the results of the operators of all lists; the others are recomputed.
+PolicyPtr policyThatSaves(std::initializer_list<Patterns> all) {
   std::vector<Rule> rules;
   for (const Patterns patterns : all) {
-    appendKnown(rules, patterns, decision);
+    appendSaved(rules, patterns);
   }
   return makePreset(std::move(rules));
 }
@@ -90,14 +90,12 @@ PolicyPtr recomputeAll() { return makePolicy({}); }
 PolicyPtr saveAll() { return makePolicy({}, Decision::Save); }
 
 PolicyPtr saveMatmuls() {
-  return policyFor(Decision::Save, {kProducts, kBatchedProducts, kConvolutionsAndAttention});
+  return policyThatSaves({kProducts, kBatchedProducts, kConvolutionsAndAttention});
 }
 
-PolicyPtr dotsSaveable() { return policyFor(Decision::Save, {kProducts, kBatchedProducts}); }
+PolicyPtr dotsSaveable() { return policyThatSaves({kProducts, kBatchedProducts}); }
 
-PolicyPtr dotsWithNoBatchDimsSaveable() { return policyFor(Decision::Save, {kProducts}); }
-
-PolicyPtr offloadDotWithNoBatchDims() { return policyFor(Decision::Offload, {kProducts}); }
+PolicyPtr dotsWithNoBatchDimsSaveable() { return policyThatSaves({kProducts}); }
 
 PolicyPtr offloadInputs() { return makePolicy({}, Decision::Recompute, Decision::Offload); }
 
@@ -115,7 +113,7 @@ PolicyPtr recomputeCollectives() {
 
 PolicyPtr torchtitan() {
   std::vector<Rule> rules{{"aten::mm.default", Decision::Recompute, /*every=*/2}};
-  appendKnown(rules, kSavedByTorchtitan, Decision::Save);
+  appendSaved(rules, kSavedByTorchtitan);
   return makePreset(std::move(rules));
 }
 
