@@ -240,18 +240,9 @@ def test_many_threads_read_and_have_hands_on_storages():
     assert _testing.hands_are_known(4, 300_000)
 
 
-@pytest.mark.sweep
-def test_references_are_counted_while_another_thread_has_hands_on_storages():
-    """In a process of its own, which remembers them."""
-    done = in_a_process("import ebb._testing; print(ebb._testing.hands_are_counted(1_000_000))")
-    assert done.stdout == "True\n", done.stderr
-
-
-def test_who_runs_ahead_is_known_while_others_begin_and_end():
-    """A thread that does not find itself would wait for itself, for ever."""
-    script = "import ebb._testing; print(ebb._testing.still_threads_are_known(1_000_000))"
-    done = in_a_process(script, seconds=40)
-    assert done.stdout == "True\n", done.stderr
+def test_hands_on_storages_and_who_runs_ahead_are_under_one_lock():
+    """A thread that runs ahead and does not find itself would wait for itself, for ever."""
+    assert _testing.hands_without_lock() == []
 
 
 def test_a_region_that_backward_waits_for_is_not_begun():

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
 namespace ebb {
 
@@ -9,13 +11,8 @@ namespace ebb {
 // ahead may read exactly the storages that no thread has excluded.
 bool handsAreKnown(size_t threads, size_t rounds);
 
-// In each round, a thread that holds an AheadRecipeScope begins a ProcessStateChange, which must
-// not wait for the thread itself, while other threads take and release scopes. Returns true, or
-// never returns.
-bool stillThreadsAreKnown(size_t rounds);
-
-// Counts the weak references to an excluded storage while another thread excludes `storages`
-// others. Returns true if each count is right.
-bool handsAreCounted(size_t storages);
+// While one thread counts references, and has the lock of hands for that, another one does each of
+// the other things that need the lock. Returns what did not wait.
+std::vector<std::string> handsWithoutLock();
 
 }  // namespace ebb

@@ -1,5 +1,6 @@
 // Functions and classes for tests of plug-ins: names of fields, a fake and an instant transfer.
 #include <linux/mempolicy.h>
+#include <pybind11/stl.h>
 #include <sys/syscall.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -233,8 +234,7 @@ void bindTestsOfPlugins(py::module_& module) {
   module.def("replay_when_closed", [](bool on) { replaysWhenClosed.store(on); });
   module.def("delay_replays_ahead", &delayReplaysAhead);
   module.def("hands_are_known", torch::wrap_pybind_function_no_gil(&handsAreKnown));
-  module.def("still_threads_are_known", torch::wrap_pybind_function_no_gil(&stillThreadsAreKnown));
-  module.def("hands_are_counted", torch::wrap_pybind_function_no_gil(&handsAreCounted));
+  module.def("hands_without_lock", torch::wrap_pybind_function_no_gil(&handsWithoutLock));
   py::class_<FakeAccelerator>(module, "FakeAccelerator")
       .def(py::init<size_t>())
       .def("advance", [](FakeAccelerator& self, size_t count) { self.fake().advance(count); })
