@@ -99,8 +99,8 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
 
   OffloadStats stats();
 
-  // Releases the memory of leaving values, and frees unused host memory after its last copies. Waits
-  // for all copies to and from disk.
+  // Releases the memory of leaving values, and frees unused host memory after its last copies.
+  // Waits for all copies to and from disk.
   void drain();
 
  private:
