@@ -183,3 +183,16 @@ def test_what_a_write_made_leave_goes_to_disk_after_its_copy(tmp_path, device):
         y = program(x)
 
     assert_gradient(torch.autograd.grad(y, x)[0], program, x)
+
+
+def test_what_is_not_waited_for_goes_to_disk_after_its_copy(tmp_path, device):
+    """Of two that make room, the host waits for the first."""
+    _testing.drain_offload()
+    x = leaf(device)
+    limit = ebb.stats()["offload"]["host_bytes_held"] + 16 * x.nbytes  # an eighth is two
+    ebb.offload.configure(min_bytes=1, disk=tmp_path, pinned_limit=limit, in_flight_bytes=0)
+    y = offloading.forward(x, length=24, policy=SINES)
+
+    assert ebb.stats()["offload"]["bytes_spilled"] > 0
+    found = torch.autograd.grad(y, x)[0]
+    assert_gradient(found, lambda x: chain_of_sines(x, 24).sum(), x)

@@ -147,7 +147,7 @@ def test_what_is_dropped_is_freed_though_others_are_away(x):
     del second, third
 
 
-def test_a_drain_waits_for_what_is_on_its_way_back(x):
+def test_a_drain_frees_what_was_on_its_way_back(x):
     used = ebb.stats()["offload"]["host_bytes_used"]  # by graphs
     with ebb.region(SINES):
         first, second = x.sin().cos(), x.sin().cos()

@@ -37,7 +37,7 @@ bool allRounds(
 namespace {
 
 bool isFilledWith(const char* bytes, size_t count, char what) {
-  return std::all_of(bytes, bytes + count, [&](char byte) { return byte == what; });
+  return bytes[0] == what && std::memcmp(bytes, bytes + 1, count - 1) == 0;
 }
 
 }  // namespace

@@ -391,6 +391,7 @@ def test_a_fork_while_something_is_written(tmp_path, first):
         "child = os.fork()\n"
         "if child == 0:\n"
         f"    {first}\n"
+        "    assert ebb.stats()['offload']['in_flight_bytes'] == 0\n"
         "    ebb.offload.configure(in_flight_bytes=0)\n"
         "    check(forward())\n"
         "    check(y)\n"

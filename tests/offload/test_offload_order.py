@@ -134,11 +134,13 @@ def test_an_input_that_is_written_after_the_region_raises(advance, dies, x):
             y.sum().backward()
 
 
-def test_storage_that_is_freed_while_it_is_copied(accelerator, x):
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_storage_that_is_freed_while_it_is_copied(is_noticed, accelerator, x):
+    """Also if ebb has freed the device's memory after the copy."""
     with ebb.region(SINES):
         h, y = sine_and_cosine(x)
     h.untyped_storage().resize_(0)
-    accelerator.advance(1000)
+    finish_copies(accelerator) if is_noticed else accelerator.advance(1000)
     del h
 
     with pytest.raises(RuntimeError, match="freed or resized while it was being copied"):

@@ -149,7 +149,7 @@ def test_operators_with_many_arguments_leave_no_memory_behind():
 
 def test_many_threads_make_and_drop_what_regions_consist_of():
     """As fast as they can."""
-    assert _testing.arena_objects_are_apart(4, 3000)
+    assert _testing.arena_objects_are_apart(4, 100_000)
 
 
 def test_a_thread_that_enters_a_region_when_its_thread_locals_are_gone():

@@ -20,7 +20,7 @@ MOST_MEMBERS = 12
 # Classes over these limits: their methods and members today. These numbers may only fall, and the
 # comment above each class says why the class is large.
 LARGE = {
-    "Copies": (32, 7),
+    "Copies": (31, 6),
     "Paging": (37, 9),
 }
 # The same for classes of python/ebb: methods, and attributes that the class assigns to `self`.

@@ -54,7 +54,7 @@ def assert_same(found: Sequence[torch.Tensor], expected: torch.Tensor) -> None:
 
 
 def finish_copies() -> None:
-    """Waits for copies of ebb's own streams before any other, and lets ebb process them."""
+    """Waits for all copies, and lets ebb process them."""
     _testing.drain_offload()
     accelerator.synchronize()
     stats()["offload"]

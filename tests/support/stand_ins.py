@@ -89,6 +89,7 @@ def fake_accelerator(
     try:
         yield fake
         _testing.drain_offload()
+        fake.advance(1 << 60)
         violations = fake.take_violations()
         assert not violations, violations
     finally:

@@ -85,7 +85,6 @@ void Copies::send(HostStash& stash) {
 }
 
 void Copies::startLeaving(HostStash& stash) {
-  devices_.insert(stash.device());
   const c10::Stream out = via_.outStream(stash.device());
   via_.wait(out, via_.record(stash.sent.stream));
   via_.copy(stash.onHost, stash.onDevice, stash.sent.nbytes, out);
@@ -313,14 +312,6 @@ bool Copies::joinAll() {
   const size_t before = now_.leaving.size();
   release([](Leaving&) { return true; });
   return now_.leaving.size() < before;
-}
-
-// Waits for the streams, not for the listed copies: a copy leaves its list before it is done.
-void Copies::finishAll() {
-  for (const c10::Device device : devices_) {
-    via_.record(via_.outStream(device))->wait();
-    via_.record(via_.inStream(device))->wait();
-  }
 }
 
 }  // namespace ebb

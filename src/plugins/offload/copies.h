@@ -9,7 +9,6 @@
 #include <deque>
 #include <functional>
 #include <optional>
-#include <unordered_set>
 
 #include "plugins/offload/host_stash.h"
 #include "plugins/offload/offload_context.h"
@@ -127,9 +126,6 @@ class Copies {
   // lock is released. False if there is none.
   bool joinAll();
 
-  // The host waits for all copies.
-  void finishAll();
-
   // True if the stash was sent in the current capture or, without a capture, outside of all
   // captures.
   bool isHere(const HostStash& stash) const { return stash.sent.capture == capture(); }
@@ -180,7 +176,6 @@ class Copies {
   CaptureWatch captures_;              // of the compute streams
   std::optional<c10::Device> device_;  // device of the last call; during a capture, the capture's
                                        // device
-  std::unordered_set<c10::Device> devices_;  // devices that values have left
 };
 
 }  // namespace ebb

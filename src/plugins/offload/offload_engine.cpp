@@ -301,7 +301,6 @@ void Offload::reap() {
 
 void Offload::drain() {
   const Lock lock(context_.shared.mutex);
-  copies_.finishAll();
   spill_.finishAll();
   copies_.joinAll();
   spill_.reap();

@@ -99,7 +99,8 @@ class EBB_API Offload : public std::enable_shared_from_this<Offload> {
 
   OffloadStats stats();
 
-  // Waits for all copies and frees unused host memory.
+  // Releases the memory of leaving values, and frees unused host memory after its last copies.
+  // Waits for all copies to and from disk.
   void drain();
 
  private:

@@ -189,9 +189,9 @@ def without_free_memory_callback() -> Context:
     return _inside(torch.ops.late.call_when_short, (0,), (_testing.give_back_function(),))
 
 
-def broken() -> Context:
-    """Inside, every call fails, as after a device's assert."""
-    return _inside(torch.ops.late.break_device, (True,), (False,))
+def broken(*, after: int = 0) -> Context:
+    """Inside, every call fails after so many more, as after a device's assert."""
+    return _inside(torch.ops.late.break_device, (after,), (-1,))
 
 
 class Graph:

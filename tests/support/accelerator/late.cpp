@@ -138,7 +138,9 @@ TORCH_LIBRARY(late, m) {
   m.def("let_others_have(int bytes) -> ()", [](int64_t bytes) {
     settings.others = static_cast<size_t>(bytes);
   });
-  m.def("break_device(bool broken) -> ()", [](bool broken) { settings.broken = broken; });
+  m.def("break_device(int after) -> ()", [](int64_t after) {
+    settings.callsLeft = after < 0 ? INT64_MAX : after + 1;
+  });
   m.def("fail_page_kernel(int which) -> ()", [](int64_t which) { settings.failPages = which; });
   m.def("fail_asked_of_captures(int error) -> ()", [](int64_t error) {
     settings.captureError = static_cast<int>(error);

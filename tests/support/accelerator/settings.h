@@ -18,7 +18,7 @@ struct Settings {
   size_t others = 0;              // bytes of device memory that other processes have
   size_t hostLimit = SIZE_MAX;    // bytes of pinned memory in use
   int64_t dropWait = -1;          // which wait is left out, counted from 0
-  bool broken = false;            // as after a device's assert: every call fails from now on
+  int64_t callsLeft = INT64_MAX;  // then every call fails, as after a device's assert
   int captureError = -1;          // what asking whether a stream is captured raises; 0: no number
   Draws draws = Draws::FromDevice;
   bool hasGenerator = true;
