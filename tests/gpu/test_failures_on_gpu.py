@@ -85,7 +85,7 @@ except RuntimeError as error:
     print("raised")
 del loss
 gc.collect()
-for ask in (ebb.stats, ebb.offload.stats, ebb.paging.stats):
+for ask in (ebb.stats, ebb._C.offload_stats, ebb._C.paging_stats):
     try:
         ask()
     except RuntimeError:

@@ -147,7 +147,7 @@ ended = []
 
 def died():
     "Called by whoever drops the last reference to a storage. It waits for another thread."
-    other = threading.Thread(target=ebb.offload.stats)
+    other = threading.Thread(target=ebb._C.offload_stats)
     other.start()
     other.join(10)
     ended.append(not other.is_alive())

@@ -82,14 +82,14 @@ def programs_of(file):
 
 
 def asks_when_it_dies(storage):
-    """Checks, when `storage` is freed, that another thread can call `ebb.paging.stats`.
+    """Checks, when `storage` is freed, that another thread can call `ebb._C.paging_stats`.
 
     Returns a list that then contains one bool.
     """
     found = []
 
     def ask():
-        thread = threading.Thread(target=ebb.paging.stats, daemon=True)
+        thread = threading.Thread(target=ebb._C.paging_stats, daemon=True)
         thread.start()
         thread.join(5)
         found.append(not thread.is_alive())
