@@ -135,3 +135,17 @@ def test_saved_values_may_be_used_everywhere(x, stream):
     with stream:
         result = gradient(loss, x)
     assert torch.equal(found(result), expected(x))
+
+
+def test_a_placeholder_is_not_restored_by_a_capture(x, stream):
+    """Its holder may read it before a launch."""
+    with (
+        stream,
+        ebb.region(ebb.policies.recompute_all, escapes="placeholder") as region,
+    ):
+        h = x.sin()
+        loss = chain(h)
+        region.returns(loss)
+    captured(stream, functools.partial(gradient, loss, x))
+    with stream, pytest.raises(RuntimeError, match=r"aten::sin.*another CUDA graph capture"):
+        h.cpu()

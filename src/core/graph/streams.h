@@ -82,6 +82,9 @@ class GraphStreams {
   // False if the bytes of `value` may not be used here: see Note [Bytes of a capture].
   bool mayUse(const Value& value) { return all_.empty() || mayUseOffCpu(value); }
 
+  // True if findPlace() found another place than the region's.
+  bool isElsewhere() const { return here_ != 0; }
+
   // True if the region ran in a capture.
   bool areOfCapture() const { return recordedIn_ != 0; }
 

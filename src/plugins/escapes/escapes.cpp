@@ -24,7 +24,18 @@ namespace {
 struct Escape {
   c10::intrusive_ptr<Value> value;
   c10::Storage storage;  // emptied when the region ended
+  const std::string* op;
 };
+
+// Holders of an escape may read it after the capture too: see Note [Bytes of a capture].
+void checkPlace(Graph& graph, const Escape& escape) {
+  graph.streams.findPlace();
+  TORCH_CHECK(
+      !graph.streams.isElsewhere() && graph.streams.mayUse(*escape.value), "ebb: an output of ",
+      *escape.op, " was read before it was restored: region '", graph.names.front(),
+      "' has escapes='placeholder', and its backward ran in another CUDA graph capture. Capture "
+      "forward and backward together, or use escapes='keep'.");
+}
 
 // Refills the escapes of one graph.
 class Escapes final : public BackwardEvents {
@@ -49,6 +60,7 @@ class Escapes final : public BackwardEvents {
       Value& value = *escape.value;
       c10::Storage bytes;
       try {
+        checkPlace(graph, escape);
         bytes = materialise(locked, value);
       } catch (const c10::Error& error) {
         // Backward may not need the value; code that reads it gets the error. The next unpack tries
@@ -86,7 +98,7 @@ Escape emptied(
           " bytes) was read before backward restored it: region '", name,
           "' has escapes='placeholder' and freed it at its end. Return it from the region or name "
           "it with region.returns(), read it inside the region, or use escapes='keep'."));
-  return {value, std::move(storage)};
+  return {value, std::move(storage), &value->recipe()->op.name};
 }
 
 // True if the storage of a value may be emptied, unless the storage is a result of the region.
