@@ -53,6 +53,7 @@ class Slice {
   // Finds the recipes to run, up to `root`. Returns false if a replay ahead may not run them.
   bool collect(const c10::intrusive_ptr<Recipe>& root) {
     ++graph_.numbers.visit;
+    graph_.streams.findPlace();
     add(root);
     for (size_t next = 0; next < recipes_.size(); ++next) {
       const Recipe& recipe = *recipes_[next];
@@ -70,7 +71,6 @@ class Slice {
 
   // Runs the recipes. Returns false if the watch stopped the replay.
   bool run() {
-    graph_.streams.findPlace();
     RegionCounters counters;
     bool goesOn = true;
     uint16_t region = recipes_.front()->region;
