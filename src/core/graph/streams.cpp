@@ -21,7 +21,7 @@ constexpr size_t kBits = 8;
 constexpr size_t kLastMaker = 32;
 
 // Bytes of places with this number, which stands for all later ones too, may not be used again.
-constexpr uint8_t kLastPlace = UINT8_MAX;
+constexpr uint8_t kLastPlace = 3;
 
 uint8_t bitOf(size_t place) { return place < kBits - 1 ? static_cast<uint8_t>(1U << place) : 0; }
 

@@ -162,9 +162,9 @@ struct StateFacts {
 
 // GraphStreams' notes about the bytes.
 struct StreamsOfBytes {
-  uint8_t madeOn = 0;     // number of the stream on which ebb made the bytes; 0: none
-  uint8_t orderedOn = 0;  // bits of the streams that have waited for `madeOn`
-  uint8_t place = 0;      // see Note [Bytes of a capture]
+  uint8_t madeOn : 6 = 0;  // number of the stream on which ebb made the bytes; 0: none
+  uint8_t place : 2 = 0;   // see Note [Bytes of a capture]
+  uint8_t orderedOn = 0;   // bits of the streams that have waited for `madeOn`
 };
 
 // Note [Transitions of a value]
