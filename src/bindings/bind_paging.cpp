@@ -77,7 +77,7 @@ std::vector<at::Generator> deviceGenerators() {
 
 void bindPaging(py::module_& module) {
   Paging::get().throwOverflow = &throwOverflow;
-  // Of functions that wait for devices, run kernels or take the lock while others do.
+  // Wraps a function that may wait for a device or for another thread: it runs without the GIL.
   const auto withoutGil = [](auto function) {
     return torch::wrap_pybind_function_no_gil(function);
   };

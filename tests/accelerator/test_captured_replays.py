@@ -54,6 +54,15 @@ def found(gradient):
     return gradient.cpu()
 
 
+def assert_launch_and_backward_are_right(graph, result, loss, x, stream):
+    """`result`: the gradient that the graph writes. The backward runs after the launch."""
+    graph.replay()
+    assert torch.equal(found(result), expected(x))
+    with stream:
+        again = gradient(loss, x)
+    assert torch.equal(found(again), expected(x))
+
+
 def test_a_backward_that_only_a_capture_has_run(x, stream):
     """Eager's saved tensors would still be there."""
     with stream:
@@ -77,7 +86,6 @@ def test_a_launch_of_a_captured_backward_is_right(x, stream):
         loss = forward(x)
     graph, result = captured(stream, lambda: [gradient(loss, x), gradient(loss, x)])
     graph.replay()
-    accelerator.synchronize()
     assert all(torch.equal(found(g), expected(x)) for g in result)
 
 
@@ -86,12 +94,7 @@ def test_what_was_recomputed_before_the_capture_may_be_used_in_it(x, stream):
         loss = forward(x)
         gradient(loss, x)
     graph, result = captured(stream, functools.partial(gradient, loss, x))
-    graph.replay()
-    accelerator.synchronize()
-    assert torch.equal(found(result), expected(x))
-    with stream:
-        again = gradient(loss, x)
-    assert torch.equal(found(again), expected(x))
+    assert_launch_and_backward_are_right(graph, result, loss, x, stream)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -119,13 +122,8 @@ def test_backwards_of_two_launches_of_a_captured_forward(x, stream, ahead):
 
 
 def test_a_step_that_is_captured_whole_may_run_backward_again(x, stream):
-    graph, (loss, first) = captured(stream, lambda: [loss := forward(x), gradient(loss, x)])
-    graph.replay()
-    accelerator.synchronize()
-    assert torch.equal(found(first), expected(x))
-    with stream:
-        again = gradient(loss, x)
-    assert torch.equal(found(again), expected(x))
+    graph, (loss, result) = captured(stream, lambda: [loss := forward(x), gradient(loss, x)])
+    assert_launch_and_backward_are_right(graph, result, loss, x, stream)
 
 
 def test_saved_values_may_be_used_everywhere(x, stream):
@@ -149,3 +147,14 @@ def test_a_placeholder_is_not_restored_by_a_capture(x, stream):
     captured(stream, functools.partial(gradient, loss, x))
     with stream, pytest.raises(RuntimeError, match=r"aten::sin.*another CUDA graph capture"):
         h.cpu()
+
+
+def test_a_discarded_tensor_is_not_restored_by_a_capture(x, stream):
+    with stream:
+        with ebb.region(ebb.policies.recompute_all):
+            y = ebb.discardable(x.sin())
+        z = y.exp()
+        ebb.discard(y, restore_at=z)
+        loss = z.sum()
+    with pytest.raises(RuntimeError, match=r"aten::sin.*another CUDA graph capture"):
+        captured(stream, functools.partial(gradient, loss, x))

@@ -55,8 +55,7 @@ VALUES = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
 )
 NAMES = sorted(_ebb_switches.NAMES - {"EBB_STRICT"})
-# Folders of a fuzzer's making would be made.
-VALUES_OF = dict.fromkeys((*NAMES, *RANKS), VALUES) | {}
+VALUES_OF = dict.fromkeys((*NAMES, *RANKS), VALUES)
 ENVIRONMENTS = st.fixed_dictionaries({}, optional=VALUES_OF | {"EBB_" + "X" * 3000: VALUES})
 
 

@@ -183,6 +183,12 @@ at::Tensor SavedTensor::unpack() {
 void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
   const ReplayLock locked(*graph_);
   if (packed_.value) {
+    graph_->streams.findPlace();
+    TORCH_CHECK(
+        !graph_->streams.isElsewhere(), "ebb: ", origin(),
+        " cannot be restored in another CUDA graph capture than its region's: other code may read "
+        "it before the graph is launched. Capture forward and backward together, or do not discard "
+        "it.");
     graph_->streams.share(unpacked.storage());
   }
 }

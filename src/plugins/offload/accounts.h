@@ -1,4 +1,4 @@
-// What ebb::stats() says of the transfers of offloaded values.
+// Counters of the transfers of offloaded values, a part of ebb::stats().
 #pragma once
 
 #include <atomic>

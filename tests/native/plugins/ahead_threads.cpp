@@ -41,7 +41,8 @@ size_t holdHands(const c10::Storage&) {
 // Runs a function while another thread has the lock of hands.
 using WhileHeld = std::function<void(const std::function<void()>&)>;
 
-// Whether the function that `program` gives to its argument waits for the lock.
+// True if an operation waits for the lock that another thread holds. `program` passes the operation
+// to its argument.
 bool waitsForHands(const std::function<void(const WhileHeld&)>& program) {
   isHeld = hasPassed = false;
   std::latch isReady{1};
