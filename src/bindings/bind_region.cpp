@@ -5,7 +5,6 @@
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "region/enter_region.h"
-#include "stores/share_storage.h"
 
 namespace ebb::bindings {
 
@@ -14,7 +13,6 @@ void bindRegion(py::module_& module) {
   module.def("storage_emptied", torch::wrap_pybind_function([](const py::object& storage) {
                storageEmptied(THPStorage_Unpack(storage.ptr()).unsafeGetStorageImpl());
              }));
-  module.def("share_storage", torch::wrap_pybind_function(&shareStorage));
 }
 
 }  // namespace ebb::bindings

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ebb
-from ebb import _C
+from ebb import _testing
 from ebb._region import unseen_writes
 
 N = 4096
@@ -36,7 +36,7 @@ def test_record_stream_of_shared_memory(how, device, three):
     unseen_writes.install()
     with three[0]:
         source, shared = torch.ones(N, device=device), torch.zeros(N, device=device)
-        _C.share_storage(shared, source)
+        _testing.show_memory(shared, source)
     del source
     accelerator.synchronize()
     with three[1]:

@@ -235,7 +235,8 @@ def test_random_programs_in_several_regions():
 
     assert came_to["replayed"] > 0.4 * count
     assert came_to["overwritten"] < 0.05 * count
-    assert came_to["refused"] <= 0.002 * count
+    # A later region, too, may write what an ended one has to read.
+    assert came_to["refused"] < 0.03 * count
 
 
 FAILING_TOO = {

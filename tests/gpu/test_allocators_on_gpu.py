@@ -25,7 +25,7 @@ from gpus import (
 )
 
 import ebb
-from ebb import _C
+from ebb import _testing
 from ebb._region import unseen_writes
 
 pytestmark = NEEDS_GPU
@@ -83,7 +83,7 @@ def test_memory_that_was_shared_is_not_used_again_while_a_recorded_stream_reads_
     side = torch.cuda.Stream()
     source, shared = (torch.full((MIB,), v, device="cuda") for v in (1.0, 0.0))
     unseen_writes.install()
-    _C.share_storage(shared, source)
+    _testing.show_memory(shared, source)
     del source
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -33,6 +33,7 @@
 #include "plugins/offload/transfer/pinned.h"
 #include "plugins/paging/pool/pool.h"
 #include "plugins/report/step_trace.h"
+#include "stores/share_storage.h"
 
 namespace ebb::bindings {
 
@@ -223,6 +224,10 @@ void bindTestsOfPlugins(py::module_& module) {
   module.def("pinned_memory", torch::wrap_pybind_function_no_gil([](size_t nbytes, int8_t device) {
                return bytesOf(allocatePinned(nbytes, c10::Device(c10::kCUDA, device)));
              }));
+  module.def(
+      "show_memory", torch::wrap_pybind_function([](const at::Tensor& dst, const at::Tensor& src) {
+        fillStorage(dst.storage(), src.storage());
+      }));
   module.def("cpu_page_mover", [] { return reinterpret_cast<uintptr_t>(&cpuPageMover()); });
   module.def("set_page_mover", [](uintptr_t mover) {
     setPageMover(reinterpret_cast<const PageMover*>(mover));
