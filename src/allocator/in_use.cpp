@@ -83,7 +83,7 @@ class CountingAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t nbytes) override {
     c10::DataPtr data = take(nbytes);
-    if (data.get() != nullptr && data.compare_exchange_deleter(free_, &freed)) {
+    if (data.get() != nullptr && data.compare_exchange_deleter(free_, &release)) {
       if (nbytes >= kLarge) {
         std::lock_guard<std::mutex> lock(mutex_);
         large_[data.get()] = nbytes;
@@ -94,7 +94,7 @@ class CountingAllocator final : public c10::Allocator {
     }
     return data;
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &freed; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, size_t nbytes) const override {
     torchs_.copy_data(to, from, nbytes);
   }
@@ -122,7 +122,7 @@ class CountingAllocator final : public c10::Allocator {
     }
   }
 
-  static void freed(void* data) {
+  static void release(void* data) {
     if (data != nullptr) {
       CountingAllocator& own = get();
       own.now_.fetch_sub(own.forget(data), std::memory_order_relaxed);

@@ -34,7 +34,7 @@ enum class Watch : uint8_t {
   Resizes,       // also changes the size or the memory of the storage
   Aliases,       // the program may write to the arguments' memory unseen: see beforeUnseenWrite()
   Writes,        // writes to `self` without an operator: see Note [Opaque writes]
-  Told,          // a Python function is called first, with the same arguments
+  Told,          // a Python function is called first, with the arguments but `self`
   Uses,          // a stream uses the memory of `self`: see Note [Memory of another storage]
   Communicates,  // also told; operators that the method calls are not intercepted
 };
@@ -45,6 +45,7 @@ struct CallArguments {
   PyObject* const* listed = nullptr;
   Py_ssize_t count = 0;
   PyObject* named = nullptr;  // a dictionary, or null
+  PyObject* names = nullptr;  // a tuple: the last of `listed` have these names; or null
 };
 
 template <class F>
@@ -72,11 +73,11 @@ struct Watched {
 
 // Calls the Python function with the arguments of the watched call, except `self`.
 void tell(PyObject* function, const CallArguments& arguments) {
-  py::tuple listed(arguments.count);
-  for (Py_ssize_t at = 0; at < arguments.count; ++at) {
-    listed[at] = py::reinterpret_borrow<py::object>(arguments.listed[at]);
-  }
-  PyObject* result = PyObject_Call(function, listed.ptr(), arguments.named);
+  const auto& [self, listed, count, named, names] = arguments;
+  PyObject* result =
+      names != nullptr
+          ? PyObject_Vectorcall(function, listed, count - PyTuple_GET_SIZE(names), names)
+          : PyObject_VectorcallDict(function, listed, count, named);
   if (result == nullptr) {
     throw py::error_already_set();
   }
@@ -172,7 +173,7 @@ struct Entry {
       PyObject* self, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
     const Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
     return call<_PyCFunctionFastWithKeywords>(
-        all[I], {self, arguments, count + named}, self, arguments, count, names);
+        all[I], {self, arguments, count + named, nullptr, names}, self, arguments, count, names);
   }
   static PyObject* get(PyObject* self, void* closure) {
     return call<getter>(all[I], {self}, self, closure);

@@ -7,6 +7,7 @@ arguments, and if that changes the bytes of a tensor computed in a region, gradi
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 import itertools
 import math
@@ -25,6 +26,7 @@ from isolation import each_isolated
 from unseen_writes import PROGRAMS, Write, outcome
 
 import ebb
+from ebb import _C
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -380,3 +382,15 @@ def test_all_methods_leave_gradients_as_they_are_where_they_write():
 
     assert {"Tensor.apply_", "Tensor.add_", "UntypedStorage._byteswap"} <= writing
     assert len(writing) > 130
+
+
+def test_who_is_told_of_a_call_gets_the_names_of_its_arguments():
+    told = []
+    # A C function that gets keywords as an array of values and a tuple of names.
+    assert _C.watch(
+        binascii.b2a_uu, _C.Watch.TOLD, lambda *args, **named: told.append((args, named))
+    )
+
+    assert binascii.b2a_uu(b"a") == b"!80  \n"
+    assert binascii.b2a_uu(b"\0", backtick=True) == b"!````\n"
+    assert told == [((b"a",), {}), ((b"\0",), {"backtick": True})]

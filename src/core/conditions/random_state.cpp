@@ -136,7 +136,7 @@ RandomScope::RandomScope(
                             : defaultGenerator(deviceOf(op, keys, arguments));
   const bool onDevice = !state_->generator.defined() || !state_->generator.device().is_cpu();
   if (takesGenerator && !given && !op.limits.custom && !onDevice) {
-    drawFromClone(arguments[op.random.generatorArgument]);
+    letOpDrawFromClone(arguments[op.random.generatorArgument]);
     return;
   }
   if (state_->generator.defined()) {
@@ -149,7 +149,7 @@ RandomScope::RandomScope(
 }
 
 // See Note [Threads that draw outside of regions]
-void RandomScope::drawFromClone(c10::IValue& argument) {
+void RandomScope::letOpDrawFromClone(c10::IValue& argument) {
   at::Generator& original = state_->generator;
   std::lock_guard<std::mutex> lock(original.mutex());
   before_ = original.get_state();

@@ -96,7 +96,7 @@ class EBB_API RandomScope {
 
  private:
   void findWhatMoved();
-  void drawFromClone(c10::IValue& argument);
+  void letOpDrawFromClone(c10::IValue& argument);
   void putCloneBack();
 
   std::unique_ptr<RandomState> state_;  // null if the op gets no recipe

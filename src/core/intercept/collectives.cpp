@@ -60,6 +60,7 @@ void runOutside(const OpTraits& traits, torch::jit::Stack* stack, const auto& ru
   }
 }
 
+// The kernel of watchingKernel().
 void watch(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const OpTraits& traits = opTraits(op);
   const auto run = [&] {

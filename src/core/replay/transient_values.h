@@ -40,8 +40,8 @@ class TransientValues {
     return value.decision().isMadeEachTime() && !isWanted(value);
   }
 
-  // Gives `value` its `bytes` until the slice's last reader of the value has run. Returns false,
-  // and stores nothing, if no recipe needs the value.
+  // Called if staysUnmade(value). Gives `value` its `bytes` until the slice's last reader of the
+  // value has run. Returns false, and stores nothing, if no recipe needs the value.
   bool made(Value& value, c10::Storage bytes);
 
   // True if hasRun(reader) will free `value`.

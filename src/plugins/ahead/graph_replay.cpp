@@ -91,7 +91,7 @@ bool GraphReplay::begin(const Recipe& recipe) {
   if (!scope_) {
     scope_.emplace();
   }
-  if (!scope_->holds() || !allows(recipe) || !mayReadInputs(recipe) || !takeRoomFor(recipe)) {
+  if (!scope_->holds() || !allows(recipe) || !mayReadInputs(recipe) || !takeFromBudget(recipe)) {
     end();
     return false;
   }
@@ -141,7 +141,7 @@ bool GraphReplay::hasSettings(const NumericSettings& settings) {
   return settings.equalsForProcess(NumericSettings::current());
 }
 
-bool GraphReplay::takeRoomFor(const Recipe& recipe) {
+bool GraphReplay::takeFromBudget(const Recipe& recipe) {
   forgetFreed();
   for (const Output& output : recipe.outputs) {
     const auto value = output.value.lock();

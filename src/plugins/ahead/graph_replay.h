@@ -50,7 +50,10 @@ class GraphReplay final : public ReplayWatch {
   bool allows(const Recipe& recipe);
   bool mayReadInputs(const Recipe& recipe);
   bool hasSettings(const NumericSettings& settings);
-  bool takeRoomFor(const Recipe& recipe);
+  // Takes from the budget the bytes that the replay of `recipe` will make. Returns false if the
+  // limit is reached: then the replay ends, and what the graph has taken is given back when
+  // backward arrives or the graph dies.
+  bool takeFromBudget(const Recipe& recipe);
   void forgetFreed();
 
   Graph& graph_;

@@ -146,6 +146,7 @@ struct EBB_API Lookahead final : Extra {
   // This graph reads results of `other`.
   void reads(const WeakGraph& other);
 
+  // As AheadBudget::take() and giveBack(). The bytes count as this graph's.
   bool take(size_t nbytes);
   void giveBack(size_t nbytes);
 

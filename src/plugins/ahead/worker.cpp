@@ -185,15 +185,13 @@ void Worker::leave(Graph& done, AheadState now) {
   upcoming_.add(lookaheadOf(done)->earlier.next());
 }
 
-// Replays on the graph's own stream, where backward will run.
+// Replays on the graph's own stream, where backward will run. A graph on several streams is left to
+// backward.
 AheadEnd Worker::replayOnStream(Graph& graph) const {
   std::optional<c10::StreamGuard> guard;
   {
     std::lock_guard<PythonMutex> lock(graph.mutex);
-    // Made after the lock is taken, to avoid a deadlock: a replay of backward holds the lock while
-    // its ProcessStateChange waits for the end of each AheadRecipeScope.
-    const AheadRecipeScope scope;
-    if (!scope.holds() || graph.streams.count() > 1) {
+    if (graph.streams.count() > 1) {
       return AheadEnd::Stopped;
     }
     if (graph.streams.count() == 1) {

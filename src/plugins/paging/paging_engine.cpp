@@ -168,8 +168,8 @@ c10::Storage Paging::fetch(PageStash& stash, const c10::Storage& living) {
     bring(stash, living);
     checkErrors(stash);
     c10::Storage bytes = stash.bytes;
-    noteMade(stash);  // if isBack() throws, the stash is Back, and may be fetched again
-    isBack(stash);
+    noteMade(stash);  // if endFetch() throws, the stash is Back, and may be fetched again
+    endFetch(stash);
     return bytes;
   });
 }
@@ -217,7 +217,7 @@ void Paging::backwardArrives(PageGroup& group, std::vector<c10::intrusive_ptr<St
       step_.noteComeback(stash);
       checkErrors(stash);
       cameBack.pop_back();
-      isBack(stash);
+      endFetch(stash);
     }
   });
 }
@@ -320,7 +320,7 @@ void Paging::takeBack(PageStash& stash) {
 }
 
 // Ends a fetch, and the step if no stash of the step is left.
-void Paging::isBack(PageStash& stash) {
+void Paging::endFetch(PageStash& stash) {
   takeBack(stash);
   if (step_.allIsBack()) {
     pools_.settle();

@@ -115,7 +115,7 @@ class EBB_API Paging {
   static void takeOver(PageStash& stash);
   void startRestoring(PageStash& stash);
   void takeBack(PageStash& stash);
-  void isBack(PageStash& stash);
+  void endFetch(PageStash& stash);
   void noteErrors(int64_t errors);
   [[noreturn]] void tellOverflow(int64_t errors, const std::string& what);
 

@@ -202,7 +202,8 @@ void PoolSet::forEach(const std::function<void(TrackedPool&)>& visit) {
   }
 }
 
-// Reads all pools of a device together, so that the host waits for one event.
+// Starts to copy the flags of the pools that `which` names to the host: all pools of a device
+// together, so that the host waits for one event.
 void PoolSet::startReading(const std::function<bool(const TrackedPool&)>& which) {
   for (auto& [device, lane] : lanes_) {
     std::vector<TrackedPool*> reading;
