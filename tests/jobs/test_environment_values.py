@@ -129,6 +129,7 @@ def test_a_strict_job_ends_where_another_is_told(folder, capsys, name, data):
             start()
 
 
+@pytest.mark.not_sanitized  # sanitizers make it four times as slow
 @pytest.mark.parametrize("value", NASTY, ids=range(len(NASTY)))
 def test_no_value_takes_long(folder, value):
     for name in (*NAMES, "RANK"):
