@@ -7,14 +7,15 @@ variables of a process on it. ``dry_cuda.give_values()`` in such a process gives
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,8 +24,6 @@ import torch
 HERE = Path(__file__).parent
 BUILD = HERE.parents[2] / "build" / "dry_cuda" / torch.__version__
 RUNTIME, DRIVER, VALUES = "libdry_cuda.so", "libcuda.so.1", "dry_cuda_values.so"
-
-TORCHS_ABORT = "terminate called without an active exception\n"
 
 # Operators that keep torch's CUDA kernel: they allocate, copy between devices, or only look.
 KEPT = [
@@ -104,19 +103,13 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program of this folder on the runtime.
 
-    torch 2.14 ends about one process in a hundred by an abort, in plain eager too: the last
-    backward's thread drops a Python object when the interpreter is gone. That counts as a good end.
-
     Args:
         variables: environment variables of the process, such as EBB_BUDGET.
         settings: as for `environment`.
     """
     command = [sys.executable, str(HERE / program), *map(str, arguments)]
     variables = os.environ | environment(**settings) | dict(variables or {})
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds)
-    if done.returncode == -signal.SIGABRT and done.stdout and done.stderr.endswith(TORCHS_ABORT):
-        done.returncode = 0
-    return done
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=seconds)
 
 
 def is_loaded() -> bool:
@@ -169,3 +162,9 @@ def used(device: int = 0) -> int:
 def mark(text: str) -> None:
     """Writes a line into the log."""
     ctypes.CDLL(None).dry_cuda_mark(text.encode())
+
+
+# torch 2.14 gives each backward a Python context, which the backward's thread drops some time after
+# the backward. Where the interpreter is gone by then the process aborts, in plain eager too.
+if is_loaded():
+    atexit.register(time.sleep, 0.1)
