@@ -55,7 +55,7 @@ class Model:
             with region():
                 h = h * 1.5
                 if marks:
-                    h = ebb.mark_rows(h, self.count)
+                    h = ebb.experimental.mark_rows(h, self.count)
                 h = layer_norm(gelu(h @ w), (self.width,))
         return torch.autograd.grad(torch.where(lives, h, 0).sin().sum(), self.weights)
 
@@ -113,7 +113,7 @@ def measure(rows: int, width: int, layers: int, rounds: int) -> list[Row]:
     expected: list[Tensor] = []
     found = []
     for name in SYSTEMS:
-        ebb.paging.reset()
+        ebb.experimental.paging.reset()
         torch.cuda.empty_cache()
         try:
             found.append(one_system(model, name, rounds, expected))
@@ -173,7 +173,7 @@ def main() -> int:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("captures.py: no CUDA device")
-    ebb.offload.configure(min_bytes=0)
+    ebb.config.offload.min_bytes = 0
     models: Row = {}
     found: Row = {"environment": environment(), "models": models}
     for name, size in SIZES.items():

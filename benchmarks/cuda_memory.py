@@ -173,7 +173,7 @@ def under(policy: ebb.Policy, **ahead: Any) -> Way:
         model: nn.Module, step: Callable[[], None], blocks: tuple[str, ...]
     ) -> Iterator[None]:
         if ahead:
-            ebb.ahead.configure(**ahead)
+            ebb.config.update({f"ahead.{name}": value for name, value in ahead.items()})
         with ebb.apply(model, policy, blocks):
             yield
 

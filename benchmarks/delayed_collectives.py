@@ -152,7 +152,7 @@ def model(strategy: str, call: Callable[..., Tensor]) -> nn.Module:
 
 
 def step(trained: nn.Module, x: Tensor, regions: int) -> float:
-    ebb.ahead.configure(regions=regions, limit="1GiB")
+    ebb.config.update(ahead_regions=regions, ahead_limit="1GiB")
     trained.zero_grad()
     dist.barrier()
     start = time.perf_counter()

@@ -117,10 +117,10 @@ def restoring(counts: list[int], nbytes: int) -> list[Row]:
 
 def restore(inputs: list[torch.Tensor]) -> Row:
     with ebb.region():
-        outputs = [ebb.discardable(x.tanh()) for x in inputs]
+        outputs = [ebb.experimental.discardable(x.tanh()) for x in inputs]
     total = torch.stack([(y * y).sum() for y in outputs]).sum()
     for y in outputs:
-        ebb.discard(y, restore_at=total)
+        ebb.experimental.discard(y, restore_at=total)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         # Restores run before this hook is called. The rest of backward is not measured.
         marks: list[Any] = [record_function(RESTORE)]
@@ -167,7 +167,7 @@ def ten_steps() -> None:
                         lambda t, f=first: torch.nn.functional.gelu(f(t)), h, discard_output=True
                     )
                     z = second(y)
-                    ebb.discard(y, restore_at=z)
+                    ebb.experimental.discard(y, restore_at=z)
                 else:
                     z = second(torch.nn.functional.gelu(first(h)))
                 h = h + z
@@ -185,7 +185,9 @@ import sys, time, torch, ebb
 torch.set_num_threads(1)
 folder, length, elements = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 if folder:
-    ebb.offload.configure(disk=folder, in_flight_bytes="64MiB", prefetch_bytes="64MiB")
+    ebb.config.update(
+        offload_disk=folder, offload_in_flight_bytes="64MiB", offload_prefetch_bytes="64MiB"
+    )
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 x = torch.randn(elements, requires_grad=True)
@@ -247,7 +249,8 @@ def markdown(results: Row) -> str:
         "",
         "## Restoring discarded outputs",
         "",
-        "Outputs that `ebb.discard` gave up come back in backward. Peak: bytes allocated at most "
+        "Outputs that `ebb.experimental.discard` gave up come back in backward. "
+        "Peak: bytes allocated at most "
         "meanwhile, as a multiple of what the outputs hold; goal: 1 x, and no copy. Ten training "
         "steps gave eager's parameters, bit for bit.",
         "",

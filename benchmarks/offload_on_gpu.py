@@ -72,7 +72,9 @@ def engine_bandwidths(nbytes: int, count: int = 32) -> dict[str, float]:
     Forward offloads `count` tensors ("out"), backward fetches them ("in"). "both": the backward of
     one graph and the forward of the next.
     """
-    ebb.offload.configure(min_bytes=0, in_flight_bytes="16GiB", prefetch_bytes="16GiB")
+    ebb.config.update(
+        offload_min_bytes=0, offload_in_flight_bytes="16GiB", offload_prefetch_bytes="16GiB"
+    )
     x = torch.randn(nbytes // 4, device="cuda", requires_grad=True)
     policy = ebb.Policy({"aten::mul": ebb.OFFLOAD})
 
@@ -101,7 +103,9 @@ def engine_bandwidths(nbytes: int, count: int = 32) -> dict[str, float]:
 
 def offloaded_inputs(width: int, tokens: int, layers: int) -> dict[str, Any]:
     """Compares `offload_inputs` with `recompute_all` on a stack of blocks."""
-    ebb.offload.configure(min_bytes="1MiB", in_flight_bytes="1GiB", prefetch_bytes="512MiB")
+    ebb.config.update(
+        offload_min_bytes="1MiB", offload_in_flight_bytes="1GiB", offload_prefetch_bytes="512MiB"
+    )
     torch.manual_seed(0)
     options: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     blocks = torch.nn.ModuleList(

@@ -112,13 +112,13 @@ def host_cost(rounds: int, tensors: int) -> Row:
 
     def step(policy: ebb.Policy) -> None:
         with ebb.region(policy):
-            y = ebb.mark_rows(x * 1, live)
+            y = ebb.experimental.mark_rows(x * 1, live)
             for _ in range(tensors):
                 y = y.sin()
         y[:48].sum().backward()
         x.grad = None
 
-    ebb.paging.reset()
+    ebb.experimental.paging.reset()
     step(PAGES)  # the recorded step, which sizes the pools
     saved, paged = interleaved_minima(
         [lambda: step(SAVES), lambda: step(PAGES)], rounds, host_seconds
@@ -147,7 +147,7 @@ def one_size(factor: int, order: str) -> Row:
             y = (x * i).sin() @ w
         else:
             with ebb.region(policy, f"layers.{i}"):
-                y = ebb.mark_rows(x * i, counts[i]).sin() @ w
+                y = ebb.experimental.mark_rows(x * i, counts[i]).sin() @ w
         return y[: most // factor].square().sum()
 
     def gradient(policy: ebb.Policy | None) -> torch.Tensor:
@@ -163,8 +163,11 @@ def one_size(factor: int, order: str) -> Row:
         return found
 
     expected = gradient(None)
-    ebb.paging.reset()
-    same = all(torch.equal(expected, gradient(PAGES)) for _ in range(3)) and ebb.paging.step_ok()
+    ebb.experimental.paging.reset()
+    same = (
+        all(torch.equal(expected, gradient(PAGES)) for _ in range(3))
+        and ebb.experimental.paging.step_ok()
+    )
     stats = ebb.stats()["paging"]
     return {
         "capacity_factor": factor,

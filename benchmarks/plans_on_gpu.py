@@ -81,12 +81,8 @@ class Way:
 
 @contextmanager
 def ahead() -> Iterator[None]:
-    before = ebb.ahead.configure()
-    ebb.ahead.configure(regions=1, limit="4GiB")
-    try:
+    with ebb.config.patch(ahead_regions=1, ahead_limit="4GiB"):
         yield
-    finally:
-        ebb.ahead.configure(**before)
 
 
 @contextmanager

@@ -139,11 +139,11 @@ def in_region(policy: ebb.Policy) -> Runner:
 @contextmanager
 def replays_ahead() -> Iterator[None]:
     """Enables replays ahead of one region. They run only while a core is idle."""
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
     try:
         yield
     finally:
-        ebb.ahead.configure(regions=0)
+        ebb.config.ahead.regions = 0
 
 
 EAGER = System("eager", NOTHING, run_directly)

@@ -6,7 +6,7 @@ layer's buffers have rows for all, padded, and what backward needs of them is pa
 
     policy = ebb.Policy({"aten::_grouped_mm": ebb.PAGE}, inputs=ebb.PAGE)
     with ebb.region(policy):
-        y = experts(ebb.mark_rows(x, tokens_per_expert), ...)
+        y = experts(ebb.experimental.mark_rows(x, tokens_per_expert), ...)
 
 The same training runs plainly and paged, step by step. Printed are how many rows lived in the
 layers of each step, what backward's rows take padded, alive, and in pools, what pools waste over
@@ -78,7 +78,7 @@ class Layer(nn.Module):
         padded = torch.where(lives, rows.index_select(0, token), 0)
         if paged:
             with ebb.region(POLICY, "experts"):
-                made = self.experts(ebb.mark_rows(padded, counts), counts)
+                made = self.experts(ebb.experimental.mark_rows(padded, counts), counts)
         else:
             made = self.experts(padded, counts)
         self.load = counts.sum()
@@ -109,7 +109,7 @@ def train_step(model: Model, optimizer: torch.optim.Optimizer, batch: Any, paged
 
     # If a pool had too little room the step runs once more, unpaged.
     loss = (
-        ebb.paging.run_step(forward_and_backward, fixed_order=True)
+        ebb.experimental.paging.run_step(forward_and_backward, fixed_order=True)
         if paged
         else forward_and_backward()
     )

@@ -195,7 +195,7 @@ def train(variants: list[Variant], batches: list[Tensor], seed: int) -> None:
 def forward_and_backward(variant: Variant, batch: Tensor, seed: int) -> dict[str, Tensor]:
     """The loss, the gradients and the buffers, which stay as they are until the next call."""
     variant.optimizer.zero_grad()
-    ebb.ahead.configure(regions=variant.regions_ahead)
+    ebb.config.ahead.regions = variant.regions_ahead
     torch.manual_seed(seed)
     loss = variant.model(batch)
     loss.backward()
@@ -232,14 +232,14 @@ def figures(variant: Variant, plain: Variant, batch: Tensor, seed: int) -> dict[
     """A row of the table; its bytes are those beyond what was alive before the step."""
     variant.optimizer.zero_grad()
     torch.manual_seed(seed)
-    ebb.ahead.configure(regions=variant.regions_ahead)
+    ebb.config.ahead.regions = variant.regions_ahead
     if DEVICE.type == "cuda":
         held, peak = measure_cuda_step(variant.model, batch)
     elif variant.regions_ahead:
         # The profiler does not see the thread that replays ahead, so it must not see the backward
         # that frees that thread's memory. The thread adds at most `most_bytes` to the peak.
         held = measure_cpu_forward(variant.model, batch)
-        ebb.ahead.configure(regions=0)
+        ebb.config.ahead.regions = 0
         peak = measure_cpu_step(variant.model, batch)[1] + ebb.stats()["ahead"]["most_bytes"]
     else:
         held, peak = measure_cpu_step(variant.model, batch)

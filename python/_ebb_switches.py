@@ -14,8 +14,7 @@ def is_set(name: str) -> bool:
 # The rows of docs/reference/environment.md. Other names are misspelt.
 NAMES = frozenset((
     "EBB", "EBB_MODULES", "EBB_BUDGET", "EBB_DISABLE", "EBB_STRICT", "EBB_VERIFY", "EBB_REPORT",
-    "EBB_AHEAD", "EBB_CONFIG", "EBB_OFFLOAD_MIN_BYTES", "EBB_OFFLOAD_PINNED_LIMIT",
-    "EBB_OFFLOAD_DISK",
+    "EBB_AHEAD", "EBB_CONFIG",
 ))  # fmt: skip
 # Variables for builds, tests and benchmarks of ebb.
 PREFIXES = (

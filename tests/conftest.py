@@ -78,18 +78,13 @@ def _same_start_and_no_leak():
     torch.set_num_threads(1)
     ebb.reset_stats()
     if "paging" in ebb._C.plugins:
-        ebb.paging.reset()
-    modules = [getattr(ebb, name) for name in PLUGINS if name in ebb._C.plugins]
-    before = {module: module.configure() for module in modules}
+        ebb.experimental.paging.reset()
+    before = ebb.config.to_dict()
     with exactness.accelerator():
         yield
-    for module, found in before.items():
-        if module.configure() != found:
-            module.configure(**found)
+    now = ebb.config.to_dict()
+    ebb.config.update({name: value for name, value in before.items() if now[name] != value})
     assert ebb.stats()["open_regions"] == 0
-
-
-PLUGINS = "ahead", "offload", "paging"  # with settings
 
 
 # What a device does not have: eager raises too.

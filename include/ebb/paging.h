@@ -63,7 +63,7 @@ EBB_API PagingSettings pagingSettings();
 // overflow the next step runs unpaged, and ebb then creates larger pools.
 EBB_API bool pagingStepOk();
 
-// Thrown in blocking mode; ebb.PageOverflowError in Python.
+// Thrown in blocking mode; ebb.experimental.PageOverflowError in Python.
 class EBB_API PageOverflow : public c10::Error {
  public:
   using Error::Error;

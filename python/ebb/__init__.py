@@ -15,7 +15,8 @@ from ebb._find_native import find as _find_native
 
 __path__.insert(0, str(_find_native(_torch.__version__)))  # `ebb._C` is there
 
-from ebb import ahead, offload, paging, policies  # noqa: E402
+from ebb import experimental, policies  # noqa: E402
+from ebb._config import config  # noqa: E402
 from ebb._launch.start import start as _start  # noqa: E402
 from ebb._plan.apply.module_policies import ModulePolicies  # noqa: E402
 from ebb._plan.choose.memory_budget import BudgetError  # noqa: E402
@@ -36,18 +37,15 @@ from ebb._region.apply import apply  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
 from ebb._region.memory_history import watch as _watch_memory_history  # noqa: E402
 from ebb._region.opaque import opaque  # noqa: E402
-from ebb._region.placeholder import PlaceholderError, discard, discardable  # noqa: E402
 from ebb._region.region import region  # noqa: E402
 from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
 from ebb._report.stats import reset_stats, stats  # noqa: E402
-from ebb.paging._agreement import PageOverflowError  # noqa: E402
-from ebb.paging._mark_rows import mark_rows  # noqa: E402
 
 _watch_memory_history()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "OFFLOAD",
@@ -57,24 +55,18 @@ __all__ = [
     "SAVE",
     "BudgetError",
     "ModulePolicies",
-    "PageOverflowError",
-    "PlaceholderError",
     "Plan",
     "Policy",
     "Profile",
     "ReplayMismatch",
     "Report",
     "Rule",
-    "ahead",
     "apply",
     "checkpoint",
     "checkpoint_name",
-    "discard",
-    "discardable",
-    "mark_rows",
-    "offload",
+    "config",
+    "experimental",
     "opaque",
-    "paging",
     "plan",
     "policies",
     "profile",

@@ -16,7 +16,7 @@
 namespace ebb {
 
 // Note [Rows]
-// With ebb.mark_rows the user says that the first rows of one tensor are valid (live). A storage
+// With mark_rows the user says that the first rows of one tensor are valid (live). A storage
 // has rows if it is a sequence of stretches of equal size, and the number of valid ones is known.
 // An operator keeps rows apart if row i of its result depends only on row i of the arguments with
 // rows, and on data that is the same for all rows. Then the result has rows too. A residual or a

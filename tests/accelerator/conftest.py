@@ -37,7 +37,7 @@ def x(device):
     """Random numbers. Tensors of any size are offloaded."""
     gc.collect()
     _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1)
+    ebb.config.offload.min_bytes = 1
     return leaf(device)
 
 
@@ -45,7 +45,7 @@ def x(device):
 def stream(device):
     """To capture."""
     _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1)
+    ebb.config.offload.min_bytes = 1
     yield torch.Stream(device=device)
     gc.collect()
     accelerator.synchronize()
@@ -74,6 +74,6 @@ def streams(device):
 @pytest.fixture
 def ahead(device):
     """Replays ahead on a device."""
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
     yield
     wait_for_replays()

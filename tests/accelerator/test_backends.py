@@ -21,7 +21,7 @@ LEFT = []  # an input, and what a region made of it before there was a backend
 def _ebb_was_used_before(tmp_path_factory):
     """Regions and the disk tier. No backward: torch's own counts the devices at the first one."""
     assert torch._C._get_privateuse1_backend_name() != "late"
-    ebb.offload.configure(disk=str(tmp_path_factory.mktemp("disk")), min_bytes=1)
+    ebb.config.update(offload_disk=str(tmp_path_factory.mktemp("disk")), offload_min_bytes=1)
     x = torch.randn(1024, requires_grad=True)
     with ebb.region(SINES):
         LEFT.extend([x, x.sin().cos()])

@@ -50,7 +50,7 @@ def on_another_thread(function):
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_neither_the_step_nor_the_capture_fails(policy, program, in_flight, device, streams):
     _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1, in_flight_bytes=in_flight)
+    ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=in_flight)
     x, z = leaf(device), torch.rand(8).to(device)
     accelerator.synchronize()
     expected = step(x, ebb.policies.save_all, streams[1])

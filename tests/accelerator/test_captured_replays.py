@@ -100,7 +100,7 @@ def test_what_was_recomputed_before_the_capture_may_be_used_in_it(x, stream):
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_backwards_of_two_launches_of_a_captured_forward(x, stream, ahead):
     """The second must not show what was recomputed after the first launch."""
-    ebb.ahead.configure(regions=ahead)
+    ebb.config.ahead.regions = ahead
     graph, loss = captured(stream, functools.partial(forward, x))
 
     def launch_and_backward():
@@ -152,9 +152,9 @@ def test_a_placeholder_is_not_restored_by_a_capture(x, stream):
 def test_a_discarded_tensor_is_not_restored_by_a_capture(x, stream):
     with stream:
         with ebb.region(ebb.policies.recompute_all):
-            y = ebb.discardable(x.sin())
+            y = ebb.experimental.discardable(x.sin())
         z = y.exp()
-        ebb.discard(y, restore_at=z)
+        ebb.experimental.discard(y, restore_at=z)
         loss = z.sum()
     with pytest.raises(RuntimeError, match=r"aten::sin.*another CUDA graph capture"):
         captured(stream, functools.partial(gradient, loss, x))

@@ -136,7 +136,7 @@ def test_an_operator_waits_for_what_is_leaving(device):
 
     weight = torch.ones(256, 256).to(device)
     expected = torch.autograd.grad(program(), x, weight)[0].cpu()
-    ebb.offload.configure(min_bytes=1, in_flight_bytes=1 << 30)
+    ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=1 << 30)
     at_rest = in_use()
 
     def in_a_region():

@@ -46,7 +46,11 @@ def room_for_two_steps(x, y, stream):
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 @pytest.mark.parametrize("in_flight", [0, 1 << 11, 1 << 30])
 def test_a_graph_gives_what_eager_gives(in_flight, prefetch, keep_last, device, stream):
-    ebb.offload.configure(in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep_last)
+    ebb.config.update(
+        offload_in_flight_bytes=in_flight,
+        offload_prefetch_bytes=prefetch,
+        offload_keep_last=keep_last,
+    )
     x = warmed_up(device, stream)
     torch.ops.late.counts()
     graph, gradient = captured(x, stream)
@@ -108,7 +112,7 @@ def test_two_graphs_on_two_streams(between, times, device, stream):
 
 def test_host_memory_of_a_graph_is_never_freed(x, device, stream):
     graph, gradient = captured(x, stream)
-    ebb.offload.configure(pinned_limit=1 << 20)
+    ebb.config.offload.pinned_limit = 1 << 20
     large = leaf(device, 8, 4000)
     for _ in range(2):
         step(large)  # finds no room
@@ -128,14 +132,14 @@ def test_without_a_step_before_it_says_so(device, stream):
 
 def test_where_the_limit_forbids_more_the_rest_is_recomputed(device, stream):
     x = leaf(device)
-    ebb.offload.configure(pinned_limit=2 * x.nbytes)
+    ebb.config.offload.pinned_limit = 2 * x.nbytes
     warm_up(x, stream)
 
     assert_replays_are_right(*captured(x, stream), x)
 
 
 def test_what_left_before_a_capture_cannot_come_back_in_it(x, stream):
-    ebb.offload.configure(in_flight_bytes=0)
+    ebb.config.offload.in_flight_bytes = 0
     with stream:
         y = forward(x)
     accelerator.synchronize()
@@ -165,7 +169,7 @@ def test_a_write_in_a_capture_to_what_is_leaving(x, stream):
 
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_a_capture_that_failed(keep_last, device, stream):
-    ebb.offload.configure(keep_last=keep_last)
+    ebb.config.offload.keep_last = keep_last
     x = warmed_up(device, stream)
     left = []
 
@@ -217,7 +221,7 @@ def test_what_runs_beside_a_capture_stays_on_the_device(x, device, stream):
 
 def test_host_memory_of_what_its_capture_never_fetched(device, stream):
     """It goes when the capture is over; the graph still copies to it."""
-    ebb.offload.configure(in_flight_bytes=0)
+    ebb.config.offload.in_flight_bytes = 0
     second = torch.Stream(device=device)
     x, y = leaf(device), leaf(device)
     room_for_two_steps(x, y, stream)
@@ -260,7 +264,7 @@ def leave_held(x):
 @pytest.mark.parametrize("leave", [leave_under_way, leave_held])
 def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
     """It is the graph's for good, though nobody will fetch it."""
-    ebb.offload.configure(keep_last=1 if leave is leave_held else 0)
+    ebb.config.offload.keep_last = 1 if leave is leave_held else 0
     x = warmed_up(device, stream)
     with accelerator.Graph().capture(stream) as graph:
         left = leave(x)
@@ -284,7 +288,7 @@ def test_statistics_in_a_capture(x, stream):
 
 def test_statistics_when_a_capture_has_just_begun(device, stream):
     """The stream does not wait for what is leaving outside, of which nothing is needed any more."""
-    ebb.offload.configure(in_flight_bytes=1 << 30)
+    ebb.config.offload.in_flight_bytes = 1 << 30
     beside = torch.Stream(device=device)
     with stream:
         y = forward(leaf(device))
@@ -298,7 +302,7 @@ def test_statistics_when_a_capture_has_just_begun(device, stream):
 def test_what_dies_in_a_capture(device, stream):
     """As garbage may at any time. Its copies are under way outside; when the capture is over, its
     memory is free."""
-    ebb.offload.configure(in_flight_bytes=1 << 30)
+    ebb.config.offload.in_flight_bytes = 1 << 30
     x = leaf(device)
     before = torch.accelerator.memory_allocated(device)
     with stream:
@@ -329,7 +333,7 @@ def test_a_region_that_ends_in_a_capture(x, stream):
 
 def test_a_backward_that_retains_the_graph(device, stream):
     """What was needed while it left still is, when the capture ends."""
-    ebb.offload.configure(in_flight_bytes=1 << 30)
+    ebb.config.offload.in_flight_bytes = 1 << 30
     x = warmed_up(device, stream)
     with accelerator.Graph().capture(stream) as graph:
         y = forward(x)
@@ -341,11 +345,11 @@ def test_a_backward_that_retains_the_graph(device, stream):
 
 def test_what_a_capture_has_left_does_not_go_to_disk(tmp_path, device, stream):
     """Nobody may ask whether its copy is done."""
-    ebb.offload.configure(in_flight_bytes=0)
+    ebb.config.offload.in_flight_bytes = 0
     x = warmed_up(device, stream)
     with accelerator.Graph().capture(stream):
         left = forward(x)
-    ebb.offload.configure(disk=tmp_path, pinned_limit=4 * x.nbytes)
+    ebb.config.update(offload_disk=tmp_path, offload_pinned_limit=4 * x.nbytes)
     assert_right(step(x), x)
     del left
 
@@ -372,7 +376,7 @@ def backward_of_a_part(x):
 @pytest.mark.parametrize("before", [forward_only, forward_twice, backward_of_a_part])
 def test_what_is_never_fetched_before_a_capture(before, in_flight, device, stream):
     """On the stream that will be captured, which may not wait for it then."""
-    ebb.offload.configure(in_flight_bytes=in_flight)
+    ebb.config.offload.in_flight_bytes = in_flight
     x = warmed_up(device, stream)
     with stream:
         before(x)
@@ -385,14 +389,16 @@ def test_what_is_never_fetched_before_a_capture(before, in_flight, device, strea
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, prefetch, device, stream):
     """It is not fetched ahead in the capture; before, it may be."""
-    ebb.offload.configure(keep_last=keep_last, in_flight_bytes=0, prefetch_bytes=prefetch)
+    ebb.config.update(
+        offload_keep_last=keep_last, offload_in_flight_bytes=0, offload_prefetch_bytes=prefetch
+    )
     x, other = leaf(device), leaf(device)
     warm_up(x, stream)
     with stream:
         y = forward(other)
         warm_up(x, stream)
     accelerator.synchronize()
-    ebb.offload.configure(prefetch_bytes=1 << 30)
+    ebb.config.offload.prefetch_bytes = 1 << 30
     graph, gradient = captured(x, stream)
     with stream:
         of_other = torch.autograd.grad(y, other)[0]

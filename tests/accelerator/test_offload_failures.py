@@ -68,7 +68,7 @@ def fail_in_a_region(x):
 def test_a_device_that_has_failed_is_an_exception(fails, keep_last, x):
     """And never the end of the process: destructors throw nothing."""
     used = ebb.stats()["offload"]["host_bytes_used"]  # by graphs
-    ebb.offload.configure(keep_last=keep_last)
+    ebb.config.offload.keep_last = keep_last
     torch.autograd.grad(forward(x), x)
     fails(x)
     gc.collect()
@@ -81,7 +81,7 @@ def test_a_device_that_has_failed_is_an_exception(fails, keep_last, x):
 
 def test_what_was_taken_is_not_fetched_ahead_though_the_device_failed(x):
     """It lives, so nothing is copied for it; what is fetched ahead of it fails."""
-    ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=1 << 30)
+    ebb.config.update(offload_in_flight_bytes=0, offload_prefetch_bytes=1 << 30)
     with ebb.region(SINES):
         living = x.sin()
         values = [x.cos().sin().cos(), living.cos(), x.tanh().sin().cos()]
@@ -109,10 +109,10 @@ def saved(y):
 
 
 def test_a_fetch_that_finds_no_memory_waits_for_what_is_leaving(x):
-    ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=0)
+    ebb.config.update(offload_in_flight_bytes=0, offload_prefetch_bytes=0)
     early = forward(x)  # it has left
     accelerator.synchronize()
-    ebb.offload.configure(in_flight_bytes=1 << 30, prefetch_bytes=0)
+    ebb.config.update(offload_in_flight_bytes=1 << 30, offload_prefetch_bytes=0)
     late = forward(x)  # this is leaving
     assert ebb.stats()["offload"]["in_flight_bytes"] > 0
     with accelerator.limited(device=in_use(x.device)):
@@ -124,7 +124,7 @@ def test_a_fetch_that_finds_no_memory_waits_for_what_is_leaving(x):
 
 
 def test_what_is_gathered_finds_no_memory_and_waits_for_what_is_leaving(x):
-    ebb.offload.configure(in_flight_bytes=1 << 30)
+    ebb.config.offload.in_flight_bytes = 1 << 30
     with ebb.region(SINES):
         h = x.sin()
         y = h[:1].cos()
@@ -139,7 +139,7 @@ def test_what_is_gathered_finds_no_memory_and_waits_for_what_is_leaving(x):
 
 def test_no_memory_to_fetch_ahead(x):
     """It is tried once, and not at each unpack; in the next step it is tried again."""
-    ebb.offload.configure(in_flight_bytes=0, prefetch_bytes=1 << 30)
+    ebb.config.update(offload_in_flight_bytes=0, offload_prefetch_bytes=1 << 30)
     torch.autograd.grad(forward(x, policy=EVERYTHING), x)
     y = forward(x, policy=EVERYTHING)
     late = ebb.stats()["offload"]["fetched_late"]
@@ -163,7 +163,12 @@ def test_what_comes_from_disk_waits_for_the_last_copy_of_its_host_memory(tmp_pat
     _testing.drain_offload()
     x = leaf(device)
     limit = ebb.stats()["offload"]["host_bytes_held"] + 2 * x.nbytes  # graphs have some
-    ebb.offload.configure(min_bytes=1, disk=tmp_path, pinned_limit=limit, in_flight_bytes=0)
+    ebb.config.update(
+        offload_min_bytes=1,
+        offload_disk=tmp_path,
+        offload_pinned_limit=limit,
+        offload_in_flight_bytes=0,
+    )
     y = forward(x)
 
     assert ebb.stats()["offload"]["bytes_spilled"] > 0
@@ -178,7 +183,7 @@ def test_what_a_write_made_leave_goes_to_disk_after_its_copy(tmp_path, device):
 
     _testing.drain_offload()
     x = leaf(device)
-    ebb.offload.configure(min_bytes=1, disk=tmp_path, pinned_limit=x.nbytes)
+    ebb.config.update(offload_min_bytes=1, offload_disk=tmp_path, offload_pinned_limit=x.nbytes)
     with ebb.region(SINES):
         y = program(x)
 
@@ -190,7 +195,12 @@ def test_what_is_not_waited_for_goes_to_disk_after_its_copy(tmp_path, device):
     _testing.drain_offload()
     x = leaf(device)
     limit = ebb.stats()["offload"]["host_bytes_held"] + 16 * x.nbytes  # an eighth is two
-    ebb.offload.configure(min_bytes=1, disk=tmp_path, pinned_limit=limit, in_flight_bytes=0)
+    ebb.config.update(
+        offload_min_bytes=1,
+        offload_disk=tmp_path,
+        offload_pinned_limit=limit,
+        offload_in_flight_bytes=0,
+    )
     y = offloading.forward(x, length=24, policy=SINES)
 
     assert ebb.stats()["offload"]["bytes_spilled"] > 0

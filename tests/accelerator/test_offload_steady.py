@@ -45,7 +45,11 @@ def counts_of_a_step(x, region=None):
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 @pytest.mark.parametrize("in_flight", [0, 1 << 30])
 def test_the_host_neither_waits_nor_asks(in_flight, prefetch, keep_last, x):
-    ebb.offload.configure(in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep_last)
+    ebb.config.update(
+        offload_in_flight_bytes=in_flight,
+        offload_prefetch_bytes=prefetch,
+        offload_keep_last=keep_last,
+    )
     counts = counts_of_a_step(x)
 
     assert asked(counts) == 0
@@ -55,16 +59,16 @@ def test_the_host_neither_waits_nor_asks(in_flight, prefetch, keep_last, x):
 
 def test_the_device_waits_once_for_all_that_is_leaving(x):
     """Those that backward took before they had left; each of them waits once itself."""
-    ebb.offload.configure(min_bytes=1 << 30)
+    ebb.config.offload.min_bytes = 1 << 30
     eager = counts_of_a_step(x)
-    ebb.offload.configure(min_bytes=1, in_flight_bytes=1 << 30)
+    ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=1 << 30)
     counts = counts_of_a_step(x)
 
     assert counts["wait"] == eager.get("wait", 0) + LENGTH + 1
 
 
 def test_what_is_recomputed_on_one_stream_needs_no_event(x):
-    ebb.offload.configure(min_bytes=1 << 30)
+    ebb.config.offload.min_bytes = 1 << 30
     counts = counts_of_a_step(x)
     eager = counts_of_a_step(x, contextlib.nullcontext())
 
@@ -100,7 +104,7 @@ def test_host_memory_is_freed_after_its_copies(under_a_limit, x):
     step(x)
     assert ebb.stats()["offload"]["host_bytes_held"] > ebb.stats()["offload"]["host_bytes_used"]
     if under_a_limit:
-        ebb.offload.configure(pinned_limit=1)
+        ebb.config.offload.pinned_limit = 1
         with ebb.region(SINES):
             x.sin().cos()
     else:
@@ -114,7 +118,7 @@ def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
         h, y = sine_and_cosine(x)
         with torch.no_grad():
             h.zero_()
-    ebb.offload.configure(min_bytes=1, pinned_limit=1)
+    ebb.config.update(offload_min_bytes=1, offload_pinned_limit=1)
     with ebb.region(SINES):
         x.sin().cos()  # the limit holds from now on
     del y, h
@@ -122,7 +126,7 @@ def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
 
 
 def test_the_host_asks_nothing_of_what_is_never_fetched(x):
-    ebb.offload.configure(in_flight_bytes=0)
+    ebb.config.offload.in_flight_bytes = 0
     step(x)
     accelerator.synchronize()
     torch.ops.late.counts()

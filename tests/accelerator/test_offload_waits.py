@@ -128,7 +128,8 @@ STREAMS_OF_A_DEVICE = 33
 
 def prepare(settings, device):
     _testing.drain_offload()
-    ebb.offload.configure(min_bytes=1, **SETTINGS[settings])
+    ebb.config.update({f"offload.{name}": value for name, value in SETTINGS[settings].items()})
+    ebb.config.offload.min_bytes = 1
     streams = [torch.Stream(device=device) for _ in range(2)]
     return leaf(device), streams
 

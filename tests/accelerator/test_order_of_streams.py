@@ -99,7 +99,7 @@ def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
     backward, since forward made it."""
     with ebb.region():
         with streams[0]:
-            y = ebb.discardable(x.tanh())
+            y = ebb.experimental.discardable(x.tanh())
         for stream in streams[1:3]:
             with accelerator.behind(stream, streams[0]):
                 (x * 2).cos()
@@ -107,7 +107,7 @@ def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
         h = y.sin()
     with accelerator.behind(streams[1], streams[0]):
         z = h * 1
-    ebb.discard(y, restore_at=z)
+    ebb.experimental.discard(y, restore_at=z)
     accelerator.synchronize()
     ones = torch.ones_like(z)
     accelerator.synchronize()
@@ -253,7 +253,7 @@ def test_memory_that_came_ahead_for_another_stream(streams, x):
 
 def test_fetched_on_one_stream_and_asked_for_again_on_another(streams, x):
     """Whichever call of the device failed the first time. The memory belongs to a third stream."""
-    ebb.offload.configure(prefetch_bytes=x.nbytes)
+    ebb.config.offload.prefetch_bytes = x.nbytes
     calls, fails = 0, True
     while fails:
         outputs = sines_in_regions_of_their_own(x, streams[2], 3)
@@ -353,7 +353,7 @@ def test_what_left_early_is_freed_after_the_copy(streams, x):
 
 def test_what_is_dropped_on_its_way_back(streams, x):
     """Its memory is used again after the copy: on the device, and on the host by another stream."""
-    ebb.offload.configure(in_flight_bytes=0)
+    ebb.config.offload.in_flight_bytes = 0
     with ebb.region(SINES), streams[0]:
         first = x.sin().cos()
         second = (x * 2).sin().cos()
@@ -373,7 +373,7 @@ def test_what_is_dropped_on_its_way_back(streams, x):
 
 def test_what_was_fetched_is_not_sent_any_more(x):
     """It was among the last ones."""
-    ebb.offload.configure(keep_last=1)
+    ebb.config.offload.keep_last = 1
     with ebb.region(SINES):
         y = x.sin().cos()
     accelerator.synchronize()

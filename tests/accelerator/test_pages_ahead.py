@@ -25,8 +25,8 @@ import ebb
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 STEPS = {
-    "in order": ebb.paging.step,
-    "in any order": lambda: ebb.paging.step(False),
+    "in order": ebb.experimental.paging.step,
+    "in any order": lambda: ebb.experimental.paging.step(False),
     "not bracketed": contextlib.nullcontext,
 }
 
@@ -40,7 +40,7 @@ def found(net, x, n, region=contextlib.nullcontext):
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device):
-    ebb.paging.configure(prefetch=prefetch)
+    ebb.config.paging.prefetch = prefetch
     net = WaitingLayers(device=device)
     x, n = net.inputs(0), net.live(20)
     right = found(net, x, n)
@@ -50,7 +50,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device)
             with step():
                 results = found(net, x, n, products)
             assert same(right, results)
-            assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
 
     did = counts(program)
     assert did["regions_in_time"] == 2 * 4
@@ -68,21 +68,21 @@ def test_streams_run_late_at_random(step, compute, side, ahead, device):
             with step():
                 results = gradients(net, x, n, products)
             assert same(right, results)
-            assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
 
 
 def test_streams_of_the_programs_own(ahead, device, streams):
     net, x, n = masked(device)
     right = found(net, x, n)
     for _ in range(4):
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             results = []
             for stream in streams:
                 with stream:
                     results.append(gradients(net, x, n, products))
         accelerator.synchronize()
         assert all(same(right, result) for result in results)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 class Products(Step):
@@ -113,18 +113,18 @@ def test_what_a_graph_has_is_left_to_backward(ahead, device):
     did = counts(program)
     assert did["regions_stopped"] == 2 * 3
     assert did["regions_in_time"] == did["failures"] == 0
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_what_came_back_and_has_been_read_is_gone(ahead, device):
     """Steps that are recorded hold nothing but what they need."""
 
     def bytes_in_use():
-        ebb.paging.reset()
+        ebb.experimental.paging.reset()
         return bytes_in_use_between_regions(device, PRODUCTS)
 
     ahead_of_backward = bytes_in_use()
-    ebb.ahead.configure(regions=0)
+    ebb.config.ahead.regions = 0
     without = bytes_in_use()
     result, live_rows = 1536, 1024  # in blocks of the allocator's
     assert ahead_of_backward - without == 8 * (result - live_rows)
@@ -137,7 +137,7 @@ def test_an_overflow_is_told_by_the_step(ahead, device):
     for live in (5, 40, 40, 40):
         n = net.live(live)
         outcomes.append(same(found(net, x, n), found(net, x, n, products)))
-        outcomes.append(ebb.paging.step_ok())
+        outcomes.append(ebb.experimental.paging.step_ok())
     assert outcomes == [True, True, False, False, True, True, True, True]
 
 
@@ -150,16 +150,16 @@ def test_what_backward_never_asks_for_is_given_back(ahead, device):
         for index in range(3):
             last = h
             with products():
-                h = net.layer(ebb.mark_rows(h.mul(1.5), n), index)
+                h = net.layer(ebb.experimental.mark_rows(h.mul(1.5), n), index)
         torch.autograd.grad(h[:20].sum(), last)
         wait_for_replays()
 
     for _ in range(4):
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             program()
             gc.collect()
             assert ebb.stats()["paging"]["stashes"] == 0
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     assert ebb.stats()["ahead"]["bytes"] == 0
 
 
@@ -184,7 +184,7 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
         results = found(net, x, n, products)
     assert failures > 0
     assert same(right, results)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_each_wait_matters(ahead, device):

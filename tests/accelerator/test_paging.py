@@ -18,7 +18,7 @@ def step(live, device="cpu"):
     x, w = torch.randn(64, 8).to(device), torch.randn(8, 8).to(device).requires_grad_()
     count = torch.tensor(live).to(device)
     with ebb.region(EVERYTHING):
-        loss = (ebb.mark_rows(x.clone(), count) @ w).sigmoid()[:live].sum()
+        loss = (ebb.experimental.mark_rows(x.clone(), count) @ w).sigmoid()[:live].sum()
     return torch.autograd.grad(loss, w)[0]
 
 
@@ -31,7 +31,7 @@ def test_a_step_that_runs_twice_draws_the_same_on_the_device(device):
 
     for live in (4, 4, 60):
         drawn.clear()
-        found = ebb.paging.run_step(lambda live=live: draws_and(live))
+        found = ebb.experimental.paging.run_step(lambda live=live: draws_and(live))
 
     assert len(drawn) == 2
     for first, second in zip(*drawn, strict=True):
@@ -41,7 +41,9 @@ def test_a_step_that_runs_twice_draws_the_same_on_the_device(device):
 
 def test_a_device_without_a_generator(device):
     with accelerator.drawing("from cpu", generator=False):
-        found = [ebb.paging.run_step(lambda live=live: step(live)) for live in (4, 4, 60)]
+        found = [
+            ebb.experimental.paging.run_step(lambda live=live: step(live)) for live in (4, 4, 60)
+        ]
 
     assert torch.equal(found[-1], step(60))
 
@@ -70,10 +72,10 @@ def test_a_count_that_is_given_again_costs_no_kernel(device, counts, most):
     with ebb.region(EVERYTHING):
         first, second = x * 1, x * 2
 
-        once = operators_of(lambda: ebb.mark_rows(first, count))
-        again = operators_of(lambda: ebb.mark_rows(second, count))
+        once = operators_of(lambda: ebb.experimental.mark_rows(first, count))
+        again = operators_of(lambda: ebb.experimental.mark_rows(second, count))
         count.add_(1)
-        written = operators_of(lambda: ebb.mark_rows(second.clone(), count))
+        written = operators_of(lambda: ebb.experimental.mark_rows(second.clone(), count))
 
     assert 0 < len(once) <= most
     assert not again

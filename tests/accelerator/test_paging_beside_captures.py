@@ -35,11 +35,11 @@ def test_a_capture_right_after_the_step_that_was_recorded(device):
 
 def test_pools_that_go_while_a_graph_is_captured(device):
     """Nobody may wait then; and nobody need: the device was waited for before."""
-    ebb.paging.configure(headroom=3.0)
+    ebb.config.paging.headroom = 3.0
     step = trained(device)
     with step.stream:
         kept, other = (step.forward() for _ in range(2))
-        ebb.paging.reset()
+        ebb.experimental.paging.reset()
         torch.autograd.grad(other, step.net.weights)
     with step.capturing() as graph:
         torch.ops.late.counts()
@@ -58,13 +58,13 @@ def test_a_recorded_step_that_is_over_when_a_capture_has_begun(device):
     accelerator.synchronize()
     with step.capturing():
         del loss
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             assert ebb.stats()["paging"]["pools"] == []
     for _ in range(2):
-        ebb.paging.run_step(step.run)
+        ebb.experimental.paging.run_step(step.run)
         assert step.is_right()
     assert ebb.stats()["paging"]["pools"] != []
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_what_another_stream_brought_back_is_asked_for_again_in_a_capture(device):
@@ -89,7 +89,7 @@ def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
     accelerator.synchronize()
     step.set(40)
     step.run()
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     accelerator.synchronize()
     pools = ebb.stats()["paging"]["pools"]
     with pytest.raises(RuntimeError, match="sizes the page pools cannot begin"):
@@ -113,7 +113,7 @@ def test_flags_that_nobody_has_read_before_a_capture(device):
     del dropped  # so the step is over, and what is to be known of it is not on its way
     step.capture()
     accelerator.synchronize()
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
 
 
 # What others do meanwhile
@@ -121,7 +121,7 @@ def test_flags_that_nobody_has_read_before_a_capture(device):
 
 def test_another_stream_pages_while_a_graph_is_captured(device):
     """Its memory is its own until it has waited, whatever is let go for the graph."""
-    ebb.paging.configure(headroom=4.0)
+    ebb.config.paging.headroom = 4.0
     step, stream = trained(device), torch.Stream(device=device)
     x = step.net.inputs(3)
     for _ in range(2):
@@ -178,7 +178,7 @@ def larger_pools(step):
     """For more rows than there were; what has taken the memory of those that have gone."""
     step.set(40)
     step.run()
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     for _ in range(2):
         step.run()
         step.assert_right()
@@ -195,12 +195,12 @@ def test_a_graph_of_a_forward_without_a_backward_keeps_its_pools(device):
     others = larger_pools(step)
     graph.replay_and_wait()
     assert not any(tensor.any() for tensor in others)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_a_replay_between_a_forward_and_its_backward(device):
     """Both use the same pools: one comes after the other."""
-    ebb.paging.configure(headroom=3.0)
+    ebb.config.paging.headroom = 3.0
     step = trained(device)
     graph = step.capture()
     with step.stream:
@@ -214,12 +214,12 @@ def test_a_replay_between_a_forward_and_its_backward(device):
 
 
 def test_a_replay_while_something_comes_back_ahead(device):
-    ebb.paging.configure(headroom=3.0, prefetch=1)
+    ebb.config.update(paging_headroom=3.0, paging_prefetch=1)
     step = trained(device)
     graph = step.capture()
     with step.stream:
         for _ in range(3):
-            with ebb.paging.step():
+            with ebb.experimental.paging.step():
                 kept = paged(step.x, step.n, ("a", "b", "c"))
                 found = []
                 while kept:
@@ -231,7 +231,7 @@ def test_a_replay_while_something_comes_back_ahead(device):
 
 
 def test_pages_are_given_back_behind_a_replay(device):
-    ebb.paging.configure(headroom=3.0)
+    ebb.config.paging.headroom = 3.0
     step = trained(device)
     graph = step.capture()
     with step.stream:
@@ -250,7 +250,7 @@ def test_a_replay_right_after_its_pools_were_reset(device):
     graph = step.capture()
     step.set(40)
     graph.replay()
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     with step.stream:
         loss = step.forward()  # is recorded, and has no pools any more
         graph.replay_and_wait()

@@ -27,14 +27,14 @@ def test_a_captured_step_that_finds_no_room(device):
     step = trained(device, live=10)
     with step.capturing() as graph:
         step.run()
-        flag = ebb.paging.found_inf(device)
+        flag = ebb.experimental.paging.found_inf(device)
 
     graph.replay()
     assert flag.item() == 0.0
     step.set(40)
     graph.replay()
     assert flag.item() == 1.0
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     step.run()  # recorded; then pools are larger, and the graph's is as good as new
     assert step.is_right()
     step.run()
@@ -44,10 +44,10 @@ def test_a_captured_step_that_finds_no_room(device):
     graph.replay()
     assert step.is_right()
     assert flag.item() == 0.0
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     step.set(40)
     graph.replay()
-    assert not ebb.paging.step_ok()  # though no step pages there any more
+    assert not ebb.experimental.paging.step_ok()  # though no step pages there any more
     assert larger is not None
 
 
@@ -59,7 +59,7 @@ def test_asking_right_after_a_replay(live, device):
     for now in (10, live):
         step.set(now)
         graph.replay()
-        assert ebb.paging.step_ok() == (now == 10)
+        assert ebb.experimental.paging.step_ok() == (now == 10)
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
@@ -75,8 +75,8 @@ def test_eager_steps_between_replays(bracketed, device):
             step.run()
         assert step.is_right()
         if number % 2 == 0:
-            assert ebb.paging.step_ok()
-    assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_replays_and_eager_steps_without_a_wait_between(device):
@@ -91,12 +91,12 @@ def test_replays_and_eager_steps_without_a_wait_between(device):
     accelerator.synchronize()
 
     assert all(same(gradients(step.net, step.x, step.n), found) for found in seen)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_a_forward_without_a_backward_before_a_capture(device):
     """Its pages are free again when an eager step has run."""
-    ebb.paging.configure(headroom=1.0)
+    ebb.config.paging.headroom = 1.0
     step = trained(device)
     with step.stream:
         loss = step.forward()
@@ -108,11 +108,11 @@ def test_a_forward_without_a_backward_before_a_capture(device):
     step.run()
     assert step.is_right()
     graph.replay()
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_a_forward_without_a_backward_inside_a_capture(device):
-    ebb.paging.configure(headroom=2.0)
+    ebb.config.paging.headroom = 2.0
     step = trained(device)
     with step.capturing() as graph:
         loss = step.forward()
@@ -130,7 +130,7 @@ def test_a_backward_inside_a_capture_that_is_not_whole(device):
     for _ in range(5):
         graph.replay_and_wait()
         assert same(gradients(step.net, step.x, step.n)[-1:], found)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("where", ["after the step", "between forward and backward"])
@@ -195,7 +195,7 @@ def test_a_write_in_a_capture_to_what_has_left_before(device):
     step.warm()
     graph = accelerator.Graph()
     with step.stream, region():
-        h = ebb.mark_rows(step.x.detach() * 1, step.n).requires_grad_()
+        h = ebb.experimental.mark_rows(step.x.detach() * 1, step.n).requires_grad_()
         y = Keep.apply(h)
         ctx = Keep.last
         with graph.capture(step.stream), torch.no_grad():
@@ -228,8 +228,8 @@ def test_asking_while_a_graph_is_captured(device):
     with step.capturing() as graph:
         step.run()
         optimizer.step()
-        with pytest.raises(RuntimeError, match=r"use ebb.paging.found_inf\(\)"):
-            ebb.paging.step_ok()
+        with pytest.raises(RuntimeError, match=r"use paging.found_inf\(\)"):
+            ebb.experimental.paging.step_ok()
     graph.replay()
     assert step.is_right()
     assert torch.equal(parameter.detach().cpu(), torch.full((4,), 0.5))
@@ -264,4 +264,4 @@ def test_two_graphs_on_two_streams(device):
                 graph.replay()
             torch.accelerator.current_stream().wait_stream(step.stream)
     assert all(step.is_right() for step in steps)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()

@@ -29,12 +29,12 @@ def steady(*devices):
     nets = [Masked(device=device) for device in devices]
     data = [(net, net.inputs(0), net.live(20)) for net in nets]
     steps = [lambda given=given: gradients(*given, region) for given in data]
-    with ebb.paging.step(False):  # sizes the pools of all
+    with ebb.experimental.paging.step(False):  # sizes the pools of all
         for step in steps:
             step()
     for step in steps * 2:
         step()
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     accelerator.synchronize()
     torch.ops.late.counts()
     return steps
@@ -52,9 +52,9 @@ def test_pools_that_go_are_waited_for_once(asked, device):
     assert len(ebb.stats()["paging"]["pools"]) > 1
     step()
     if asked:
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     torch.ops.late.counts()
-    ebb.paging.reset()
+    ebb.experimental.paging.reset()
     assert counted("synchronize") == [0 if asked else 1]
 
 
@@ -63,7 +63,7 @@ def test_asking_after_a_step_gives_the_device_nothing_to_do(device):
     (step,) = steady(device)
     step()
     torch.ops.late.counts()
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     assert counted("synchronize", "record", "wait") == [1, 0, 0]
 
 
@@ -71,7 +71,7 @@ def test_a_device_that_had_nothing_to_do_is_not_waited_for(device):
     here, _ = steady(torch.device("late", 0), torch.device("late", 1))
     here()
     torch.ops.late.counts()
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     assert counted("synchronize") == [1]
 
 
@@ -113,7 +113,7 @@ def test_what_has_left_is_free_when_somebody_has_asked(device):
     net = Masked(device=device)
     loss = net(net.inputs(0), net.live(20), region)
     before = torch.accelerator.memory_allocated(device)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     assert torch.accelerator.memory_allocated(device) < before
     assert loss is not None
     assert step
@@ -125,7 +125,7 @@ def test_what_has_left_is_free_when_the_step_ends_on_another_stream(device, stre
         page_and_bring_back(x, n)
     wait_for_all(device, streams)
     with streams[0], ebb.region(EVERYTHING):
-        h = ebb.mark_rows(x + 1, n)
+        h = ebb.experimental.mark_rows(x + 1, n)
         place = h.data_ptr()
         kept, ctx = Keep.apply(h), Keep.last
         del h
@@ -142,22 +142,22 @@ def test_what_has_left_is_free_when_the_step_ends_on_another_stream(device, stre
 def test_the_last_of_what_has_left_is_waited_for(device):
     """Though something older is given up after it: what was coming back ahead, when the order of
     the step has changed."""
-    ebb.paging.configure(prefetch=1)
+    ebb.config.paging.prefetch = 1
     _, x, n = masked(device)
     for _ in range(2):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             kept = paged(x, n, ("a", "b", "c"))
             for ctx, _ in reversed(kept):
                 assert ctx.saved_tensors
             kept.clear()
-    with contextlib.suppress(KeyError), ebb.paging.step():
+    with contextlib.suppress(KeyError), ebb.experimental.paging.step():
         kept = paged(x, n, ("a", "b", "c"))
         assert kept[-1][0].saved_tensors  # "b" is on its way back
         kept.pop()
         with pytest.raises(RuntimeError, match="in another order"):
             paged(x, n, ("d",))
         with ebb.region(EVERYTHING, "e"):
-            h = ebb.mark_rows(x + 1, n)
+            h = ebb.experimental.mark_rows(x + 1, n)
             place = h.data_ptr()
             ours = Keep.apply(h)
             del h
@@ -175,9 +175,9 @@ def test_memory_of_what_has_left_after_what_is_written(device):
     _, x, n = masked(device)
     for _ in range(3):
         with ebb.region(EVERYTHING):
-            h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
+            h = ebb.experimental.mark_rows(x.detach() + 1, n).requires_grad_()
             first = Keep.apply(h)
-            second = Keep.apply(ebb.mark_rows(x + 2, n))
+            second = Keep.apply(ebb.experimental.mark_rows(x + 2, n))
             ctx = Keep.last
             with torch.no_grad():
                 h.data.zero_()

@@ -41,13 +41,13 @@ def step(device):
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_a_backward_on_a_device_that_failed(prefetch, step):
     """The error is an exception, and all is dropped."""
-    ebb.paging.configure(prefetch=prefetch, headroom=4.0)
+    ebb.config.update(paging_prefetch=prefetch, paging_headroom=4.0)
     for _ in range(2):
         assert step(bracketed=bool(prefetch))
     n = step.net.live(100)
 
     def fail():
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             loss = step.net(step.x, n, region)
             with accelerator.broken():
                 torch.autograd.grad(loss, step.net.weights)
@@ -57,18 +57,18 @@ def test_a_backward_on_a_device_that_failed(prefetch, step):
     accelerator.synchronize()
     gc.collect()
     assert step()
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("back", [0, 1])
 def test_a_graph_that_is_dropped_after_the_device_failed(back, step):
     """Its destructors ask the device for nothing; not for what was coming back ahead either."""
-    ebb.paging.configure(prefetch=1, headroom=4.0)
+    ebb.config.update(paging_prefetch=1, paging_headroom=4.0)
     for _ in range(2):
         assert step(bracketed=True)
 
     def fail():
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             loss = step.net(step.x, step.net.live(100), region)
             if back:
                 torch.autograd.grad(loss, step.net.weights[-1:], retain_graph=True)
@@ -80,7 +80,7 @@ def test_a_graph_that_is_dropped_after_the_device_failed(back, step):
         fail()
     assert ebb.stats()["paging"]["stashes"] == 0
     assert step(bracketed=True)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_asking_a_device_that_failed_raises(step):
@@ -88,7 +88,7 @@ def test_asking_a_device_that_failed_raises(step):
         assert step()
     with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
         step.net.n = gradients(step.net, step.x, step.x, region)
-    for ask in (ebb.paging.step_ok, lambda: ebb.paging.found_inf("late")):
+    for ask in (ebb.experimental.paging.step_ok, lambda: ebb.experimental.paging.found_inf("late")):
         loss = step.net(step.x, step.net.live(100), region)
         with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
             ask()
@@ -100,7 +100,7 @@ def test_asking_a_device_that_failed_raises(step):
 @pytest.mark.parametrize("which", [0, 1, 2, 5])
 def test_a_kernel_that_fails_in_forward(which, step):
     """The pages of those that did not are given back with the graph."""
-    ebb.paging.configure(headroom=1.0)
+    ebb.config.paging.headroom = 1.0
     for _ in range(2):
         assert step()
     torch.ops.late.fail_page_kernel(which)
@@ -109,7 +109,7 @@ def test_a_kernel_that_fails_in_forward(which, step):
     torch.ops.late.fail_page_kernel(-1)
     gc.collect()
     assert step()
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 # Memory
@@ -118,10 +118,10 @@ def test_a_kernel_that_fails_in_forward(which, step):
 def test_no_memory_for_what_comes_back_ahead(device):
     """It comes back when it is needed, and what is asked for comes back all the same. In that step
     nothing more comes ahead: each try may cost an allocator all that it has cached."""
-    ebb.paging.configure(prefetch=1)
+    ebb.config.paging.prefetch = 1
     _, x, n = masked(device)
     for limited in (False, False, True, True, False):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             a, b, c, d = kept = paged(x, n, ("a", "b", "c", "d"))
             if limited:
                 torch.ops.late.limit(torch.accelerator.memory_allocated(device), -1)
@@ -133,7 +133,7 @@ def test_no_memory_for_what_comes_back_ahead(device):
             found += b[0].saved_tensors + a[0].saved_tensors
         assert all(is_right(value, x, 4 - i) for i, value in enumerate(found))
         assert not limited or more < 1.5 * x.nbytes  # the one that was needed
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
         assert kept
     Keep.last = None
 
@@ -141,13 +141,13 @@ def test_no_memory_for_what_comes_back_ahead(device):
 @pytest.mark.parametrize("host_headroom", [0.0, 4.0])
 def test_no_memory_for_pools(host_headroom, step):
     """Steps run without them, and the host waits for each count."""
-    ebb.paging.configure(host_headroom=host_headroom)
+    ebb.config.paging.host_headroom = host_headroom
     n = step.net.live(100)
     expected = gradients(step.net, step.x, n)
     accelerator.synchronize()
 
     def run():
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             found = gradients(step.net, step.x, n, region)
             accelerator.synchronize()
             torch.ops.late.limit(0, -1)  # until pools have been made
@@ -161,14 +161,14 @@ def test_no_memory_for_pools(host_headroom, step):
     assert ebb.stats()["paging"]["pools"] == []
     for _ in range(3):
         assert step()
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     assert ebb.stats()["paging"]["pools"] != []
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
 def test_no_pinned_memory_for_the_second_tier(bracketed, step):
     """The pool has none, and says which setting asks for it."""
-    ebb.paging.configure(host_headroom=4.0)
+    ebb.config.paging.host_headroom = 4.0
     with (
         accelerator.limited(host=torch.ops.late.host_usage()[0] + 4096),
         pytest.warns(
@@ -181,7 +181,7 @@ def test_no_pinned_memory_for_the_second_tier(bracketed, step):
     assert stats["host_pool_bytes"] == 0
     for _ in range(2):
         assert step(bracketed=bracketed)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
@@ -194,20 +194,20 @@ def test_no_pinned_memory_at_all(step):
     assert ebb.stats()["paging"]["pools"] == []
     for _ in range(2):
         assert step()
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_pools_that_go_while_something_is_on_its_way_back(tier, step):
     """Their memory is not used again before; pinned memory is of no stream."""
     if tier == "host":
-        ebb.paging.configure(host_headroom=4.0)
+        ebb.config.paging.host_headroom = 4.0
     assert step(20)
     n, x, net = step.net.live(90 if tier == "host" else 20), step.x, step.net
     expected = gradients(net, x, n)
     for _ in range(2):
         loss = net(x, n, region)
-        ebb.paging.reset()
+        ebb.experimental.paging.reset()
         others = [torch.zeros(256, 64).to("late") for _ in range(4)]
         pinned = [torch.zeros(MIB, dtype=torch.uint8).pin_memory() for _ in range(4)]
         found = torch.autograd.grad(loss, [x, *net.weights])
@@ -236,7 +236,7 @@ for _ in range(2):
         print(type(error).__name__, str(error).splitlines()[0])
     print(ebb.stats()["paging"]["stashes"], ebb.stats()["open_regions"])
 accelerator.have_pages()
-print(len(gradients(net, x, n, region)), ebb.paging.step_ok())
+print(len(gradients(net, x, n, region)), ebb.experimental.paging.step_ok())
 """
 
 

@@ -92,14 +92,14 @@ def test_pools_are_made_where_tensors_are(index, bracketed):
     x, n = net.inputs(0), net.live(20)
     for _ in range(3):
         if bracketed == "step":
-            with ebb.paging.step():
+            with ebb.experimental.paging.step():
                 found = gradients(net, x, n, region)
         elif bracketed == "run_step":
-            found = ebb.paging.run_step(lambda: gradients(net, x, n, region))
+            found = ebb.experimental.paging.run_step(lambda: gradients(net, x, n, region))
         else:
             found = gradients(net, x, n, region)
         assert same(gradients(net, x, n), found)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     assert {pool["device"] for pool in ebb.stats()["paging"]["pools"]} == {str(here)}
     assert torch.ops.late.current_device() == 0
 
@@ -113,9 +113,11 @@ def test_the_flag_of_a_device():
         return gradients(net, net.inputs(0), net.live(live), region)
 
     def flags():
-        return [ebb.paging.found_inf(name).item() for name in ("late", "late:0", "late:1")]
+        return [
+            ebb.experimental.paging.found_inf(name).item() for name in ("late", "late:0", "late:1")
+        ]
 
-    with ebb.paging.step(False):  # sizes the pools of both
+    with ebb.experimental.paging.step(False):  # sizes the pools of both
         run(0, 5)
         run(1, 5)
     assert flags() == [0.0, 0.0, 0.0]
@@ -126,13 +128,13 @@ def test_the_flag_of_a_device():
         assert flags() == [1.0, 0.0, 1.0]
     finally:
         torch.ops.late.set_device(0)
-    flag = ebb.paging.found_inf("late:1")
+    flag = ebb.experimental.paging.found_inf("late:1")
     assert (flag.device, flag.dtype, flag.shape) == (torch.device("late:1"), torch.float32, ())
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
 
 
 def test_an_assertion_on_the_device(device):
-    ebb.paging.configure(overflow="assert")
+    ebb.config.paging.overflow = "assert"
     net = Masked(device=device)
     for live in (5, 5):
         gradients(net, net.inputs(0), net.live(live), region)
@@ -143,7 +145,7 @@ def test_an_assertion_on_the_device(device):
     findings = accelerator.findings()
     assert findings
     assert all("a page pool was too small" in one for one in findings)
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("counts", [17, [17], [3, 0, 14]], ids=str)
@@ -152,12 +154,12 @@ def test_counts_on_the_device(counts, device):
     x, given_ = net.inputs(0), torch.tensor(counts).to(device)
     for _ in range(3):
         with ebb.region(EVERYTHING):
-            h = ebb.mark_rows(x * 2, given_)
+            h = ebb.experimental.mark_rows(x * 2, given_)
             loss = h.sin()[:17].sum()
         assert same(
             torch.autograd.grad((x * 2).sin()[:17].sum(), [x]), torch.autograd.grad(loss, [x])
         )
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("count", [-1, 41])
@@ -166,7 +168,7 @@ def test_counts_that_cannot_be_show_in_the_end(count, device):
     gradients(net, net.inputs(0), net.live(20), region)
     gradients(net, net.inputs(0), net.live(count), region)
     with pytest.raises(RuntimeError, match="paging failed in this step"):
-        ebb.paging.step_ok()
+        ebb.experimental.paging.step_ok()
 
 
 def test_padded_memory_is_free_between_forward_and_backward(device):
@@ -191,11 +193,11 @@ def test_padded_memory_is_free_between_forward_and_backward(device):
 @pytest.mark.parametrize("dead_rows", ["nan", "zero"])
 def test_dead_rows_that_are_to_show(dead_rows, device):
     """Of the last layer too, which nothing has come after."""
-    ebb.paging.configure(dead_rows=dead_rows)
+    ebb.config.paging.dead_rows = dead_rows
     _, x, n = masked(device)
     for _ in range(3):
         with ebb.region(EVERYTHING):
-            loss = ebb.mark_rows(x * 2, n).sin()
+            loss = ebb.experimental.mark_rows(x * 2, n).sin()
         (found,) = torch.autograd.grad(loss.sum(), [x])
         dead = found[20:].cpu()
         assert bool(dead.isnan().all()) if dead_rows == "nan" else torch.equal(dead, dead * 0 + 2)

@@ -60,7 +60,7 @@ def test_two_streams_take_turns(device, streams):
                 found.append(torch.autograd.grad(losses.pop(), [data[i][0], *net.weights]))
         wait_for_all(device, streams)
         assert all(map(same, expected, reversed(found)))
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
@@ -68,7 +68,7 @@ def test_two_streams_take_turns(device, streams):
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
     """One forward and one backward in turn, each micro-batch on one of two streams."""
-    ebb.paging.configure(prefetch=prefetch, headroom=4.0)
+    ebb.config.update(paging_prefetch=prefetch, paging_headroom=4.0)
     net = Masked(device=device)
     n, inputs = net.live(20), [net.inputs(seed) for seed in range(6)]
     expected = [gradients(net, x, n) for x in inputs]
@@ -96,7 +96,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
             found = run()
         wait_for_all(device, streams)
         assert all(map(same, expected, found))
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 def test_layers_on_two_streams(device, streams):
@@ -112,7 +112,7 @@ def test_layers_on_two_streams(device, streams):
             here.wait_stream(before)
             h.record_stream(here)
             with here, inside():
-                h = net.layer(ebb.mark_rows(h.mul(1.5), n), index)
+                h = net.layer(ebb.experimental.mark_rows(h.mul(1.5), n), index)
             before.wait_stream(here)
             h.record_stream(before)
         return torch.where(lives, h, 0).square().sum()
@@ -126,7 +126,7 @@ def test_layers_on_two_streams(device, streams):
             found = torch.autograd.grad(program(region), [x, *net.weights])
         wait_for_all(device, streams)
         assert same(expected, found)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("part", ["made on one", "ends on one"])
@@ -136,7 +136,7 @@ def test_what_leaves_when_the_region_ends(part, device, streams):
     net, x, n = masked(device)
 
     def program(x):
-        h = ebb.mark_rows(x * 1, n).sin()
+        h = ebb.experimental.mark_rows(x * 1, n).sin()
         return torch.where(net.places < n, h.exp().cos(), 0).sum()
 
     accelerator.synchronize()
@@ -151,14 +151,14 @@ def test_what_leaves_when_the_region_ends(part, device, streams):
             found = torch.autograd.grad(loss, [x])
         accelerator.synchronize()
         assert same(torch.autograd.grad(program(x), [x]), found)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "in pools"])
 def test_another_stream_asks(recorded, device, streams, one):
     x, n = one
     if recorded:
-        ebb.paging.reset()
+        ebb.experimental.paging.reset()
     with streams[0]:
         kept = paged(x, n)
     with accelerator.behind(streams[1], streams[0]):
@@ -188,11 +188,11 @@ def test_another_stream_asks_again(ordered, device, streams, one):
 
 def test_what_came_back_ahead_for_another_stream(device, streams):
     """A layer's backward on one stream brings back what is needed on the other."""
-    ebb.paging.configure(prefetch=1)
+    ebb.config.paging.prefetch = 1
     _, x, n = masked(device)
     accelerator.synchronize()
     for _ in range(4):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             kept = paged(x, n, ("a", "b", "c"))
             found = []
             wait_for_all(device, streams)
@@ -205,14 +205,14 @@ def test_what_came_back_ahead_for_another_stream(device, streams):
             Keep.last = None
         torch.accelerator.synchronize()
         assert all(is_right(value, x, number) for value, number in found)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, streams, one):
     x, n = one
     with ebb.region(EVERYTHING):
         with streams[0]:
-            h = ebb.mark_rows(x.detach() + 1, n)
+            h = ebb.experimental.mark_rows(x.detach() + 1, n)
             y = Keep.apply(h.requires_grad_())
             ctx = Keep.last
         with accelerator.behind(streams[1], streams[0]), torch.no_grad():
@@ -231,14 +231,14 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
     for _ in range(3):
         with ebb.region(EVERYTHING, "a"):
             with streams[0]:
-                h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
+                h = ebb.experimental.mark_rows(x.detach() + 1, n).requires_grad_()
             with accelerator.behind(streams[1], streams[0]):
                 out = Keep.apply(h)  # before torch 2.13 the node dies with its result
                 ctx = Keep.last
         streams[0].wait_stream(streams[1])
         del h
         with streams[1], ebb.region(EVERYTHING, "b"):
-            Keep.apply(ebb.mark_rows(x + 2, n))  # what "a" has paged is let go
+            Keep.apply(ebb.experimental.mark_rows(x + 2, n))  # what "a" has paged is let go
         with streams[0]:
             scratch = [torch.zeros_like(x) for _ in range(4)]
         with streams[1]:
@@ -257,7 +257,7 @@ def test_memory_of_one_stream_does_not_wait_for_another(device, streams, one):
 
     def page(name):
         with ebb.region(EVERYTHING, name):
-            h = ebb.mark_rows(x + 1, n)
+            h = ebb.experimental.mark_rows(x + 1, n)
             Keep.apply(h)
             return h.data_ptr(), Keep.last
 
@@ -292,7 +292,7 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
     wait_for_all(device, streams)
     for _ in range(3):
         with streams[0], ebb.region(EVERYTHING):
-            h = ebb.mark_rows(x.detach() + 1, n).requires_grad_()
+            h = ebb.experimental.mark_rows(x.detach() + 1, n).requires_grad_()
             out = Keep.apply(h)  # as above
             ctx = Keep.last
         with accelerator.behind(streams[1], streams[0]):
@@ -309,12 +309,12 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
 def test_a_graph_that_is_dropped_on_another_stream(device, streams, one):
     """What was coming back ahead is the stream's for which it was to be."""
     x, n = one
-    ebb.paging.configure(prefetch=1)
-    ebb.paging.reset()
+    ebb.config.paging.prefetch = 1
+    ebb.experimental.paging.reset()
     for _ in range(4):
-        with ebb.paging.step(False), streams[0]:
+        with ebb.experimental.paging.step(False), streams[0]:
             pass
-        with ebb.paging.step(), streams[0]:
+        with ebb.experimental.paging.step(), streams[0]:
             kept = paged(x, n, ("a", "b", "c"))
             ctx = kept[-1][0]
             back = ctx.saved_tensors[0].clone()
@@ -326,7 +326,7 @@ def test_a_graph_that_is_dropped_on_another_stream(device, streams, one):
         torch.accelerator.synchronize()
         assert is_right(back, x, 3)
         assert all(not tensor.any() for tensor in [*scratch, *again])
-        ebb.paging.step_ok()
+        ebb.experimental.paging.step_ok()
 
 
 def test_threads_of_two_devices(device):
@@ -334,8 +334,8 @@ def test_threads_of_two_devices(device):
     nets = [Masked(device=torch.device("late", i % 2), seed=i) for i in range(4)]
     data = [(net.inputs(1), net.live(11)) for net in nets]
     expected = [gradients(net, *given) for net, given in zip(nets, data, strict=True)]
-    ebb.paging.configure(headroom=8.0)
-    with ebb.paging.step(False):
+    ebb.config.paging.headroom = 8.0
+    with ebb.experimental.paging.step(False):
         for net, given in zip(nets, data, strict=True):
             gradients(net, *given, region)
     accelerator.synchronize()
@@ -350,10 +350,10 @@ def test_threads_of_two_devices(device):
                 if not same(expected[i], found):
                     wrong.append(i)
 
-    with ebb.paging.step(False):
+    with ebb.experimental.paging.step(False):
         together(work, 4)
     assert wrong == []
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_one_graph_over_two_devices(device):
@@ -371,12 +371,12 @@ def test_one_graph_over_two_devices(device):
             found = torch.autograd.grad(loss(region), leaves)
         by_net = [found[0], *found[2:8], found[1], *found[8:]]
         assert same(expected, by_net)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 def test_streams_that_run_by_themselves(device, streams):
     """With threads, each task late at random."""
-    ebb.paging.configure(headroom=2.0)
+    ebb.config.paging.headroom = 2.0
     net = Masked(device=device)
     data = [(net.inputs(seed), net.live(20 + seed)) for seed in range(4)]
     expected = [gradients(net, *given) for given in data]
@@ -388,7 +388,7 @@ def test_streams_that_run_by_themselves(device, streams):
                 found = gradients(net, *given, region)
             wait_for_all(device, streams)
             assert same(expected[number % 4], found)
-            assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
 
 
 def test_one_stream_costs_nothing_more(device):
@@ -414,7 +414,7 @@ def test_a_layer_of_other_operators(device, streams):
 
     def program(inside):
         with inside():
-            h = ebb.mark_rows(x * 1.5, n)
+            h = ebb.experimental.mark_rows(x * 1.5, n)
             y = layer_norm(gelu(h @ w), (8,))
         return torch.where(net.places < n, y, 0).square().sum()
 
@@ -450,7 +450,7 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
     written = ebb.Policy({"aten::mm": ebb.PAGE})
 
     def program():
-        h = ebb.mark_rows(x @ w, n)
+        h = ebb.experimental.mark_rows(x @ w, n)
         y = h.exp().cos()
         kept = h.sin()
         with accelerator.behind(streams[1], streams[0]):
@@ -459,7 +459,7 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
 
     accelerator.synchronize()
     for _ in range(3):
-        with ebb.paging.step(), streams[0]:
+        with ebb.experimental.paging.step(), streams[0]:
             with ebb.region(written):
                 loss, kept = program()
             found = torch.autograd.grad(loss, [w])
@@ -469,7 +469,7 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
         accelerator.synchronize()
         assert same(expected, found)
         assert kept
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     assert ebb.stats()["paging"]["resident"] > 0
 
 
@@ -479,7 +479,7 @@ def test_what_dies_when_a_stream_has_waited_may_ask(device):
     for _ in range(2):
         page_and_bring_back(x, n)
     with ebb.region(EVERYTHING, "a"):
-        h = ebb.mark_rows(x + 1, n)
+        h = ebb.experimental.mark_rows(x + 1, n)
         found = asks_when_it_dies(h.untyped_storage())
         kept = Keep.apply(h)
         del h

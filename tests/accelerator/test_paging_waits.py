@@ -28,7 +28,7 @@ def steady(net, live=20, bracketed=False):
 
     for _ in range(3):
         step()
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     accelerator.synchronize()
     torch.ops.late.counts()
     return step
@@ -37,14 +37,14 @@ def steady(net, live=20, bracketed=False):
 @pytest.mark.parametrize("bracketed", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"page_rows": 4}, {"host_headroom": 2.0}], ids=str)
 def test_the_host_neither_waits_nor_asks_in_a_steady_step(settings, bracketed, device):
-    ebb.paging.configure(**settings)
+    ebb.config.update({f"paging.{name}": value for name, value in settings.items()})
     step = steady(Masked(device=device), bracketed=bracketed)
     for _ in range(2):  # the second time, there are as many events as three steps need
         torch.ops.late.counts()
         for _ in range(3):
             step()
         counts = torch.ops.late.counts()
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
     for what in ("synchronize", "query", "copies that the host waited for", "allocate pinned"):
         assert counts.get(what, 0) == 0, what
@@ -72,21 +72,21 @@ def test_asking_waits_for_one_event_of_each_device(ask, device):
     data = [(net.inputs(0), net.live(20)) for net in nets]
 
     def step():
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             for net, given in zip(nets, data, strict=True):
                 gradients(net, *given, region)
 
     for _ in range(3):
         step()
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     assert len(ebb.stats()["paging"]["pools"]) >= 4
     torch.ops.late.counts()
     step()
-    assert ebb.paging.step_ok() if ask == "step_ok" else optimizer.step() is None
+    assert ebb.experimental.paging.step_ok() if ask == "step_ok" else optimizer.step() is None
     counts = torch.ops.late.counts()
     assert counts["synchronize"] == 2
     assert counts.get("query", 0) == 0
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     assert torch.ops.late.counts().get("synchronize", 0) == 0  # it is known
 
 
@@ -110,11 +110,11 @@ def test_asking_waits_for_pools_alone(ask, device):
         found = [g * 2 for g in found]
     behind = done_by_now()
     if ask == "step_ok":
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     elif ask == "optimizer":
         optimizer.step()
     else:
-        ebb.paging.found_inf(device)
+        ebb.experimental.paging.found_inf(device)
 
     assert not behind.query()
     accelerator.synchronize()
@@ -129,7 +129,7 @@ def test_asking_between_forward_and_backward_waits_for_pools_alone(device):
         loss = loss * 2
     behind = done_by_now()
 
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     assert not behind.query()
     accelerator.synchronize()
 
@@ -138,13 +138,13 @@ def test_a_bracketed_step_is_asked_about_before_its_end(device):
     """A micro-batch of it: what has been given to pools since is waited for."""
     net, x, n = masked(device)
     for _ in range(3):
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             gradients(net, x, n, region)
             net(x, net.live(20), region)
-            assert ebb.paging.step_ok()
-    with ebb.paging.step(False):
+            assert ebb.experimental.paging.step_ok()
+    with ebb.experimental.paging.step(False):
         loss = net(x, net.live(40), region)
-        assert not ebb.paging.step_ok()
+        assert not ebb.experimental.paging.step_ok()
     assert loss is not None
 
 
@@ -162,7 +162,9 @@ class Program:
     """A step to be run again and again, from the same start, and what it should give."""
 
     def __init__(self, device, **settings):
-        ebb.paging.configure(headroom=4.0, **settings)
+        ebb.config.update(
+            {f"paging.{name}": value for name, value in settings.items()}, paging_headroom=4.0
+        )
         self.net = Single(layers=3, device=device)
         self.x, self.n, self.many = self.net.inputs(0), self.net.live(20), self.net.live(40)
         self.streams = torch.Stream(device=device), torch.Stream(device=device)
@@ -175,15 +177,15 @@ class Program:
         return torch.autograd.grad(self.loss(), [self.x])
 
     def bracketed(self):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             return self.plain()
 
     def too_small(self):
         """Pools with room for the rows of `plain` only."""
-        ebb.paging.reset()
-        ebb.paging.configure(headroom=1.0)
+        ebb.experimental.paging.reset()
+        ebb.config.paging.headroom = 1.0
         self.plain()
-        ebb.paging.step_ok()
+        ebb.experimental.paging.step_ok()
 
     def join(self):
         wait_for_all(self.device, self.streams)
@@ -191,7 +193,7 @@ class Program:
 
 def pages(program):
     """Not stacks: two micro-batches come back in the order in which they were paged."""
-    with ebb.paging.step():
+    with ebb.experimental.paging.step():
         losses = [program.loss() for _ in range(2)]
         return [g for loss in losses for g in torch.autograd.grad(loss, [program.x])]
 
@@ -215,7 +217,7 @@ def another_stream_asks(program):
     """Paged on one stream, fetched on another; what came ahead is for a third."""
     program.join()
     found = []
-    with ebb.paging.step():
+    with ebb.experimental.paging.step():
         with program.streams[0]:
             kept = paged(program.x, program.n, ("layer 1", "layer 2", "layer 3"))
         program.join()
@@ -234,7 +236,7 @@ def a_write(program):
     """To a storage whose rows are leaving."""
     w = program.net.weights[0]
     with region():
-        h = ebb.mark_rows(program.x.detach() * 1, program.n)
+        h = ebb.experimental.mark_rows(program.x.detach() * 1, program.n)
         y = (h @ w).sigmoid()
         z = y * 2
         y.data.zero_()
@@ -243,7 +245,7 @@ def a_write(program):
 
 
 def partial_backward(program):
-    with ebb.paging.step(False):
+    with ebb.experimental.paging.step(False):
         middle = []
         layer, program.net.layer = program.net.layer, None
         program.net.layer = lambda h, index: middle.append(layer(h, index)) or middle[-1]
@@ -257,7 +259,7 @@ def partial_backward(program):
 
 
 def a_dropped_graph(program):
-    with ebb.paging.step(False):
+    with ebb.experimental.paging.step(False):
         loss = program.loss()
         del loss
         scratch = [torch.zeros_like(program.x) for _ in range(8)]
@@ -267,12 +269,12 @@ def a_dropped_graph(program):
 def asked(program):
     """Whether there was room, when there was none."""
     torch.autograd.grad(program.net(program.x, program.many, region), [program.x])
-    return [torch.tensor(ebb.paging.step_ok())]
+    return [torch.tensor(ebb.experimental.paging.step_ok())]
 
 
 def a_flag(program):
     found = program.plain()
-    flag = ebb.paging.found_inf(program.device)
+    flag = ebb.experimental.paging.found_inf(program.device)
     return [*found, flag, *program.plain()]
 
 
@@ -280,12 +282,12 @@ def a_reset(program):
     """What it drops may still be coming back; and what it found is told."""
     kept = program.loss()
     loss = program.net(program.x, program.many, region)
-    ebb.paging.reset()
+    ebb.experimental.paging.reset()
     found = torch.autograd.grad(loss, [program.x])
     assert kept is not None
     del kept  # and with it the pool
     pinned = torch.ones(4096, dtype=torch.uint8).pin_memory()
-    return [*found, pinned, torch.tensor(ebb.paging.step_ok())]
+    return [*found, pinned, torch.tensor(ebb.experimental.paging.step_ok())]
 
 
 PROGRAMS = {  # each with settings of paging
@@ -342,7 +344,7 @@ def test_each_wait_that_is_left_out_shows(name, device):
         for _ in range(3):
             with contextlib.suppress(RuntimeError):  # of before
                 program.too_small() if name in ("asked", "a_reset") else step(program)
-                ebb.paging.step_ok()
+                ebb.experimental.paging.step_ok()
         accelerator.synchronize()
         accelerator.findings()
 

@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def model(device):
-    ebb.offload.configure(min_bytes=1024)
+    ebb.config.offload.min_bytes = 1024
     return Net().to(device)
 
 

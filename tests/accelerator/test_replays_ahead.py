@@ -170,7 +170,9 @@ def test_writes_in_place(ahead, device):
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 def test_offloaded_inputs_come_back_ahead(prefetch, ahead, device):
     """On its own stream too: the first fetch of a backward finds nothing that came ahead."""
-    ebb.offload.configure(min_bytes=1, in_flight_bytes=0, prefetch_bytes=prefetch)
+    ebb.config.update(
+        offload_min_bytes=1, offload_in_flight_bytes=0, offload_prefetch_bytes=prefetch
+    )
     modules, x = on(device, blocks(4)), leaf(device)
 
     def program(entered):
@@ -189,7 +191,7 @@ def test_offloaded_inputs_come_back_ahead(prefetch, ahead, device):
 
 
 def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
-    ebb.offload.configure(min_bytes=1, in_flight_bytes=0, prefetch_bytes=0)
+    ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=0, offload_prefetch_bytes=0)
     modules, x = on(device, blocks(2)), leaf(device)
     fetched = []
 
@@ -198,7 +200,7 @@ def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
         fetched.append(ebb.stats()["offload"]["bytes_fetched"])
 
     def run(**settings):
-        ebb.ahead.configure(**settings)
+        ebb.config.update({f"ahead.{name}": value for name, value in settings.items()})
         fetched[:] = [ebb.stats()["offload"]["bytes_fetched"]]
         h = x
         for module in modules:
@@ -214,11 +216,11 @@ def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
 
 
 def test_what_was_offloaded_and_has_been_read_is_gone(ahead, device):
-    ebb.offload.configure(min_bytes=1, in_flight_bytes=0, prefetch_bytes=0)
+    ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=0, offload_prefetch_bytes=0)
     policy = ebb.Policy({"aten::mm": ebb.OFFLOAD})
     bytes_in_use_between_regions(device, policy)
     ahead_of_backward = bytes_in_use_between_regions(device, policy)
-    ebb.ahead.configure(regions=0)
+    ebb.config.ahead.regions = 0
     without = bytes_in_use_between_regions(device, policy)
     assert ahead_of_backward - without == 8 * 1536  # eight results
 

@@ -33,7 +33,7 @@ def ones_for(*outputs):
 def test_a_kept_tensor_leaves_behind_the_stream_on_which_it_was_packed(
     in_flight, streams, x, device
 ):
-    ebb.offload.configure(keep_last=1, in_flight_bytes=in_flight)
+    ebb.config.update(offload_keep_last=1, offload_in_flight_bytes=in_flight)
     y = leaf(device)
     with streams[0], ebb.region(SINES):
         first = sine_and_cosine(x)  # the sine is kept: it is the last one
@@ -53,7 +53,7 @@ def test_a_kept_tensor_leaves_behind_the_stream_on_which_it_was_packed(
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, streams, x):
     """And the copy back after it, on a stream that knows nothing of the write."""
-    ebb.offload.configure(keep_last=keep_last)
+    ebb.config.offload.keep_last = keep_last
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
@@ -73,7 +73,7 @@ def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, stre
 def test_what_leaves_when_the_region_ends_was_made_on_another_stream(in_flight, streams, x):
     """ebb sends a value that only recipes read at the region's end. The stream that is current then
     has not waited for the stream that made the value."""
-    ebb.offload.configure(in_flight_bytes=in_flight)
+    ebb.config.offload.in_flight_bytes = in_flight
 
     def program(x):
         h = x.sin()
@@ -136,7 +136,7 @@ def test_state_that_was_copied_when_the_region_ended_goes(streams, x, device):
 @pytest.mark.parametrize("keep_last", [0, 2])
 @pytest.mark.parametrize("policy", [SINES, EVERYTHING], ids=["sines", "everything"])
 def test_forward_and_backward_on_two_streams_in_turn(policy, keep_last, streams, device):
-    ebb.offload.configure(keep_last=keep_last)
+    ebb.config.offload.keep_last = keep_last
     inputs = [leaf(device) for _ in range(6)]
     outputs = []
     for number, x in enumerate(inputs):
@@ -151,7 +151,7 @@ def test_forward_and_backward_on_two_streams_in_turn(policy, keep_last, streams,
 
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_memory_of_one_stream_that_leaves_from_another(keep_last, streams, x, device):
-    ebb.offload.configure(in_flight_bytes=0, keep_last=keep_last)
+    ebb.config.update(offload_in_flight_bytes=0, offload_keep_last=keep_last)
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
@@ -265,7 +265,7 @@ def test_an_escape_is_filled_for_all_streams(streams, x):
 @pytest.mark.parametrize("in_flight", [0, 1 << 30])
 def test_two_devices_in_turn(in_flight):
     """Host memory that one has given back is not free for the other's copies."""
-    ebb.offload.configure(in_flight_bytes=in_flight)
+    ebb.config.offload.in_flight_bytes = in_flight
     inputs = [leaf(f"late:{i}") for i in range(2)]
 
     def program(x):

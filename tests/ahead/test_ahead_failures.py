@@ -302,7 +302,7 @@ def test_graph_that_gave_memory_back_dies_with_its_results(mode):
 
     x = torch.randn(64, 64, requires_grad=True)
     before = _C.room_stats()
-    ebb.ahead.configure(regions=1 if mode == "replays ahead" else 0)
+    ebb.config.ahead.regions = 1 if mode == "replays ahead" else 0
     with room(used=1000) if mode == "room" else contextlib.nullcontext():
         for _ in range(5):
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):

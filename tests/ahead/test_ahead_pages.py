@@ -21,8 +21,8 @@ from paging import PRODUCTS, Mlp, Seen, fresh, gradients, same
 import ebb
 
 STEPS = {
-    "in order": ebb.paging.step,
-    "in any order": lambda: ebb.paging.step(False),
+    "in order": ebb.experimental.paging.step,
+    "in any order": lambda: ebb.experimental.paging.step(False),
     "not bracketed": contextlib.nullcontext,
 }
 MASKS = ebb.Policy({"aten::gt": ebb.PAGE})
@@ -78,7 +78,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch):
         for _ in range(4):
             with step():
                 good.append(same(right, gradients(net, x, n, products)))
-            good.append(ebb.paging.step_ok())
+            good.append(ebb.experimental.paging.step_ok())
         return good
 
     found, did = same_with_and_without(program, prefetch=prefetch)
@@ -94,7 +94,7 @@ def two_stages(one, other, n, seen):
 
     def forward(net, name, batch, x):
         with ebb.region(PRODUCTS, name):
-            h = ebb.mark_rows(x.mul(1.5), n)
+            h = ebb.experimental.mark_rows(x.mul(1.5), n)
             halves[name, batch] = (x, net.layer(h, 0))
 
     def backward(name, batch):
@@ -136,7 +136,7 @@ def test_backward_begins_where_it_does_and_nothing_is_back_before(step, prefetch
         for _ in range(3):
             with step():
                 gradients_of_steps.append(two_stages(one, other, n, seen))
-            seen.append(ebb.paging.step_ok())
+            seen.append(ebb.experimental.paging.step_ok())
         assert all(same(gradients_of_steps[0], each) for each in gradients_of_steps)
         return seen
 
@@ -157,9 +157,9 @@ def test_overflows_are_told_as_without(mode):
             right = gradients(net, x, n)
             try:
                 outcomes.append(same(right, gradients(net, x, n, products)))
-            except (ebb.PageOverflowError, RuntimeError) as error:
+            except (ebb.experimental.PageOverflowError, RuntimeError) as error:
                 outcomes.append((type(error), str(error).partition("\n")[0]))
-            outcomes.append(ebb.paging.step_ok())
+            outcomes.append(ebb.experimental.paging.step_ok())
         return outcomes
 
     found, did = same_with_and_without(program, overflow=mode)
@@ -171,7 +171,7 @@ def test_overflows_are_told_as_without(mode):
 def masked(x, live, between, names=("mask", "next")):
     """Two losses. The first one needs a mask again, which was paged; the other one does not."""
     with ebb.region(MASKS, names[0]):
-        h = ebb.mark_rows(x * 1, torch.tensor(live))
+        h = ebb.experimental.mark_rows(x * 1, torch.tensor(live))
         y = (h * 1.5) * ((h > 0) * 1.5).square()
         other = (x * 3).sin()
     with ebb.region(ebb.policies.recompute_all, names[1]):
@@ -189,10 +189,10 @@ def test_what_has_no_nan_raises_where_it_is_asked_for(asks):
         try:
             losses[0 if asks else 1].backward()
             outcome = "fine"
-        except ebb.PageOverflowError as error:
+        except ebb.experimental.PageOverflowError as error:
             outcome = str(error)
         del losses
-        return outcome, ebb.paging.step_ok()
+        return outcome, ebb.experimental.paging.step_ok()
 
     found, did = same_with_and_without(program)
     assert ("cannot be restored" in found[0][0]) == asks
@@ -217,12 +217,14 @@ def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
         loss = masked(x, 2, lambda y: in_backward(y, overflow))[0]
         outcomes = []
         for _ in range(2):
-            with pytest.raises(ebb.PageOverflowError, match="cannot be restored") as raised:
+            with pytest.raises(
+                ebb.experimental.PageOverflowError, match="cannot be restored"
+            ) as raised:
                 loss.backward(retain_graph=True)
             outcomes.append(str(raised.value))
         kept.clear()
         del loss
-        return outcomes, ebb.paging.step_ok()
+        return outcomes, ebb.experimental.paging.step_ok()
 
     _, did = same_with_and_without(program)
     assert did["regions_in_time"] >= 1
@@ -241,7 +243,7 @@ def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
     def begin_next_step():
         wait_for_replays()
         masked(x, 30, lambda y: y, ("more", "most"))
-        assert not ebb.paging.step_ok()
+        assert not ebb.experimental.paging.step_ok()
         masked(x, 2, lambda y: y, ("more", "most"))
 
     _, did = same_with_and_without(program)
@@ -256,19 +258,19 @@ def test_a_region_that_backward_never_reaches():
     def program():
         seen = []
         for _ in range(3):
-            with ebb.paging.step(False):
+            with ebb.experimental.paging.step(False):
                 h, last = x, None
                 for index in range(3):
                     last = h
                     with products():
-                        h = net.layer(ebb.mark_rows(h.mul(1.5), n), index)
+                        h = net.layer(ebb.experimental.mark_rows(h.mul(1.5), n), index)
                 torch.autograd.grad(h[:20].sum(), last)
                 wait_for_replays()
                 seen.append(ebb.stats()["paging"]["stashes"])
                 del h, last
                 gc.collect()
                 seen.append(ebb.stats()["paging"]["stashes"])
-            assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
         return seen
 
     found, did = same_with_and_without(program)
@@ -312,7 +314,7 @@ def test_what_has_been_read_makes_room_for_what_is_fetched_next():
         h = x
         for _ in range(2):
             with entered():
-                h = ebb.mark_rows(WaitInBackward.apply(h).mul(1.5), n)
+                h = ebb.experimental.mark_rows(WaitInBackward.apply(h).mul(1.5), n)
                 sums = [(h @ weight).sum(1, keepdim=True).sin() for weight in weights]
                 h = h + torch.stack(sums).sum(0)
         return torch.autograd.grad(h[:20].sum(), x)
@@ -340,7 +342,10 @@ def test_what_the_program_holds_is_not_copied_back():
             h = x
             for index in range(3):
                 with products():
-                    up = hold(ebb.mark_rows(WaitInBackward.apply(h).mul(1.5), n) @ net.weights[0])
+                    up = hold(
+                        ebb.experimental.mark_rows(WaitInBackward.apply(h).mul(1.5), n)
+                        @ net.weights[0]
+                    )
                     h = (up * 2).sin() * (index + 1)
             (gradient,) = torch.autograd.grad(h[:20].sum(), x)
             results.append(gradient[:20])
@@ -378,7 +383,7 @@ def test_a_step_ends_when_all_has_come_back_ahead():
             torch.autograd.grad(out[:20].sum(), x)
             del dropped, out
             gc.collect()
-            assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
 
     found, did = same_with_and_without(program)
     assert found[1]["steps"] == 3
@@ -391,7 +396,7 @@ def test_what_has_died_has_no_backward():
 
     def program():
         for _ in range(3):
-            with ebb.paging.step():
+            with ebb.experimental.paging.step():
                 loss = masked(x, 8, lambda y: y)[1]
                 gc.collect()
                 loss.backward()
@@ -409,7 +414,7 @@ def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
 
     def forward(live):
         with ebb.region(MASKS, "mask"):
-            h = ebb.mark_rows(x * 1, torch.tensor(live))
+            h = ebb.experimental.mark_rows(x * 1, torch.tensor(live))
             mask = h > 0
             y = (h * 1.5) * (mask * 1.5).square()
         with ebb.region(ebb.policies.recompute_all, "next"):
@@ -423,10 +428,10 @@ def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
             try:
                 loss.backward()
                 outcomes.append("fine")
-            except ebb.PageOverflowError:
+            except ebb.experimental.PageOverflowError:
                 outcomes.append("an overflow")
             del loss, mask
-            outcomes.append(ebb.paging.step_ok())
+            outcomes.append(ebb.experimental.paging.step_ok())
         return outcomes
 
     found, did = same_with_and_without(program)
@@ -439,7 +444,7 @@ def test_where_backward_arrives_no_mode_sees_anything():
     x, n, weights = padded_rows()
 
     def program():
-        ebb.paging.reset()
+        ebb.experimental.paging.reset()
         out = two_regions(x, n, weights)
         with Seen() as seen:
             torch.autograd.grad(out[:20].sum(), x)

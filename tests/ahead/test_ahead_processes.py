@@ -9,7 +9,7 @@ SETUP = """
 import os, sys, torch, ebb._testing
 from ahead_programs import *
 torch.set_num_threads(1)
-ebb.ahead.configure(regions=2)
+ebb.config.ahead.regions = 2
 ebb._testing.delay_replays_ahead(3000)
 modules, x = blocks(6), torch.randn(2, 6, 16, requires_grad=True)
 def forward():

@@ -52,7 +52,7 @@ def known():
 data, setter, before = torch.Tensor.data.__get__, torch._C._set_mkldnn_enabled, known()
 import ebb
 for regions in (1, 0):
-    ebb.ahead.configure(regions=regions)
+    ebb.config.ahead.regions = regions
     assert known() == before
     Seen.functions.clear()
     t = torch.rand(3).as_subclass(Seen)

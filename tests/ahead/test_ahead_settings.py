@@ -9,7 +9,7 @@ import sys
 import fork_server
 import pytest
 
-ASKS = "import torch, json, ebb; print(json.dumps(ebb.ahead.configure()))"
+ASKS = "import torch, json, ebb; print(json.dumps(ebb.config.to_dict()))"
 
 
 def settings_of_a_job(value):
@@ -34,7 +34,7 @@ def settings_of_a_job(value):
 def test_the_environment_sets_it(value, regions, limit):
     found, errors = settings_of_a_job(value)
 
-    assert (found["regions"], found["limit"]) == (regions, limit)
+    assert (found["ahead.regions"], found["ahead.limit"]) == (regions, limit)
     assert "EBB_AHEAD" not in errors
 
 
@@ -44,5 +44,5 @@ def test_the_environment_sets_it(value, regions, limit):
 def test_an_environment_that_makes_no_sense_is_told(value):
     found, errors = settings_of_a_job(value)
 
-    assert found["regions"] == 0
+    assert found["ahead.regions"] == 0
     assert f"EBB_AHEAD={value}" in errors

@@ -68,7 +68,7 @@ def test_a_thousand_steps_with_random_delays(no_objects_left):
     def program():
         for number in range(1000):
             with delays(draw.choice([0, 1, 20, 100])):
-                ebb.ahead.configure(regions=1 + number % 3)
+                ebb.config.ahead.regions = 1 + number % 3
                 assert all_same(once(region), expected), number
         gc.collect()
 
@@ -205,8 +205,8 @@ def hook(gradient):
 
 def program(region, starts):
     with region():
-        h = ebb.mark_rows(x @ w, torch.tensor(rows - 1))
-        h = h * 1e-39 * ebb.mark_rows(factor * 1, torch.tensor(rows - 1))
+        h = ebb.experimental.mark_rows(x @ w, torch.tensor(rows - 1))
+        h = h * 1e-39 * ebb.experimental.mark_rows(factor * 1, torch.tensor(rows - 1))
     h.register_hook(hook)
     with region():
         out = (h * 1e30).exp()

@@ -96,8 +96,8 @@ def run_here(program: Program, regions: bool, sees_all: bool) -> Machine:
         most = 4096  # states of generators are larger
         _testing.fail_allocations(every, number, most=most, is_anywhere=asks, only_asks=asks)
     if PAGING:
-        ebb.paging.reset()
-        ebb.paging.configure(headroom=1000)
+        ebb.experimental.paging.reset()
+        ebb.config.paging.headroom = 1000
     machine = Machine(regions, program.wide % 2 == 1, sees_all)
 
     def write(instructions: list[Instruction]) -> None:

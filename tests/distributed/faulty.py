@@ -174,7 +174,7 @@ def train():
 def main():
     signal.signal(signal.SIGTERM, handle_signal)
     if JOB["policy"] == "recompute_all":
-        ebb.ahead.configure(regions=2)
+        ebb.config.ahead.regions = 2
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     if JOB["phase"] == "offer":
         fail_after_the_offer()

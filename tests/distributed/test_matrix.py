@@ -26,11 +26,11 @@ import ebb
 @contextlib.contextmanager
 def disk():
     with tempfile.TemporaryDirectory() as folder:
-        ebb.offload.configure(disk=folder, min_bytes=0)
+        ebb.config.update(offload_disk=folder, offload_min_bytes=0)
         try:
             yield
         finally:
-            ebb.offload.configure(disk="")
+            ebb.config.offload.disk = ""
 
 
 OFFLOAD_INPUTS = ebb.policies.offload_inputs

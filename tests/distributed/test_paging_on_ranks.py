@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import on_two_ranks
 
 import ebb
-from ebb.paging._agreement import Agreement
+from ebb.experimental.paging._agreement import Agreement
 
 FEW, MANY, ROWS = 5, 60, 64
 
@@ -28,7 +28,7 @@ class Net(nn.Module):
 
     def forward(self, x, live):
         with ebb.region(EVERYTHING) if self.is_paged else contextlib.nullcontext():
-            h = ebb.mark_rows(self.up(x).clone(), torch.tensor(live)).sin()
+            h = ebb.experimental.mark_rows(self.up(x).clone(), torch.tensor(live)).sin()
             if self.masks:
                 h = torch.where(h > 0, h * 2, h * 3)
         return self.down(h)[:live].square().sum()
@@ -109,7 +109,7 @@ def if_it_is_good(net, backward):
     def step(loss):
         optimizer.zero_grad()
         backward(loss)
-        if ebb.paging.step_ok():
+        if ebb.experimental.paging.step_ok():
             nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
             optimizer.step()
 
@@ -136,7 +136,7 @@ def train(steps_of, *, is_paged, is_shared, masks=False, accumulates=1):
         def function(x=x, live=live):
             step_of(lambda: model(x, live))
 
-        ebb.paging.run_step(function) if is_paged else function()
+        ebb.experimental.paging.run_step(function) if is_paged else function()
     scaler = getattr(net, "scaler", None)
     scale = [] if scaler is None else [torch.tensor(scaler.get_scale())]
     return [one.detach() for one in net.parameters()] + scale
@@ -185,10 +185,10 @@ def test_an_error_of_one_rank_meets_nobodys_collective():
             raise ValueError("its own")
 
         if rank() == 0:
-            assert ebb.paging.run_step(reduce) == "reduced"
+            assert ebb.experimental.paging.run_step(reduce) == "reduced"
         else:
             with pytest.raises(ValueError, match="its own"):
-                ebb.paging.run_step(fails)
+                ebb.experimental.paging.run_step(fails)
             reduce()
         assert torch.equal(values, torch.full((3,), 2.0 * steps + 1))
 
@@ -205,14 +205,14 @@ def test_the_rank_that_goes_on_steps_as_in_eager():
         optimizer.step()
 
     with contextlib.nullcontext() if rank() == 0 else pytest.raises(KeyError):
-        ebb.paging.run_step(function)
+        ebb.experimental.paging.run_step(function)
     assert torch.equal(weight.detach(), torch.full((2,), 0.5 if rank() == 0 else 1.0))
-    assert ebb.paging.run_step(lambda: 3) == 3
+    assert ebb.experimental.paging.run_step(lambda: 3) == 3
 
 
 def small_pools(net):
     """From now on the pools have room for few rows."""
-    ebb.paging.run_step(lambda: net(batch(0), FEW).backward())
+    ebb.experimental.paging.run_step(lambda: net(batch(0), FEW).backward())
     net.zero_grad()
 
 
@@ -238,13 +238,13 @@ def test_a_rank_that_raises_since_gradients_are_not_finite(others):
         if rank() == 0 and others == "raise":
             error, message = KeyError, None
         else:
-            error = ebb.PageOverflowError
+            error = ebb.experimental.PageOverflowError
             message = "raised before it returned" if rank() == 1 else "paging failed on rank 1"
         with pytest.raises(error, match=message):
-            ebb.paging.run_step(function)
+            ebb.experimental.paging.run_step(function)
 
         assert same(before, net.parameters())
-        assert ebb.paging.run_step(lambda: 3) == 3
+        assert ebb.experimental.paging.run_step(lambda: 3) == 3
 
 
 @on_two_ranks
@@ -259,13 +259,15 @@ def test_a_rank_that_cannot_run_the_step_again():
             net(batch(1), MANY).backward()
 
         error, message = (
-            (KeyError, None) if rank() == 0 else (ebb.PageOverflowError, "raised another error")
+            (KeyError, None)
+            if rank() == 0
+            else (ebb.experimental.PageOverflowError, "raised another error")
         )
         with pytest.raises(error, match=message):
-            ebb.paging.run_step(function)
+            ebb.experimental.paging.run_step(function)
 
         net.zero_grad()
-        ebb.paging.run_step(lambda: net(batch(1), MANY).backward())
+        ebb.experimental.paging.run_step(lambda: net(batch(1), MANY).backward())
         assert all(parameter.grad.isfinite().all() for parameter in net.parameters())
 
 
@@ -284,7 +286,7 @@ def test_too_little_room_after_gradients_have_been_used(found_by):
             if rank() == 0:
                 optimizer.step()
             else:
-                assert ebb.paging.step_ok()
+                assert ebb.experimental.paging.step_ok()
             net(batch(2), MANY if rank() == 1 else FEW).backward()
             if found_by == "the next optimizer" and rank() == 1:
                 optimizer.step()
@@ -293,8 +295,8 @@ def test_too_little_room_after_gradients_have_been_used(found_by):
             message = "paging failed on rank 1"
         else:
             message = r"Call run_step\(\) once for each optimizer"
-        with pytest.raises(ebb.PageOverflowError, match=message):
-            ebb.paging.run_step(function)
+        with pytest.raises(ebb.experimental.PageOverflowError, match=message):
+            ebb.experimental.paging.run_step(function)
 
         assert len(calls) == 1
 
@@ -307,11 +309,13 @@ def test_pages_that_another_run_does_not_mend():
     for at_end in (False, True):
         agreement = Agreement(None)
         error, message = (
-            (RuntimeError, "a count") if rank() == 1 else (ebb.PageOverflowError, "on rank 1")
+            (RuntimeError, "a count")
+            if rank() == 1
+            else (ebb.experimental.PageOverflowError, "on rank 1")
         )
         with pytest.raises(error, match=message):
             agreement.ask(cannot_be if rank() == 1 else lambda: True, at_end)
-    assert ebb.paging.run_step(lambda: 3) == 3
+    assert ebb.experimental.paging.run_step(lambda: 3) == 3
 
 
 @on_two_ranks
@@ -322,8 +326,8 @@ def test_what_came_before_is_told_to_all_ranks():
         net(batch(1), MANY if rank() == 1 else FEW).backward()
 
         message = "ran before this step" if rank() == 1 else "paging failed on rank 1"
-        with pytest.raises(ebb.PageOverflowError, match=message):
-            ebb.paging.run_step(lambda: 3)
+        with pytest.raises(ebb.experimental.PageOverflowError, match=message):
+            ebb.experimental.paging.run_step(lambda: 3)
 
 
 @pytest.mark.sweep
@@ -336,7 +340,7 @@ def test_a_rank_that_does_not_come():
     try:
         if rank() == 0:
             with pytest.raises(RuntimeError, match="rank 0 timed out: 1 of 2 processes"):
-                ebb.paging.run_step(lambda: 3, group=group)
+                ebb.experimental.paging.run_step(lambda: 3, group=group)
     finally:
         store.set_timeout(limit)
     dist.barrier()
@@ -356,8 +360,8 @@ def test_groups_that_agree_apart():
 
         for live in (FEW, MANY) if rank() == 1 else (FEW, FEW, FEW):
             net.zero_grad()
-            ebb.paging.run_step(lambda live=live: function(live), group=apart)
-        assert ebb.paging.step_ok()
+            ebb.experimental.paging.run_step(lambda live=live: function(live), group=apart)
+        assert ebb.experimental.paging.step_ok()
         assert calls == ([FEW, MANY, MANY] if rank() == 1 else [FEW] * 3)
 
 
@@ -365,8 +369,8 @@ def test_groups_that_agree_apart():
 def test_a_group_that_is_made_anew():
     for _ in range(3):
         group = dist.new_group([0, 1])
-        found = ebb.paging.run_step(lambda: 3, group=group)
-        assert (found, ebb.paging.step_ok(group)) == (3, True)
+        found = ebb.experimental.paging.run_step(lambda: 3, group=group)
+        assert (found, ebb.experimental.paging.step_ok(group)) == (3, True)
         dist.destroy_process_group(group)
 
 
@@ -374,7 +378,7 @@ def test_a_group_that_is_made_anew():
 def test_it_leaves_nothing_in_the_store():
     def keys_after_steps(count):
         for _ in range(count):
-            ebb.paging.run_step(lambda: 3)
+            ebb.experimental.paging.run_step(lambda: 3)
         dist.barrier()
         count = dist.distributed_c10d._get_default_store().num_keys()
         dist.barrier()

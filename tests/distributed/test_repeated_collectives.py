@@ -148,12 +148,12 @@ def test_settings(mode):
         loss.backward()
         return gradients_of(model)
 
-    before = ebb.ahead.configure(regions=2 if mode == "ahead" else 0)["regions"]
+    before = ebb.config.update(ahead_regions=2 if mode == "ahead" else 0)["regions"]
     try:
         for _ in range(3):
             assert_exact(train, ["recompute_collectives"])
     finally:
-        ebb.ahead.configure(regions=before)
+        ebb.config.ahead.regions = before
 
 
 # Adversarial programs -----------------------------------------------------------------------------

@@ -34,7 +34,7 @@ STEPS = """
 import torch, ebb
 from gpus import OFFLOAD_ALL, chain, leaf
 
-ebb.offload.configure(min_bytes=0)
+ebb.config.offload.min_bytes = 0
 torch.manual_seed(0)
 x = leaf()
 
@@ -54,7 +54,8 @@ for name, policy, settings in (
     ("offload", OFFLOAD_ALL, {}),
     ("ahead", ebb.policies.recompute_all, {"regions": 1}),
 ):
-    ebb.ahead.configure(**{"regions": 0} | settings)
+    settings = {"regions": 0} | settings
+    ebb.config.update({f"ahead.{name}": value for name, value in settings.items()})
     for _ in range(4):
         assert torch.equal(gradient(policy), expected), name
 torch.cuda.synchronize()

@@ -115,7 +115,7 @@ def test_a_capture_after_whole_steps_replays_with_other_data(make, region, own):
             assert same(model.gradients(region), expected), f"eager step after replay {i}"
         if i % 10 == 7:
             whole_step(model, optimizer, region)
-    assert region is offload_region or ebb.paging.step_ok()
+    assert region is offload_region or ebb.experimental.paging.step_ok()
 
 
 @REPLAYS_GRAPHS
@@ -201,8 +201,8 @@ def test_host_memory_that_a_graph_writes_to_stays():
         model = Offloaded()
         side = warmed_up_stream(lambda: model.gradients(offload_region))
         graph, found = capture(side, lambda: model.gradients(offload_region))
-        ebb.offload.configure(pinned_limit=0)
-        ebb.offload.configure(pinned_limit=64 * MIB)
+        ebb.config.offload.pinned_limit = 0
+        ebb.config.offload.pinned_limit = 64 * MIB
         y = leaf(8)
         expected_of_y = torch.autograd.grad(chain(y).sum(), y)[0]
 
@@ -232,7 +232,7 @@ def test_a_whole_step_is_captured_with_its_optimizer(load):
     def step():
         optimizers[0].zero_grad()
         ours.loss(page_region).backward()
-        optimizers[0].found_inf = ebb.paging.found_inf("cuda")
+        optimizers[0].found_inf = ebb.experimental.paging.found_inf("cuda")
         optimizers[0].step()
 
     side = warmed_up_stream(step)
@@ -252,14 +252,14 @@ def test_a_whole_step_is_captured_with_its_optimizer(load):
     ours.count.fill_(load)
     before = [p.detach().clone() for p in ours.parameters()]
     graph.replay()
-    assert ebb.paging.step_ok() == (load == MOST)
+    assert ebb.experimental.paging.step_ok() == (load == MOST)
     assert same(ours.parameters(), before) == (load == ROWS)
 
 
 AFTER_A_FAILURE = """
 import torch, ebb
 from gpus import MIB, OFFLOAD_ALL, chain, leaf
-ebb.offload.configure(min_bytes=0, in_flight_bytes=8 * MIB)
+ebb.config.update(offload_min_bytes=0, offload_in_flight_bytes=8 * MIB)
 x = leaf()
 expected = torch.autograd.grad(chain(x).sum(), x)[0]
 def forward():

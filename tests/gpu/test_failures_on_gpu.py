@@ -19,14 +19,14 @@ PROGRAM = """
 import gc, os, sys
 import torch, ebb
 from gpus import MIB, OFFLOAD_ALL, PAGE_ALL, chain, leaf
-ebb.offload.configure(min_bytes=0, in_flight_bytes=8 * MIB)
+ebb.config.update(offload_min_bytes=0, offload_in_flight_bytes=8 * MIB)
 count = torch.tensor(300, device="cuda")
 
 def recomputed(x):
     return torch.nn.functional.dropout(chain(x), 0.3)
 
 def paged(x):
-    return chain(ebb.mark_rows(x.view(512, -1) * 1.5, count) if ebb._C.in_region() else
+    return chain(ebb.experimental.mark_rows(x.view(512, -1) * 1.5, count) if ebb._C.in_region() else
                  x.view(512, -1) * 1.5)[:300]
 
 KINDS = {
@@ -54,7 +54,7 @@ WITHOUT_A_FAILURE = """
 x = leaf()
 for kind in KINDS:
     check(kind, x)
-assert ebb.paging.step_ok()
+assert ebb.experimental.paging.step_ok()
 """
 
 
@@ -109,7 +109,7 @@ def test_a_device_assert_is_an_exception(kind, place, blocking):
 
 
 OVERFLOW = """
-ebb.paging.configure(overflow="assert")
+ebb.config.paging.overflow = "assert"
 program, region = KINDS["page"]
 x = leaf()
 count.fill_(10)

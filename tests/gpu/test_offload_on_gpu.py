@@ -41,7 +41,9 @@ def forward(x, policy=OFFLOAD_ALL, length=6):
 @pytest.mark.parametrize("prefetch", [0, 8 * MIB, 1 << 40])
 @pytest.mark.parametrize("keep", [0, 2])
 def test_gradients_have_the_bits_of_eager(in_flight, prefetch, keep):
-    ebb.offload.configure(in_flight_bytes=in_flight, prefetch_bytes=prefetch, keep_last=keep)
+    ebb.config.update(
+        offload_in_flight_bytes=in_flight, offload_prefetch_bytes=prefetch, offload_keep_last=keep
+    )
     x = leaf()
     expected = torch.autograd.grad(chain(x).sum(), x)[0]
     for _ in range(3):
@@ -134,7 +136,7 @@ def test_an_unpacked_tensor_that_escapes_is_not_overwritten():
 
 def test_host_memory_is_not_used_again_before_it_was_read():
     x = leaf()
-    ebb.offload.configure(pinned_limit=8 * MIB, prefetch_bytes=0)
+    ebb.config.update(offload_pinned_limit=8 * MIB, offload_prefetch_bytes=0)
     expected = [torch.autograd.grad(chain(x * k, 1).sum(), x)[0] for k in range(1, 5)]
     for k in range(1, 5):
         with ebb.region(SINES):
@@ -182,10 +184,10 @@ def test_discarded_outputs_come_back_without_a_copy():
     torch.autograd.grad(x.tanh().square().sum(), x)
     gc.collect()
     with ebb.region():
-        y = ebb.discardable(x.tanh())
+        y = ebb.experimental.discardable(x.tanh())
     total = (y * y).sum()
     held = torch.cuda.memory_allocated()
-    ebb.discard(y, restore_at=total)
+    ebb.experimental.discard(y, restore_at=total)
     assert held - torch.cuda.memory_allocated() == 24 * MIB
     expected = torch.autograd.grad(x.tanh().square().sum(), x)[0]
     assert torch.equal(torch.autograd.grad(total, x)[0], expected)

@@ -19,13 +19,15 @@ def _all_is_done():
 
 @pytest.mark.parametrize("settings", [{}, {"page_rows": 7}, {"host_headroom": 4.0}])
 def test_gradients_at_every_load(settings):
-    ebb.paging.configure(headroom=1.0, **settings)
+    ebb.config.update(
+        {f"paging.{name}": value for name, value in settings.items()}, paging_headroom=1.0
+    )
     model = Paged()
     for live in (300, 5, 0, 300, 299, 511 if "host_headroom" in settings else 300):
         model.set(live)
         expected = model.gradients(eager_region)
         assert same(expected, model.gradients(page_region))
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
@@ -34,7 +36,7 @@ def test_overflow_and_rerun():
     model.gradients(page_region)
     for live in (200, 400):
         model.count.fill_(live)
-        found = ebb.paging.run_step(lambda: model.gradients(page_region))
+        found = ebb.experimental.paging.run_step(lambda: model.gradients(page_region))
         assert same(model.gradients(eager_region), found)
     assert ebb.stats()["paging"]["overflows"] == 2
 
@@ -50,7 +52,7 @@ def test_the_first_step_of_a_policy_that_pages_nothing_before():
             found = model.gradients(page_region)
         torch.cuda.synchronize()
         assert same(found, expected)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_rows_are_read_after_the_kernel_that_makes_them():
@@ -65,7 +67,7 @@ def test_rows_are_read_after_the_kernel_that_makes_them():
         model.x = x
         torch.cuda._sleep(CYCLES // 5)
         assert same(torch.autograd.grad(loss, model.weights), expected)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_the_count_may_be_written_after_it_was_marked():
@@ -77,7 +79,7 @@ def test_the_count_may_be_written_after_it_was_marked():
         found = torch.autograd.grad(loss, model.weights)
         model.count.fill_(300)
         assert same(found, expected)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_found_inf_says_what_step_ok_says():
@@ -87,8 +89,8 @@ def test_found_inf_says_what_step_ok_says():
         model.count.fill_(live)
         model.gradients(page_region)
         for name in ("cuda", torch.device("cuda"), "cuda:0"):
-            assert ebb.paging.found_inf(name).item() == float(bad)
-        assert ebb.paging.step_ok() == (not bad)
+            assert ebb.experimental.paging.found_inf(name).item() == float(bad)
+        assert ebb.experimental.paging.step_ok() == (not bad)
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -100,6 +102,6 @@ def test_an_optimizer_refuses_gradients_of_a_step_without_room(fused):
         optimizer.zero_grad()
         model.count.fill_(live)
         model.loss(page_region).backward()
-    with pytest.raises(ebb.PageOverflowError):
+    with pytest.raises(ebb.experimental.PageOverflowError):
         optimizer.step()
     assert same(model.weights, before)

@@ -92,7 +92,7 @@ def step():
 def test_a_plan_keeps_to_bits_and_bytes(step, share, ahead):
     expected = bits_of_eager(step.bits)
     plain = step.peak()
-    ebb.ahead.configure(regions=ahead)
+    ebb.config.ahead.regions = ahead
     plan = ebb.plan(step.model, step, share)
     with plan.apply(step.model):
         for _ in range(3):

@@ -23,7 +23,7 @@ STEPS = 10
 
 @pytest.fixture(autouse=True)
 def ahead():
-    ebb.ahead.configure(regions=1, limit="1GiB")
+    ebb.config.update(ahead_regions=1, ahead_limit="1GiB")
     yield
     wait_for_replays()
     torch.cuda.synchronize()
@@ -119,11 +119,11 @@ def test_pages():
         for step in range(STEPS):
             x, count = net.inputs(step), net.live(300 - step)
             expected = torch.autograd.grad(net(x, count), net.weights)
-            with ebb.paging.step():
+            with ebb.experimental.paging.step():
                 loss = net(x, count, lambda: ebb.region(entered))
                 found = torch.autograd.grad(loss, net.weights)
             assert same(found, expected)
-            assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
 
 
 def test_two_streams_of_the_programs_own(modules, x):

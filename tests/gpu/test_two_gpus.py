@@ -48,7 +48,7 @@ def test_a_page_pool_runs_on_its_own_device(device, current):
 def paged_gradient(x, count, paged):
     if paged:
         with ebb.region(PAGE_ALL):
-            y = chain(ebb.mark_rows(x * 1.5, count))
+            y = chain(ebb.experimental.mark_rows(x * 1.5, count))
     else:
         y = chain(x * 1.5)
     lives = (torch.arange(len(x), device=x.device) < count).unsqueeze(1)
@@ -63,10 +63,10 @@ def test_paging_on_another_device_than_the_current_one(device, current):
     with torch.cuda.device(current):
         for live in (300, 7, 299):
             count = torch.tensor(live, device=device)
-            with ebb.paging.step():
+            with ebb.experimental.paging.step():
                 found = paged_gradient(x, count, True)
             assert torch.equal(found, paged_gradient(x, count, False))
-            assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
 
 
 @RUNS_PAGE_KERNELS
@@ -77,10 +77,10 @@ def test_a_flag_is_that_of_its_device():
     paged_gradient(tensors[1], torch.tensor(500, device="cuda:1"), True)
 
     with torch.cuda.device(1):
-        assert ebb.paging.found_inf("cuda").item() == 1.0
-    assert ebb.paging.found_inf("cuda:1").item() == 1.0
-    assert ebb.paging.found_inf("cuda:0").item() == 0.0
-    assert not ebb.paging.step_ok()
+        assert ebb.experimental.paging.found_inf("cuda").item() == 1.0
+    assert ebb.experimental.paging.found_inf("cuda:1").item() == 1.0
+    assert ebb.experimental.paging.found_inf("cuda:0").item() == 0.0
+    assert not ebb.experimental.paging.step_ok()
 
 
 @devices
@@ -133,7 +133,7 @@ def test_replays_ahead_on_both(current):
         return torch.autograd.grad(h.sin().sum(), weights)
 
     expected = gradients(torch.enable_grad)
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
     try:
         with torch.cuda.device(current):
             for _ in range(10):
@@ -146,7 +146,7 @@ def test_replays_ahead_on_both(current):
 NO_CONTEXT = """
 import torch, ebb
 from gpus import OFFLOAD_ALL, chain, leaf
-ebb.offload.configure(min_bytes=0)
+ebb.config.offload.min_bytes = 0
 x = leaf(device="cuda:1")
 with ebb.region(OFFLOAD_ALL):
     loss = chain(x).sum()

@@ -108,20 +108,20 @@ def test_paging_forward_and_backward(bracketed):
     model = Trained()
 
     def step():
-        with nullcontext() if bracketed is None else ebb.paging.step(bracketed):
+        with nullcontext() if bracketed is None else ebb.experimental.paging.step(bracketed):
             model.backward()
 
     for _ in range(2):
         step()
     assert [is_back_before_the_device(step) for _ in range(3)][1:] == [True, True]
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("asked", ["optimizer", "step_ok"])
 def test_the_flag_of_a_step_is_waited_for_and_nothing_else(asked):
     """What the program has queued since goes on: here a sleep between backward and optimizer."""
     model = Trained()
-    ask = model.optimizer.step if asked == "optimizer" else ebb.paging.step_ok
+    ask = model.optimizer.step if asked == "optimizer" else ebb.experimental.paging.step_ok
 
     def is_back():
         model.backward()
@@ -141,7 +141,7 @@ def test_a_step_that_is_run_by_run_step():
             torch.cuda._sleep(CYCLES)
             behind = torch.cuda.Event()
             behind.record()
-        ebb.paging.run_step(model.backward)
+        ebb.experimental.paging.run_step(model.backward)
         sleeps = not behind.query()
         torch.cuda.synchronize()
         return sleeps
@@ -156,8 +156,8 @@ def test_torch_sees_no_wait_either():
     torch.cuda.set_sync_debug_mode("error")
     try:
         for fixed_order in (False, True, True):
-            with ebb.paging.step(fixed_order):
+            with ebb.experimental.paging.step(fixed_order):
                 model.backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()

@@ -178,17 +178,17 @@ def test_a_profiler_that_never_ends(install, told):
 
 def test_replays_ahead_are_off_only_while_it_is_measured(install, monkeypatch):
     monkeypatch.setattr(ebb._plan.plan, "ahead_is_on", lambda: False)  # a plan leaves them on
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
     monkeypatch.setattr(
         step_memory_monitor, "_OVER", 2.0
     )  # with replays ahead the last region keeps all
     install("60%")
 
     job = Job().train(2)
-    assert ebb.ahead.configure()["regions"] == 0
+    assert ebb.config.ahead.regions == 0
     job.train(STEPS)
 
-    assert ebb.ahead.configure()["regions"] == 1
+    assert ebb.config.ahead.regions == 1
 
 
 @pytest.mark.parametrize("budget", ["1KiB", "22%"])
@@ -196,17 +196,17 @@ def test_where_there_is_no_room_nothing_is_replayed_ahead(budget, install):
     def rows(step):
         return ROWS if step < STEPS else 2 * ROWS  # for which it is planned anew
 
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
     expected = Job(rows=rows).train(STEPS + 12)
     install(budget)
 
     found = Job(rows=rows).train(STEPS)
-    assert ebb.ahead.configure()["regions"] == 0
+    assert ebb.config.ahead.regions == 0
     found.train(12)
-    assert ebb.ahead.configure()["regions"] == 0
+    assert ebb.config.ahead.regions == 0
     takeover.remove()
 
-    assert ebb.ahead.configure()["regions"] == 1
+    assert ebb.config.ahead.regions == 1
     assert_same(found, expected)
 
 

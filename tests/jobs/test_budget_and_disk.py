@@ -19,12 +19,14 @@ FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30, is_disk=True)
 @pytest.fixture
 def disk(tmp_path):
     """Of which nothing is said about its speed."""
-    before = ebb.offload.configure()
+    before = ebb.config.to_dict()
     _testing.drain_offload()
-    ebb.offload.configure(disk=tmp_path, disk_limit="1GiB", min_bytes=1, keep_last=1)
-    yield ebb.offload.configure()
+    ebb.config.update(
+        offload_disk=tmp_path, offload_disk_limit="1GiB", offload_min_bytes=1, offload_keep_last=1
+    )
+    yield ebb.config.to_dict()
     _testing.drain_offload()
-    ebb.offload.configure(**before)
+    ebb.config.update(before)
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_a_step_in_which_all_leaves_is_measured_where_there_is_room(
         before = ebb.stats()["offload"]["bytes_sent"]
         job.train(1)
         sent.append(ebb.stats()["offload"]["bytes_sent"] > before)
-        settings.append(ebb.offload.configure())
+        settings.append(ebb.config.to_dict())
 
     # a step's end is where the next one begins, whose settings are in place then
     away = [True] * 2 if has_room else []
@@ -85,27 +87,27 @@ def test_a_fast_disk_is_used_and_the_budget_kept(fast_disk, install):
     assert found <= 0.6 * allowed
     assert ebb.stats()["offload"]["bytes_sent"] > before
     assert any("OFFLOAD" in repr(policy) for policy in regions(job.model).values())
-    assert ebb.offload.configure()["keep_last"] == 0
+    assert ebb.config.offload.keep_last == 0
 
 
 def test_the_job_has_its_settings_back_when_the_budget_goes(fast_disk, install):
     install(0.6)
     Job().train(STEPS + 2)
-    assert ebb.offload.configure() != fast_disk
+    assert ebb.config.to_dict() != fast_disk
 
     takeover.remove()
 
-    assert ebb.offload.configure() == fast_disk
+    assert ebb.config.to_dict() == fast_disk
 
 
 def test_it_goes_while_steps_are_measured(fast_disk, install):
     install(0.6)
     Job().train(6)
-    assert ebb.offload.configure() != fast_disk
+    assert ebb.config.to_dict() != fast_disk
 
     takeover.remove()
 
-    assert ebb.offload.configure() == fast_disk
+    assert ebb.config.to_dict() == fast_disk
 
 
 def test_a_probe_that_fails_ends_no_job(disk, trained, told, monkeypatch):

@@ -23,7 +23,7 @@ class Experts(nn.Module):
         self.down = nn.Linear(2 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x, count):
-        rows = ebb.mark_rows(x, count)
+        rows = ebb.experimental.mark_rows(x, count)
         return self.down(torch.tanh(F.silu(self.up(rows)).exp()))
 
 
@@ -56,7 +56,7 @@ class Marked(Quiet):
     def step(self, step):
         batch = torch.randn(ROWS, WIDTH)
         self.optimizer.zero_grad()
-        self.loss = ebb.paging.run_step(lambda: self.forward_and_backward(batch))
+        self.loss = ebb.experimental.paging.run_step(lambda: self.forward_and_backward(batch))
         self.note(self.loss)
         self.optimizer.step()
 
@@ -82,7 +82,7 @@ class AlsoTheOptimizer(Noting):
     def step(self, step):
         batch = torch.randn(ROWS, WIDTH)
         self.optimizer.zero_grad()
-        ebb.paging.run_step(lambda: self.forward_and_backward(batch), fixed_order=True)
+        ebb.experimental.paging.run_step(lambda: self.forward_and_backward(batch), fixed_order=True)
 
 
 class Unmarked(Noting):

@@ -164,7 +164,7 @@ def test_where_all_was_recomputed_when_it_was_measured(install, monkeypatch):
 
 def test_bytes_are_not_measured_while_replays_run_ahead(install, monkeypatch):
     monkeypatch.setattr(ebb._plan.plan, "ahead_is_on", lambda: False)  # a plan leaves them on
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
     monkeypatch.setattr(
         step_memory_monitor, "_OVER", 2.0
     )  # with replays ahead the last region keeps all

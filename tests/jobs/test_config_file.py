@@ -12,8 +12,7 @@ import pytest
 from _ebb_switches import NAMES
 
 import ebb
-from ebb._launch.start import _SECTIONS
-from ebb._launch.variables import configure_from_file
+from ebb._launch.variables import apply_config
 
 GOOD = """
 [offload]
@@ -34,7 +33,7 @@ def read(tmp_path, capsys, monkeypatch):
         monkeypatch.chdir(tmp_path)
         Path("FILE").write_text(text)
         monkeypatch.setenv("EBB_CONFIG", "FILE")
-        configure_from_file("FILE", _SECTIONS)
+        apply_config("FILE")
         return capsys.readouterr().err
 
     return of
@@ -43,10 +42,10 @@ def read(tmp_path, capsys, monkeypatch):
 def test_settings_of_all_sections(read):
     assert read(GOOD) == ""
 
-    assert ebb.offload.configure()["min_bytes"] == 2 << 20
-    assert ebb.offload.configure()["keep_last"] == 2
-    assert ebb.paging.configure()["headroom"] == 1.5
-    assert ebb.ahead.configure()["limit"] == 512 << 20
+    assert ebb.config.offload.min_bytes == 2 << 20
+    assert ebb.config.offload.keep_last == 2
+    assert ebb.config.paging.headroom == 1.5
+    assert ebb.config.ahead.limit == 512 << 20
 
 
 @pytest.mark.parametrize(
@@ -58,18 +57,27 @@ def test_settings_of_all_sections(read):
         ),
         ("offload = 1\n", "EBB_CONFIG=FILE is ignored: offload must be a section"),
         ("offload\n", "EBB_CONFIG=FILE is ignored: Expected '='"),
-        ("[paging]\nhedroom = 2", "hedroom in [paging] of FILE is ignored: unknown setting"),
-        ("[paging]\nheadroom = 'x'", "headroom in [paging] of FILE is ignored: headroom must be"),
-        ("[offload]\nmin_bytes = -1", "min_bytes in [offload] of FILE is ignored: min_bytes must"),
-        ("[ahead]\nregions = '1'", "regions in [ahead] of FILE is ignored: regions must"),
+        (
+            "[paging]\nhedroom = 2",
+            "paging.hedroom in EBB_CONFIG=FILE is ignored: ebb.config has no",
+        ),
+        (
+            "[paging]\nheadroom = 'x'",
+            "paging.headroom in EBB_CONFIG=FILE is ignored: headroom must be",
+        ),
+        (
+            "[offload]\nmin_bytes = -1",
+            "offload.min_bytes in EBB_CONFIG=FILE is ignored: min_bytes must",
+        ),
+        ("[ahead]\nregions = '1'", "ahead.regions in EBB_CONFIG=FILE is ignored: regions must"),
     ],
 )
 def test_a_bad_setting_is_told_of(read, text, told, monkeypatch):
-    before = ebb.offload.configure(), ebb.paging.configure(), ebb.ahead.configure()
+    before = ebb.config.to_dict()
 
     assert told in read(text)
 
-    assert (ebb.offload.configure(), ebb.paging.configure(), ebb.ahead.configure()) == before
+    assert ebb.config.to_dict() == before
     monkeypatch.setenv("EBB_STRICT", "1")
     with pytest.raises(ValueError, match="the job ends, because EBB_STRICT is set"):
         read(text)
@@ -78,29 +86,64 @@ def test_a_bad_setting_is_told_of(read, text, told, monkeypatch):
 def test_other_settings_of_the_file_count(read):
     read("[offload]\nmin_bytes = -1\nkeep_last = 3\n[paging]\nheadroom = 1.5")
 
-    assert ebb.offload.configure()["keep_last"] == 3
-    assert ebb.paging.configure()["headroom"] == 1.5
+    assert ebb.config.offload.keep_last == 3
+    assert ebb.config.paging.headroom == 1.5
 
 
-def job(**variables):
-    script = "import ebb, json; print(json.dumps([ebb.offload.configure(), ebb.ahead.configure()]))"
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("offload.min_bytes=2MiB", {"offload.min_bytes": 2 << 20}),
+        (
+            " offload.keep_last = 2, paging.headroom=1.5 ,ahead.limit=512Mi",
+            {"offload.keep_last": 2, "paging.headroom": 1.5, "ahead.limit": 512 << 20},
+        ),
+        ("offload.disk=", {"offload.disk": ""}),
+        ("paging.overflow=blocking", {"paging.overflow": "blocking"}),
+    ],
+)
+def test_settings_without_a_file(text, found, capsys, monkeypatch):
+    monkeypatch.setenv("EBB_CONFIG", text)
+
+    apply_config(text)
+
+    assert capsys.readouterr().err == ""
+    assert found.items() <= ebb.config.to_dict().items()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("min_bytes=1", "'min_bytes=1' is no setting such as offload.min_bytes=1MiB"),
+        ("offload.min_bytes=1,", "'' is no setting"),
+        ("offlod.min_bytes=1", "unknown section [offlod]; did you mean 'offload'?"),
+        ("offload.keep_last=1.5", "keep_last must be an int"),
+        ("ahead.regions=auto", "regions must be an int"),
+        ("ebb.toml", "No such file"),
+    ],
+)
+def test_bad_settings_without_a_file_are_told_of(text, told, capsys, monkeypatch):
+    before = ebb.config.to_dict()
+    monkeypatch.setenv("EBB_CONFIG", text)
+
+    assert apply_config(text) == {}
+
+    assert told in capsys.readouterr().err
+    assert ebb.config.to_dict() == before
+
+
+def test_EBB_AHEAD_counts_more_than_the_file(tmp_path):
+    path = tmp_path / "ebb.toml"
+    path.write_text("[offload]\nmin_bytes = 1\n[ahead]\nregions=4")
     env = {k: v for k, v in os.environ.items() if k not in NAMES}
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=env | variables,
+        [sys.executable, "-c", "import ebb, json; print(json.dumps(ebb.config.to_dict()))"],
+        env=env | {"EBB_CONFIG": str(path), "EBB_AHEAD": "1"},
         capture_output=True,
         text=True,
         check=True,
     )
-    return *json.loads(done.stdout), done.stderr
 
-
-def test_variables_count_more_than_the_file(tmp_path):
-    path = tmp_path / "ebb.toml"
-    path.write_text("[offload]\nmin_bytes = 1\npinned_limit = 2\nkeep_last = 3\n[ahead]\nregions=4")
-
-    offload, ahead, told = job(EBB_CONFIG=str(path), EBB_OFFLOAD_MIN_BYTES="7", EBB_AHEAD="1")
-
-    assert (offload["min_bytes"], offload["pinned_limit"], offload["keep_last"]) == (7, 2, 3)
-    assert ahead["regions"] == 1
-    assert told == ""
+    found = json.loads(done.stdout)
+    assert (found["offload.min_bytes"], found["ahead.regions"]) == (1, 1)
+    assert done.stderr == ""

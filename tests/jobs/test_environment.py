@@ -250,9 +250,12 @@ def test_a_value_that_makes_no_sense_turns_ebb_off(script, policy, message):
 
 @pytest.mark.sweep
 def test_a_bad_setting_of_another_variable_does_not_break_torch(script):
-    found, errors = job(script, "checkpoint", EBB="1", EBB_OFFLOAD_MIN_BYTES="1 mile")
+    found, errors = job(script, "checkpoint", EBB="1", EBB_CONFIG="offload.min_bytes=1 mile")
     assert found["calls"] == 3
-    assert "ebb: EBB_OFFLOAD_MIN_BYTES=1 mile is ignored: min_bytes must be" in errors
+    assert (
+        "ebb: offload.min_bytes in EBB_CONFIG=offload.min_bytes=1 mile is ignored: min_bytes must"
+        in errors
+    )
 
 
 @pytest.mark.sweep
@@ -273,7 +276,7 @@ def test_a_misspelt_variable_alone_warns(script):
 @pytest.mark.sweep
 def test_variables_that_ask_for_nothing_alone_import_nothing(script):
     found, errors = job(
-        script, EBB_OFFLOAD_MIN_BYTES="1MiB", EBB_TEST_ANYTHING="1", EBB_DISABLE="1"
+        script, EBB_CONFIG="offload.min_bytes=1MiB", EBB_TEST_ANYTHING="1", EBB_DISABLE="1"
     )
     assert not found["ebb"]
     assert errors == ""

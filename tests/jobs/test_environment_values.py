@@ -154,10 +154,7 @@ IN_A_REGION = (
 BAD = {
     "RANK": "²",
     "EBB_VERIFY": "2",
-    "EBB_OFFLOAD_MIN_BYTES": "9" * 5000,
-    "EBB_OFFLOAD_PINNED_LIMIT": "²",
     "EBB_BUDGET": "200%",
-    "EBB_OFFLOAD_DISK": "\udc80",
     "EBB_AHEAD": "nan",
     "EBB_REPORT": "report.doc",
     "EBB_MODULES": "*" * 1000,
@@ -198,10 +195,7 @@ def test_a_job_without_stderr_runs():
     [
         "EBB",
         "EBB_MODULS",
-        *(
-            pytest.param(n, marks=pytest.mark.sweep)
-            for n in ("RANK", "EBB_BUDGET", "EBB_OFFLOAD_DISK")
-        ),
+        *(pytest.param(n, marks=pytest.mark.sweep) for n in ("RANK", "EBB_BUDGET", "EBB_CONFIG")),
     ],
 )
 def test_one_bad_value_ends_a_strict_job(name):

@@ -20,7 +20,8 @@ for _ in range(STEPS):
 """
 TOO_SMALL = (
     "the largest tensor that the policy offloads takes 256.0 KiB, and OFFLOAD leaves tensors of "
-    "less than 1.0 MiB in place. Set EBB_OFFLOAD_MIN_BYTES=262144, or min_bytes, to offload it"
+    "less than 1.0 MiB in place. To offload it, set ebb.config.offload.min_bytes, or "
+    "EBB_CONFIG=offload.min_bytes=262144"
 )
 
 
@@ -38,17 +39,17 @@ def job(tmp_path, steps=4, **environment):
     [
         ({"EBB": "offload_inputs"}, f"ebb: the decision OFFLOAD has no effect: {TOO_SMALL}"),
         (
-            {"EBB": "offload_inputs", "EBB_OFFLOAD_DISK": "."},
-            f"ebb: EBB_OFFLOAD_DISK has no effect: {TOO_SMALL}",
+            {"EBB": "offload_inputs", "EBB_CONFIG": "offload.disk=."},
+            f"ebb: [offload] of EBB_CONFIG=offload.disk=. has no effect: {TOO_SMALL}",
         ),
         (
-            {"EBB": "1", "EBB_OFFLOAD_DISK": ".", "EBB_OFFLOAD_PINNED_LIMIT": "1GiB"},
-            "ebb: EBB_OFFLOAD_PINNED_LIMIT, EBB_OFFLOAD_DISK has no effect: no policy offloads a "
-            "tensor that backward needs",
+            {"EBB": "1", "EBB_CONFIG": "offload.disk=.,offload.pinned_limit=1GiB"},
+            "ebb: [offload] of EBB_CONFIG=offload.disk=.,offload.pinned_limit=1GiB has no effect: "
+            "no policy offloads a tensor that backward needs",
         ),
         (
             {"EBB": "1", "EBB_CONFIG": "ebb.toml"},
-            "ebb: [paging] of ebb.toml has no effect: no policy pages a tensor",
+            "ebb: [paging] of EBB_CONFIG=ebb.toml has no effect: no policy pages a tensor",
         ),
     ],
 )
@@ -63,7 +64,7 @@ def test_a_setting_without_effect_is_reported_at_exit(tmp_path, environment, lin
     [
         {"EBB": "1"},
         {"EBB": "1", "EBB_AHEAD": "0"},
-        {"EBB": "offload_inputs", "EBB_OFFLOAD_DISK": ".", "EBB_OFFLOAD_MIN_BYTES": "1KiB"},
+        {"EBB": "offload_inputs", "EBB_CONFIG": "offload.disk=.,offload.min_bytes=1KiB"},
     ],
 )
 @pytest.mark.parametrize("is_strict", ["0", "1"])
@@ -72,27 +73,30 @@ def test_settings_that_have_an_effect_are_not_reported(tmp_path, environment, is
 
 
 def test_a_setting_without_effect_ends_a_strict_job(tmp_path):
-    variables = {"EBB": "offload_inputs", "EBB_OFFLOAD_DISK": ".", "EBB_STRICT": "1"}
+    variables = {"EBB": "offload_inputs", "EBB_CONFIG": "offload.disk=.", "EBB_STRICT": "1"}
 
     status, lines = job(tmp_path, **variables)
 
     assert status == 1
     assert lines == [
-        f"ValueError: ebb: EBB_OFFLOAD_DISK has no effect: {TOO_SMALL} (the job ends, because "
-        "EBB_STRICT is set)"
+        f"ValueError: ebb: [offload] of EBB_CONFIG=offload.disk=. has no effect: {TOO_SMALL} (the "
+        "job ends, because EBB_STRICT is set)"
     ]
 
 
 def test_a_strict_job_that_has_ended_is_not_said_to_end(tmp_path):
-    variables = {"EBB": "offload_inputs", "EBB_OFFLOAD_DISK": ".", "EBB_STRICT": "1"}
+    variables = {"EBB": "offload_inputs", "EBB_CONFIG": "offload.disk=.", "EBB_STRICT": "1"}
 
     status, lines = job(tmp_path, steps=1, **variables)
 
-    assert (status, lines) == (0, [f"ebb: EBB_OFFLOAD_DISK has no effect: {TOO_SMALL}"])
+    assert (status, lines) == (
+        0,
+        [f"ebb: [offload] of EBB_CONFIG=offload.disk=. has no effect: {TOO_SMALL}"],
+    )
 
 
 def test_a_plan_may_use_a_setting_later_so_the_setting_does_not_end_a_strict_job(tmp_path):
-    variables = {"EBB_BUDGET": "90%", "EBB_OFFLOAD_DISK": ".", "EBB_STRICT": "1"}
+    variables = {"EBB_BUDGET": "90%", "EBB_CONFIG": "offload.disk=.", "EBB_STRICT": "1"}
 
     status, _ = job(tmp_path, **variables)
 

@@ -37,14 +37,14 @@ def under_hooks():
 
 def discard():
     with ebb.region():
-        ebb.discardable(x.sin())
+        ebb.experimental.discardable(x.sin())
 
 for needs in (
     lambda: ebb.record_reports().__enter__(),
     lambda: ebb.verify().__enter__(),
-    lambda: ebb.ahead.configure(regions=1),
-    lambda: ebb.offload.configure(in_flight_bytes="1MiB"),
-    lambda: ebb.mark_rows(x, torch.tensor(1)),
+    lambda: ebb.config.update(ahead_regions=1),
+    lambda: ebb.config.update(offload_in_flight_bytes="1MiB"),
+    lambda: ebb.experimental.mark_rows(x, torch.tensor(1)),
     lambda: ebb.region(escapes="placeholder"),
     under_hooks,
     discard,

@@ -39,7 +39,7 @@ MIB = 1 << 20
 @pytest.fixture
 def disk(tmp_path):
     """A disk tier to which CPU tensors of any size go."""
-    ebb.offload.configure(disk=tmp_path, min_bytes=0)
+    ebb.config.update(offload_disk=tmp_path, offload_min_bytes=0)
     return tmp_path
 
 
@@ -54,7 +54,7 @@ def x():
 def test_cpu_tensors_go_to_disk_and_come_back(disk, elements, policy, settings):
     x = torch.randn(elements, requires_grad=True)
     expected = gradients(chain_of_sines(x).sum(), x)[0]
-    ebb.offload.configure(**settings)
+    ebb.config.update({f"offload.{name}": value for name, value in settings.items()})
     before = ebb.stats()["offload"]
     for _ in range(3):
         assert same_bits(gradients(forward(x, policy=policy), x)[0], expected)
@@ -75,7 +75,7 @@ def test_the_room_is_used_again(disk):
             time.sleep(0.001)  # what was needed before it was written is still being written
     assert used == used[:1] * 4
     assert ebb.stats()["offload"]["disk_bytes_used"] == 0
-    ebb.offload.configure(disk="")
+    ebb.config.offload.disk = ""
     assert ebb.stats()["offload"]["disk_bytes_used"] == 0
 
 
@@ -84,8 +84,9 @@ def test_resident_memory_is_lower(tmp_path):
     program = (
         "import sys, torch, ebb\n"
         "torch.set_num_threads(1)\n"
-        "if sys.argv[1]: ebb.offload.configure(disk=sys.argv[1], in_flight_bytes='16MiB',\n"
-        "                                      prefetch_bytes='16MiB')\n"
+        "if sys.argv[1]: ebb.config.update(\n"
+        "    offload_disk=sys.argv[1], offload_in_flight_bytes='16MiB',\n"
+        "                                      offload_prefetch_bytes='16MiB')\n"
         "def resident():\n"
         "    return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
         "x = torch.randn(1 << 20, requires_grad=True)\n"
@@ -107,11 +108,11 @@ def test_resident_memory_is_lower(tmp_path):
 def test_random_schedules_on_disk(disk, seed):
     draw = random.Random(seed)
     x = torch.randn(5000, requires_grad=True)
-    ebb.offload.configure(
-        in_flight_bytes=draw.choice([0, 40_000, MIB]),
-        prefetch_bytes=draw.choice([0, 40_000, MIB]),
-        disk_limit=draw.choice([MIB // 2, 64 * MIB]),
-        keep_last=draw.choice([0, 2]),
+    ebb.config.update(
+        offload_in_flight_bytes=draw.choice([0, 40_000, MIB]),
+        offload_prefetch_bytes=draw.choice([0, 40_000, MIB]),
+        offload_disk_limit=draw.choice([MIB // 2, 64 * MIB]),
+        offload_keep_last=draw.choice([0, 2]),
     )
     check_random_schedule(draw, x, steps=300)
     _testing.drain_offload()  # reads and writes go on by themselves
@@ -129,15 +130,15 @@ def test_a_write_waits_for_the_disk(disk):
 
 
 def test_a_folder_that_is_none(tmp_path):
-    before = ebb.offload.configure()
+    before = ebb.config.to_dict()
     for folder in (tmp_path / "missing", __file__):
         with pytest.raises(ValueError, match="cannot create a file for the disk tier in"):
-            ebb.offload.configure(disk=folder)
-        assert ebb.offload.configure() == before
+            ebb.config.offload.disk = folder
+        assert ebb.config.to_dict() == before
     with pytest.raises(TypeError, match="disk must be a path"):
-        ebb.offload.configure(disk=3)
+        ebb.config.offload.disk = 3
     with pytest.raises(ValueError, match="disk_limit must be"):
-        ebb.offload.configure(disk_limit="much")
+        ebb.config.offload.disk_limit = "much"
 
 
 def test_the_folder_may_vanish(tmp_path, disk, x):
@@ -146,7 +147,7 @@ def test_the_folder_may_vanish(tmp_path, disk, x):
 
 
 def test_a_full_tier_is_a_fallback(disk, x):
-    ebb.offload.configure(disk_limit=8192)
+    ebb.config.offload.disk_limit = 8192
     y = forward(x, 5, name="full")
     counts = ebb.stats()["regions"]["full"]
     assert counts["bytes_offloaded"] >= 8000  # room that is not needed any more is used again
@@ -161,7 +162,7 @@ def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
         "import resource, signal, sys, torch, ebb\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 22, 1 << 22))\n"
-        "ebb.offload.configure(disk=sys.argv[1])\n"
+        "ebb.config.update(offload_disk=sys.argv[1])\n"
         "x = torch.randn(1 << 18, requires_grad=True)\n"
         "def f(x):\n"
         "    for _ in range(8): x = x.sin().cos()\n"
@@ -208,7 +209,7 @@ def test_values_go_to_disk_and_come_back_while_no_thread_can_start(tmp_path, pin
         "def steps():\n"
         "    for _ in range(2): assert_exact(forward(x, 9), x, 9)\n"
         + (
-            "ebb.offload.configure(disk=sys.argv[1], min_bytes=0)\n"
+            "ebb.config.update(offload_disk=sys.argv[1], offload_min_bytes=0)\n"
             if pinned is None
             else f"fake = fake_accelerator(disk=sys.argv[1], pinned_limit={pinned})\n"
             "fake.__enter__()\n"
@@ -238,7 +239,7 @@ def test_a_write_that_fails_keeps_the_tensor(disk, x):
 def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned, x):
     with contextlib.ExitStack() as stack:
         if pinned is None:
-            ebb.offload.configure(disk=tmp_path, min_bytes=0, prefetch_bytes=0)
+            ebb.config.update(offload_disk=tmp_path, offload_min_bytes=0, offload_prefetch_bytes=0)
         else:
             stack.enter_context(fake_accelerator(disk=tmp_path, pinned_limit=pinned))
         y = forward(x, 9, name="short")
@@ -250,7 +251,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned, x):
         del raised, y  # the traceback holds the graph
         assert "region 'short'" in message
         assert "aten::" in message
-        assert "ebb.offload.configure(disk='')" in message
+        assert "ebb.config.update(offload_disk='')" in message
 
 
 def test_more_files_than_fit_in_the_table_of_descriptors(disk):
@@ -267,13 +268,13 @@ def test_more_files_than_fit_in_the_table_of_descriptors(disk):
 def test_another_folder_is_used_at_once(tmp_path, disk, x):
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
-        ebb.offload.configure(disk=folder)
+        ebb.config.offload.disk = folder
         for _ in range(2):
             y = forward(x)
             assert ebb.stats()["offload"]["disk_bytes_used"] > 0
             assert_exact(y, x)
     _testing.drain_offload()
-    ebb.offload.configure(disk="")
+    ebb.config.offload.disk = ""
     with pytest.raises(AssertionError, match="no file is open"):
         descriptor_of_the_file(tmp_path)
 
@@ -282,7 +283,7 @@ def test_the_folder_may_change_while_values_are_away(tmp_path, disk, x):
     (tmp_path / "b").mkdir()
     for folder in ("", tmp_path / "b", ""):
         y = forward(x)
-        ebb.offload.configure(disk=folder)
+        ebb.config.offload.disk = folder
         assert_exact(y, x)
 
 
@@ -293,7 +294,7 @@ def test_room_in_another_file_is_not_used_again(tmp_path, disk, x):
         folder.mkdir()
         y = forward(x)
         _testing.drain_offload()
-        ebb.offload.configure(disk=folder)
+        ebb.config.offload.disk = folder
         gradients(y, x)
         del y
         while ebb.stats()["offload"]["stashes"]:
@@ -338,7 +339,7 @@ def run_forking(program, *arguments):
 FORKS = (
     "import os, sys, torch, ebb._testing\n"
     "torch.set_num_threads(1)\n"
-    "ebb.offload.configure(disk=sys.argv[1], min_bytes=0, prefetch_bytes=0)\n"
+    "ebb.config.update(offload_disk=sys.argv[1], offload_min_bytes=0, offload_prefetch_bytes=0)\n"
     "policy = ebb.Policy({'aten::sin': ebb.OFFLOAD})\n"
     "def forward():\n"
     "    with ebb.region(policy): return f(x)\n"
@@ -362,7 +363,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
         "ebb._testing.drain_offload(); ebb.stats()['offload']\n"
         "child = os.fork()\n"
         "if child == 0 and sys.argv[2] == 'configure':\n"
-        "    ebb.offload.configure(prefetch_bytes=4000)\n"
+        "    ebb.config.update(offload_prefetch_bytes=4000)\n"
         "if child != 0 or sys.argv[2] != 'backward':\n"
         "    check(forward())\n"
         "if child == 0:\n"
@@ -392,7 +393,7 @@ def test_a_fork_while_something_is_written(tmp_path, first):
         "if child == 0:\n"
         f"    {first}\n"
         "    assert ebb.stats()['offload']['in_flight_bytes'] == 0\n"
-        "    ebb.offload.configure(in_flight_bytes=0)\n"
+        "    ebb.config.update(offload_in_flight_bytes=0)\n"
         "    check(forward())\n"
         "    check(y)\n"
         "    os._exit(0)\n"

@@ -178,7 +178,7 @@ def test_what_was_sent_outlives_the_accelerator(keep, tmp_path):
     x = torch.randn(64, requires_grad=True)
     with fake_accelerator(keep_last=keep):
         y = forward(x)
-    ebb.offload.configure(disk=str(tmp_path), min_bytes=1)
+    ebb.config.update(offload_disk=str(tmp_path), offload_min_bytes=1)
     z = forward(x)
 
     assert_exact(y, x)

@@ -127,7 +127,7 @@ def test_a_drain_waits_for_what_is_read_ahead(spilling):
     _testing.drain_offload()
     del others
     assert ebb.stats()["offload"]["disk_bytes_used"] >= sum(value.nbytes for value in large)
-    ebb.offload.configure(prefetch_bytes=1 << 30)
+    ebb.config.offload.prefetch_bytes = 1 << 30
     kept = small.grad_fn._saved_self  # there is room for all then
     _testing.drain_offload()
 

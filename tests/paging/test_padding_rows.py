@@ -100,8 +100,8 @@ def gradients(function, policy=None, kept=()):
     w, v = (torch.eye(D).add_(0.125).requires_grad_() for _ in range(2))
     x, s = rows(1).requires_grad_(), rows(2).requires_grad_()
     with contextlib.nullcontext() if policy is None else ebb.region(policy):
-        h = ebb.mark_rows(x.clone(), COUNT) @ w
-        scale = (ebb.mark_rows(s.clone(), COUNT) @ v).abs() + 1e-25
+        h = ebb.experimental.mark_rows(x.clone(), COUNT) @ w
+        scale = (ebb.experimental.mark_rows(s.clone(), COUNT) @ v).abs() + 1e-25
         y = function(h, scale)
         loss = (torch.where(VALID, y, 0) * WEIGHTS).sum()
         held = [{"h": h, "s": scale, "y": y}[name] for name in kept]
@@ -131,7 +131,7 @@ def test_padding_rows_that_belong_together(name, policy, kept):
     assert all(g is None or g.isfinite().all() for g in expected)
 
     for _ in range(2):
-        found = ebb.paging.run_step(lambda: gradients(TOGETHER[name], policy, kept))
+        found = ebb.experimental.paging.run_step(lambda: gradients(TOGETHER[name], policy, kept))
         assert_same(expected, found)
 
 
@@ -184,5 +184,5 @@ def test_random_programs_whose_padding_rows_meet(seed):
     policy = random_policy(draw)
 
     for _ in range(2):
-        found = ebb.paging.run_step(lambda: gradients(program, policy, kept))
+        found = ebb.experimental.paging.run_step(lambda: gradients(program, policy, kept))
         assert_same(expected, found)

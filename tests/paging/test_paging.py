@@ -22,7 +22,7 @@ LOADS = [17, 40, 0, 1, 39, 5, 33]
 @pytest.mark.parametrize("policy", PAGES)
 @pytest.mark.parametrize("page_rows", [1, 4, 64])
 def test_gradients_at_every_load(policy, page_rows, net):
-    ebb.paging.configure(page_rows=page_rows, headroom=3)
+    ebb.config.update(paging_page_rows=page_rows, paging_headroom=3)
     for step, live in enumerate([40, *LOADS]):
         x, n = net.inputs(step), torch.tensor(live)
         expected = gradients(net, x, n)
@@ -30,7 +30,7 @@ def test_gradients_at_every_load(policy, page_rows, net):
         found = gradients(net, x, n, lambda: ebb.region(PAGES[policy]))
 
         assert same(expected, found)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     stats = ebb.stats()["paging"]
     assert stats["recorded_steps"] == 1
     assert stats["stashes"] == 0
@@ -60,7 +60,7 @@ def test_random_loads_with_overflow_and_spill(loads, policy, page_rows, host, ne
                     loss = net(x, n)
                 return torch.autograd.grad(loss, [x, *net.weights])
 
-            assert same(expected, ebb.paging.run_step(run))
+            assert same(expected, ebb.experimental.paging.run_step(run))
 
 
 def test_pools_hold_little_more_than_live_rows():
@@ -79,13 +79,13 @@ def test_pools_hold_little_more_than_live_rows():
 @pytest.mark.parametrize("order", ["forward then backward", "1F1B"])
 def test_pages_waste_less_than_one_page_for_each_tensor(order):
     """Stacks waste nothing; pages are used where tensors come back in another order."""
-    ebb.paging.configure(page_rows=16, headroom=1.0)
+    ebb.config.update(paging_page_rows=16, paging_headroom=1.0)
     net = Mlp(layers=1, width=64, rows=256)
     n = torch.tensor(100)
 
     def forward(batch):
         with products():
-            return net.layer(ebb.mark_rows(net.inputs(batch) * 1, n), 0)[:100].sum()
+            return net.layer(ebb.experimental.mark_rows(net.inputs(batch) * 1, n), 0)[:100].sum()
 
     for _ in range(3):
         losses = []
@@ -97,7 +97,7 @@ def test_pages_waste_less_than_one_page_for_each_tensor(order):
             losses.pop().backward()
 
     stats = ebb.stats()["paging"]
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     assert stats["recorded_steps"] == 1
     assert [pool["stack"] for pool in stats["pools"]] == [order == "forward then backward"]
     rows = sum(p["device_pages"] * p["page_rows"] * p["row_bytes"] for p in stats["pools"])
@@ -130,7 +130,7 @@ def test_a_write_after_the_pack_leaves_what_was_packed():
     x = torch.randn(16, 8)
 
     def program():
-        h = ebb.mark_rows(x * 1, torch.tensor(5))
+        h = ebb.experimental.mark_rows(x * 1, torch.tensor(5))
         y = (h @ w).sigmoid()
         z = y * 2
         with torch.no_grad():
@@ -148,7 +148,7 @@ def test_eager_raises_and_so_do_we():
     w = torch.randn(8, 8, requires_grad=True)
     for _ in range(2):
         with ebb.region(EVERYTHING):
-            h = ebb.mark_rows(torch.randn(16, 8), torch.tensor(5))
+            h = ebb.experimental.mark_rows(torch.randn(16, 8), torch.tensor(5))
             y = (h @ w).sigmoid()
             z = y * 2
             y.mul_(3)
@@ -166,7 +166,7 @@ def test_graphs_that_are_dropped_give_their_pages_back(net):
         assert ebb.stats()["paging"]["stashes"] == 0
     expected = gradients(net, x, n)
     assert same(expected, gradients(net, x, n, region))
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
@@ -182,7 +182,7 @@ def test_retained_graphs_and_second_backwards():
         expected = gradients(net, x, n)
         assert same(expected, first)
         assert same(expected, second)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_only_some_gradients_are_asked_for():
@@ -195,7 +195,7 @@ def test_only_some_gradients_are_asked_for():
         (expected,) = torch.autograd.grad(net(x, n), [net.weights[-1]])
         assert same_bits(expected, found)
         del loss
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def four_threads():
     """A function that runs 20 steps in each of four threads, and tells how many gradients of each
     were right. Between two steps a thread does what it is told to.
     """
-    ebb.paging.configure(headroom=8.0)
+    ebb.config.paging.headroom = 8.0
     nets = [Mlp(seed=seed) for seed in range(4)]
     loads = [torch.tensor(load) for load in (3, 11, 20, 40)]
     wanted = [gradients(net, net.inputs(1), n) for net, n in zip(nets, loads, strict=True)]
@@ -228,13 +228,13 @@ def four_threads():
 def test_threads(four_threads):
     """Each has a graph of its own; pages are shared."""
     assert four_threads(threading.Barrier(4).wait) == [20] * 4
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_threads_whose_steps_have_no_common_end(four_threads):
     """A pool may then run full; whatever is wrong is told of."""
     right = four_threads(lambda: None)
-    assert right == [20] * 4 or not ebb.paging.step_ok()
+    assert right == [20] * 4 or not ebb.experimental.paging.step_ok()
 
 
 def test_checkpoint_and_apply():
@@ -246,7 +246,7 @@ def test_checkpoint_and_apply():
             self.inner = inner
 
         def forward(self, x, n):
-            return self.inner(ebb.mark_rows(x * 1, n))
+            return self.inner(ebb.experimental.mark_rows(x * 1, n))
 
     model = Experts(net)
     x, n = torch.randn(32, 8, requires_grad=True), torch.tensor([3, 0, 4])
@@ -266,7 +266,7 @@ def test_verify_mode_shows_programs_that_read_dead_rows():
 
     def run(live_only):
         with ebb.region(EVERYTHING):
-            y = (ebb.mark_rows(x * 1, n) * w.sum()).sin()
+            y = (ebb.experimental.mark_rows(x * 1, n) * w.sum()).sin()
             loss = y[:5].sum() if live_only else y.sum()
         return torch.autograd.grad(loss, [w])[0]
 
@@ -277,7 +277,7 @@ def test_verify_mode_shows_programs_that_read_dead_rows():
 
 def test_verify_mode_compares_live_rows(net):
     mixed = ebb.Policy({"aten::mm": ebb.PAGE, "aten::native_layer_norm": ebb.PAGE})
-    ebb.paging.configure(dead_rows="zero")
+    ebb.config.paging.dead_rows = "zero"
     for live in (40, 40, 40):
         x, n = net.inputs(live), torch.tensor(live)
         expected = gradients(net, x, n)
@@ -288,7 +288,7 @@ def test_verify_mode_compares_live_rows(net):
 
 @pytest.mark.parametrize("dead_rows", ["repeat", "zero", "nan"])
 def test_what_dead_rows_come_back_as(dead_rows):
-    ebb.paging.configure(dead_rows=dead_rows)
+    ebb.config.paging.dead_rows = dead_rows
     x = torch.randn(16, 4, requires_grad=True)
     for _ in range(2):
         # In the last region, what has been paged leaves where it was still held.
@@ -305,7 +305,7 @@ def test_what_dead_rows_come_back_as(dead_rows):
 
 @pytest.mark.parametrize(
     ("step", "fate"),
-    [(contextlib.nullcontext, "paged"), (ebb.paging.step, "saved")],
+    [(contextlib.nullcontext, "paged"), (ebb.experimental.paging.step, "saved")],
     ids=["paged", "stays"],
 )
 def test_reports_tell_what_was_paged(step, fate):

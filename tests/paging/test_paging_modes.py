@@ -12,10 +12,10 @@ import ebb
 from ebb import _C
 
 ASKED = {
-    "step_ok": ebb.paging.step_ok,
+    "step_ok": ebb.experimental.paging.step_ok,
     "errors": _C.paging_errors,
-    "found_inf": lambda: ebb.paging.found_inf("cpu"),
-    "reset": ebb.paging.reset,
+    "found_inf": lambda: ebb.experimental.paging.found_inf("cpu"),
+    "reset": ebb.experimental.paging.reset,
 }
 
 
@@ -34,7 +34,7 @@ def test_asking(name, inside, net):
 def test_a_step_that_begins_makes_pools(net):
     loss = net(net.inputs(0), torch.tensor(20), region)  # is recorded
     with Seen() as seen:
-        bracket = ebb.paging.step()
+        bracket = ebb.experimental.paging.step()
         bracket.__enter__()
     assert seen.names == []
     assert ebb.stats()["paging"]["pools"] != []
@@ -43,7 +43,7 @@ def test_a_step_that_begins_makes_pools(net):
 
 
 def test_a_step_that_ends_makes_pools(net):
-    bracket = ebb.paging.step()
+    bracket = ebb.experimental.paging.step()
     bracket.__enter__()
     gradients(net, net.inputs(0), torch.tensor(20), region)
     with Seen() as seen:
@@ -69,9 +69,9 @@ def test_a_copy_of_what_stays():
     x, n = torch.randn(40, 8), torch.tensor(20)
 
     def step(mode):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             with ebb.region(ebb.Policy({"aten::mm": ebb.PAGE})):
-                h = ebb.mark_rows(x @ w, n)
+                h = ebb.experimental.mark_rows(x @ w, n)
                 y = h.exp().cos()
                 kept = h.sin()
                 with mode:

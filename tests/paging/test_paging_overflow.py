@@ -13,12 +13,12 @@ import ebb
 @pytest.mark.parametrize("tier", ["none", "host"])
 def test_overflow_shows_and_the_next_step_is_right(tier, net):
     if tier == "host":
-        ebb.paging.configure(host_headroom=1.0)
+        ebb.config.paging.host_headroom = 1.0
     check(net, 10)
     _, found = run(net, 40)
     assert any(gradient.isnan().any() for gradient in found)
-    assert not ebb.paging.step_ok()
-    assert not ebb.paging.step_ok()  # until another step begins
+    assert not ebb.experimental.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()  # until another step begins
     for _ in range(2):
         check(net, 40)
     assert ebb.stats()["paging"]["overflows"] == 1
@@ -29,7 +29,7 @@ def test_pools_grow_by_a_quarter_at_least(net):
     run(net, 20)
     before = ebb.stats()["paging"]["pools"][-1]
     run(net, 23)
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     run(net, 1)  # recorded: it needs little
     after = ebb.stats()["paging"]["pools"][-1]
     rows = before["device_pages"] * before["page_rows"]
@@ -37,7 +37,7 @@ def test_pools_grow_by_a_quarter_at_least(net):
 
 
 def test_what_does_not_fit_the_device_spills(net):
-    ebb.paging.configure(host_headroom=3.0)
+    ebb.config.paging.host_headroom = 3.0
     run(net, 12)
     for live in (40, 5, 31):
         check(net, live)
@@ -50,22 +50,22 @@ def test_an_overflow_is_not_forgotten_by_steps_that_follow(net):
     run(net, 5)
     run(net, 40)
     run(net, 5)
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
 
 
 def test_blocking_mode_raises_in_the_step(net):
-    ebb.paging.configure(overflow="blocking")
+    ebb.config.paging.overflow = "blocking"
     run(net, 5)
     x, n = net.inputs(0), torch.tensor(40)
     with pytest.raises(
-        ebb.PageOverflowError, match=r"the output of aten::\w+.* in region 'region'"
+        ebb.experimental.PageOverflowError, match=r"the output of aten::\w+.* in region 'region'"
     ):
         gradients(net, x, n, region)
     check(net, 40)
 
 
 def test_assert_mode(net):
-    ebb.paging.configure(overflow="assert")
+    ebb.config.paging.overflow = "assert"
     for _ in range(2):
         expected, found = run(net, 5)
         assert same(expected, found)
@@ -79,17 +79,17 @@ def test_tensors_without_a_nan_raise_instead():
 
     def program(live):
         with ebb.region(ebb.Policy({"aten::gt": ebb.PAGE})):
-            h = ebb.mark_rows(x * 1, torch.tensor(live))
+            h = ebb.experimental.mark_rows(x * 1, torch.tensor(live))
             y = torch.where(h > 0, h * 2, h * 3)
         y[:live].sum().backward()
 
     program(2)
-    with pytest.raises(ebb.PageOverflowError, match="cannot be restored"):
+    with pytest.raises(ebb.experimental.PageOverflowError, match="cannot be restored"):
         program(30)
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     x.grad = None
     program(30)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_optimizers_refuse_gradients_that_are_of_no_use(net):
@@ -100,10 +100,12 @@ def test_optimizers_refuse_gradients_that_are_of_no_use(net):
         before = [weight.detach().clone() for weight in net.weights]
         if live == 5:
             optimizer.step()
-    with pytest.raises(ebb.PageOverflowError, match=r"a page pool was too small.*run_step"):
+    with pytest.raises(
+        ebb.experimental.PageOverflowError, match=r"a page pool was too small.*run_step"
+    ):
         optimizer.step()
-    assert not ebb.paging.step_ok()
-    with pytest.raises(ebb.PageOverflowError):
+    assert not ebb.experimental.paging.step_ok()
+    with pytest.raises(ebb.experimental.PageOverflowError):
         optimizer.step()  # knowing it does not make them better
     assert same(before, net.weights)
     optimizer.zero_grad()
@@ -115,11 +117,13 @@ def test_optimizers_refuse_gradients_that_are_of_no_use(net):
 def test_found_inf(net):
     run(net, 5)
     run(net, 5)
-    assert ebb.paging.found_inf("cpu").item() == 0.0
+    assert ebb.experimental.paging.found_inf("cpu").item() == 0.0
     run(net, 40)
-    flag = ebb.paging.found_inf("cpu")
+    flag = ebb.experimental.paging.found_inf("cpu")
     assert (flag.item(), flag.dtype, flag.shape) == (1.0, torch.float32, ())
-    assert ebb.paging.found_inf(torch.device("cpu", 0)).item() == 1.0  # the same, with an index
+    assert (
+        ebb.experimental.paging.found_inf(torch.device("cpu", 0)).item() == 1.0
+    )  # the same, with an index
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
     optimizer = torch.optim.SGD([parameter], lr=0.1, fused=True)
@@ -151,7 +155,7 @@ def plain_step(net, optimizer, x, n):
 @pytest.mark.parametrize("inside", [False, True], ids=["optimizer outside", "optimizer inside"])
 @pytest.mark.parametrize("mode", ["deferred", "blocking"])
 def test_training_through_overflows(inside, mode):
-    ebb.paging.configure(overflow=mode)
+    ebb.config.paging.overflow = mode
     calls = []
 
     def paged_step(net, optimizer, x, n):
@@ -164,7 +168,7 @@ def test_training_through_overflows(inside, mode):
             if inside:
                 optimizer.step()
 
-        ebb.paging.run_step(forward_and_backward)
+        ebb.experimental.paging.run_step(forward_and_backward)
         if not inside:
             optimizer.step()
 
@@ -192,7 +196,7 @@ def test_gradients_that_were_there_before_are_added_to_once(net):
     with fresh():
         expected = accumulate(lambda function: function())
     gradients(net, net.inputs(0), torch.tensor(2), region)  # sizes pools that are too small
-    assert same(expected, accumulate(ebb.paging.run_step))
+    assert same(expected, accumulate(ebb.experimental.paging.run_step))
     assert ebb.stats()["paging"]["overflows"] == 1
 
 
@@ -206,9 +210,9 @@ def test_inputs_and_parameters_outside_of_modules_too(net):
     function(x)
     expected = (x.grad, scale.grad)
     x.grad = scale.grad = None
-    ebb.paging.reset()
+    ebb.experimental.paging.reset()
     gradients(net, x, torch.tensor(2), region)
-    ebb.paging.run_step(lambda: function(x))
+    ebb.experimental.paging.run_step(lambda: function(x))
     assert same(expected, (x.grad, scale.grad))
     assert ebb.stats()["paging"]["overflows"] == 1
 
@@ -220,22 +224,22 @@ def test_buffers_are_put_back(net):
         net(norm(net.inputs(0)), torch.tensor(30), region).backward()
 
     gradients(net, net.inputs(0), torch.tensor(2), region)
-    ebb.paging.run_step(function, state=[norm])
+    ebb.experimental.paging.run_step(function, state=[norm])
     assert ebb.stats()["paging"]["overflows"] == 1
     assert norm.num_batches_tracked == 1
 
 
 def test_what_the_step_returns_and_raises():
-    assert ebb.paging.run_step(lambda: 3) == 3
+    assert ebb.experimental.paging.run_step(lambda: 3) == 3
 
     def fails():
         raise KeyError("its own")
 
     with pytest.raises(KeyError, match="its own"):
-        ebb.paging.run_step(fails)
-    assert ebb.paging.run_step(lambda: 4) == 4
+        ebb.experimental.paging.run_step(fails)
+    assert ebb.experimental.paging.run_step(lambda: 4) == 4
     with pytest.raises(TypeError, match="state must consist of modules and tensors; got int"):
-        ebb.paging.run_step(lambda: 5, state=[3])
+        ebb.experimental.paging.run_step(lambda: 5, state=[3])
 
 
 def test_a_step_that_fails_because_of_what_came_back(net):
@@ -251,14 +255,14 @@ def test_a_step_that_fails_because_of_what_came_back(net):
         return found
 
     gradients(net, net.inputs(0), torch.tensor(2), region)
-    found = ebb.paging.run_step(function)
+    found = ebb.experimental.paging.run_step(function)
     assert seen == [True, False]
     assert same(gradients(net, net.inputs(0), torch.tensor(30))[1:], found)
 
 
 def test_another_function_for_the_second_time(net):
     gradients(net, net.inputs(0), torch.tensor(2), region)
-    result = ebb.paging.run_step(
+    result = ebb.experimental.paging.run_step(
         lambda: gradients(net, net.inputs(0), torch.tensor(30), region), again=lambda: "eager"
     )
     assert result == "eager"
@@ -277,12 +281,14 @@ def test_too_little_room_after_gradients_have_been_used(asks):
             if not asks:
                 optimizer.step()
             elif live == 2:
-                assert ebb.paging.step_ok()
+                assert ebb.experimental.paging.step_ok()
 
-    with pytest.raises(ebb.PageOverflowError, match=r"Call run_step\(\) once for each optimizer"):
-        ebb.paging.run_step(function)
+    with pytest.raises(
+        ebb.experimental.PageOverflowError, match=r"Call run_step\(\) once for each optimizer"
+    ):
+        ebb.experimental.paging.run_step(function)
 
-    assert ebb.paging.run_step(lambda: 3) == 3
+    assert ebb.experimental.paging.run_step(lambda: 3) == 3
 
 
 def test_a_closure_that_is_called_again_after_the_parameters_have_changed(net):
@@ -296,8 +302,10 @@ def test_a_closure_that_is_called_again_after_the_parameters_have_changed(net):
         loss.backward()
         return loss
 
-    with pytest.raises(ebb.PageOverflowError, match=r"Call run_step\(\) once for each optimizer"):
-        ebb.paging.run_step(lambda: optimizer.step(closure))
+    with pytest.raises(
+        ebb.experimental.PageOverflowError, match=r"Call run_step\(\) once for each optimizer"
+    ):
+        ebb.experimental.paging.run_step(lambda: optimizer.step(closure))
 
 
 class OwnScaler(torch.amp.GradScaler):
@@ -320,9 +328,9 @@ def test_scalers_do_not_take_an_overflow_for_one_of_half_precision(scaler_type, 
         forget()
         gradients(net, net.inputs(0), torch.tensor(2), region)
         if inside:
-            ebb.paging.run_step(function)
+            ebb.experimental.paging.run_step(function)
         else:
-            with pytest.raises(ebb.PageOverflowError):
+            with pytest.raises(ebb.experimental.PageOverflowError):
                 function()
-            assert not ebb.paging.step_ok()
+            assert not ebb.experimental.paging.step_ok()
         assert scaler.get_scale() == 1024.0

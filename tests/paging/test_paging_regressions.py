@@ -25,18 +25,18 @@ def weight():
 
 def check(program, leaves, policy=EVERYTHING, loads=(7, 20, 0, 3, 20)):
     """The gradients of `program(rows)` are eager's, after the pools have been sized."""
-    ebb.paging.configure(headroom=8.0)
+    ebb.config.paging.headroom = 8.0
     for live in (20, *loads):
         expected = torch.autograd.grad(program(live), leaves)
         with ebb.region(policy):
             loss = program(live)
         found = torch.autograd.grad(loss, leaves)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
         assert same(expected, found)
 
 
 def mark(h, live):
-    return ebb.mark_rows(h, torch.tensor(live))
+    return ebb.experimental.mark_rows(h, torch.tensor(live))
 
 
 def standardised(h):
@@ -93,8 +93,8 @@ def test_counts_of_one_storage():
     counts, w = torch.tensor([[1, 2], [9, 3]]), weight()
 
     def program(_):
-        a = ebb.mark_rows((X @ w).clone(), counts[0]).sin()[:3].sum()
-        return a + ebb.mark_rows((X @ w).clone(), counts[:, 0]).sin()[:10].sum()
+        a = ebb.experimental.mark_rows((X @ w).clone(), counts[0]).sin()[:3].sum()
+        return a + ebb.experimental.mark_rows((X @ w).clone(), counts[:, 0]).sin()[:10].sum()
 
     check(program, [w], loads=(7, 7))
 
@@ -104,9 +104,9 @@ def test_a_count_that_is_written_unseen():
 
     def program(_):
         count = torch.tensor(3)
-        a = ebb.mark_rows((X @ w).clone(), count).sin()[:3].sum()
+        a = ebb.experimental.mark_rows((X @ w).clone(), count).sin()[:3].sum()
         count.data.fill_(10)
-        return a + ebb.mark_rows((X @ w).clone(), count).sin()[:10].sum()
+        return a + ebb.experimental.mark_rows((X @ w).clone(), count).sin()[:10].sum()
 
     check(program, [w], loads=(7, 7))
 
@@ -234,7 +234,7 @@ def test_one_number_in_two_tensors():
 
 def loss_of(w, live, dtype=torch.float):
     with ebb.region(EVERYTHING):
-        h = ebb.mark_rows((X @ w).to(dtype).clone(), torch.tensor(live))
+        h = ebb.experimental.mark_rows((X @ w).to(dtype).clone(), torch.tensor(live))
         return h.sin()[:live].sum().float()
 
 
@@ -257,10 +257,10 @@ def test_closures_of_optimizers(by_name):
         loss.backward()
         return loss
 
-    with pytest.raises(ebb.PageOverflowError):
+    with pytest.raises(ebb.experimental.PageOverflowError):
         optimizer.step(closure=closure) if by_name else optimizer.step(closure)
     assert torch.equal(before, w)
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     optimizer.step(closure)
     assert not torch.equal(before, w)
     assert w.isfinite().all()
@@ -271,22 +271,22 @@ def test_errors_are_told_though_the_pools_have_gone(gone):
     w = warm()
     loss_of(w, 60).backward()
     if gone == "by a reset":
-        ebb.paging.reset()
+        ebb.experimental.paging.reset()
     else:
         loss_of(w, 2, torch.double).backward()  # has no pool: the next step is recorded
         loss_of(w, 2).backward()
-    with pytest.raises(ebb.PageOverflowError):
+    with pytest.raises(ebb.experimental.PageOverflowError):
         torch.optim.SGD([w], lr=0.1).step()
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     loss_of(w, 60 if gone == "by a reset" else 2).backward()
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
 
 
 def test_what_a_dropped_pool_cannot_give_back_raises():
     w = warm()
     innocent, full = loss_of(w, 1), loss_of(w, 60)
     del full
-    ebb.paging.reset()
+    ebb.experimental.paging.reset()
     with pytest.raises(RuntimeError, match="its page pool failed in the meantime"):
         innocent.backward()
 
@@ -298,7 +298,7 @@ def test_a_step_that_is_not_of_one_order_overflows_in_a_micro_batch():
         for live in (3, 60, 3):
             loss_of(w, live).backward()
 
-    ebb.paging.run_step(step)
+    ebb.experimental.paging.run_step(step)
     found, w.grad = w.grad, None
     for live in (3, 60, 3):
         (X @ w).sin()[:live].sum().backward()
@@ -312,7 +312,7 @@ def test_backward_from_a_gradient_edge():
     def step():
         torch.autograd.backward([edge(loss_of(w, 60))], [torch.ones(())])
 
-    ebb.paging.run_step(step)
+    ebb.experimental.paging.run_step(step)
     found, w.grad = w.grad, None
     loss_of(w, 60).backward()
     assert torch.equal(found, w.grad)
@@ -326,10 +326,10 @@ def test_backward_into_chosen_tensors():
 
     def step():
         with ebb.region(EVERYTHING):
-            loss = ebb.mark_rows(features * 1, torch.tensor(60)).sin()[:60].sum()
+            loss = ebb.experimental.mark_rows(features * 1, torch.tensor(60)).sin()[:60].sum()
         loss.backward(inputs=[features], retain_graph=True)
 
-    ebb.paging.run_step(step)
+    ebb.experimental.paging.run_step(step)
     expected = features.detach().cos()
     expected[60:] = 0
     assert torch.equal(features.grad, expected)
@@ -344,16 +344,16 @@ def test_steps_in_two_threads():
         inside.set()
         go.wait()
 
-    thread = threading.Thread(target=lambda: ebb.paging.run_step(step))
+    thread = threading.Thread(target=lambda: ebb.experimental.paging.run_step(step))
     thread.start()
     inside.wait()
     try:
         with pytest.raises(RuntimeError, match="is already open"):
-            ebb.paging.run_step(lambda: loss_of(w, 60).backward())
+            ebb.experimental.paging.run_step(lambda: loss_of(w, 60).backward())
     finally:
         go.set()
         thread.join()
-    ebb.paging.run_step(lambda: loss_of(w, 60).backward())
+    ebb.experimental.paging.run_step(lambda: loss_of(w, 60).backward())
     found, w.grad = w.grad, None
     (X @ w).sin()[:60].sum().backward()
     assert torch.equal(found, w.grad)
@@ -361,7 +361,7 @@ def test_steps_in_two_threads():
 
 DEADLOCK = """
 import threading, torch, ebb
-ebb.paging.configure(overflow="blocking")
+ebb.config.paging.overflow = "blocking"
 x, w = torch.randn(64, 4), torch.randn(4, 4, requires_grad=True)
 over = threading.Event()
 def ask():
@@ -373,10 +373,11 @@ for i in range(1500):
     live = 2 if i % 2 == 0 else 60
     try:
         with ebb.region(policy):
-            loss = ebb.mark_rows((x @ w).clone(), torch.tensor(live)).sin()[:live].sum()
+            marked = ebb.experimental.mark_rows((x @ w).clone(), torch.tensor(live))
+            loss = marked.sin()[:live].sum()
         loss.backward()
-    except ebb.PageOverflowError:
-        ebb.paging.reset()
+    except ebb.experimental.PageOverflowError:
+        ebb.experimental.paging.reset()
 over.set(); thread.join()
 print("done")
 """
@@ -393,37 +394,37 @@ def test_a_graph_that_is_kept_does_not_keep_recording_on():
     kept = loss_of(w, 3)
     for _ in range(10_100):
         with ebb.region(EVERYTHING):
-            ebb.mark_rows(X @ w, torch.tensor(3)).sin()
+            ebb.experimental.mark_rows(X @ w, torch.tensor(3)).sin()
     assert ebb.stats()["paging"]["recorded_steps"] >= 1
     kept.backward()
     with contextlib.suppress(RuntimeError):
-        ebb.paging.step_ok()
+        ebb.experimental.paging.step_ok()
 
 
 def test_found_inf_knows_of_pools_that_have_gone():
     w = warm()
     loss_of(w, 60).backward()
-    assert ebb.paging.found_inf("cpu").item() == 1.0
+    assert ebb.experimental.paging.found_inf("cpu").item() == 1.0
     loss_of(w, 2, torch.double).backward()
     loss_of(w, 2).backward()
-    assert ebb.paging.found_inf("cpu").item() == 1.0
-    ebb.paging.reset()
-    assert ebb.paging.found_inf("cpu").item() == 1.0
+    assert ebb.experimental.paging.found_inf("cpu").item() == 1.0
+    ebb.experimental.paging.reset()
+    assert ebb.experimental.paging.found_inf("cpu").item() == 1.0
 
 
 def test_a_reset_does_not_make_gradients_good():
     w = warm()
     loss_of(w, 60).backward()
-    assert not ebb.paging.step_ok()
-    ebb.paging.reset()
-    with pytest.raises(ebb.PageOverflowError):
+    assert not ebb.experimental.paging.step_ok()
+    ebb.experimental.paging.reset()
+    with pytest.raises(ebb.experimental.PageOverflowError):
         torch.optim.SGD([w], lr=0.1).step()
     assert w.isfinite().all()
 
 
 @pytest.mark.parametrize("mode", ["deferred", "blocking", "assert"])
 def test_an_error_that_was_raised_is_dealt_with(mode):
-    ebb.paging.configure(overflow=mode)
+    ebb.config.paging.overflow = mode
     w = warm()
     optimizer = torch.optim.SGD([w], lr=0.01)
     raised = []
@@ -441,10 +442,10 @@ def test_an_error_that_was_raised_is_dealt_with(mode):
 def test_optimizers_that_have_nothing_to_do_with_it():
     w, other = warm(), weight()
     loss_of(w, 60).backward()
-    assert not ebb.paging.step_ok()
+    assert not ebb.experimental.paging.step_ok()
     (X @ other).sum().backward()
     torch.optim.SGD([other], lr=0.1).step()
-    with pytest.raises(ebb.PageOverflowError):
+    with pytest.raises(ebb.experimental.PageOverflowError):
         torch.optim.SGD([w], lr=0.1).step()
 
 

@@ -49,7 +49,8 @@ KEEP = {
     "glu": lambda h: F.glu(h, -1),
     "cat": lambda h: torch.cat([h, h * 2, h[:, :1]], dim=1),
     "dropout": lambda h: torch.native_dropout(h, 0.5, True)[0],
-    "a marked column": lambda h: h * ebb.mark_rows(torch.arange(R).view(R, 1) * 2, COUNT),
+    "a marked column": lambda h: h
+    * ebb.experimental.mark_rows(torch.arange(R).view(R, 1) * 2, COUNT),
     "halves": lambda h: F.silu(h[:, : D // 2]) * h[:, D // 2 :],
     "three dimensions": lambda h: (h.view(R, 2, D // 2) * 2).flatten(1),
     "linear of three": lambda h: F.linear(h.view(R, 2, D // 2), W[: D // 2, : D // 2]),
@@ -96,7 +97,8 @@ MIX = {
     "roll": lambda h: h.roll(1, 0),
     "batch norm": lambda h: F.batch_norm(h, None, None, training=True),
     "broadcast to more": lambda h: h + torch.ones(R, R, D),
-    "another count": lambda h: h * ebb.mark_rows(torch.ones(R, D), torch.tensor(LIVE - 1)),
+    "another count": lambda h: h
+    * ebb.experimental.mark_rows(torch.ones(R, D), torch.tensor(LIVE - 1)),
     "std over rows": lambda h: h.std(0),
     "written across rows": lambda h: (h * 1).index_add_(0, torch.arange(R).flip(0), h),
     "stack": lambda h: torch.stack([h, h]),
@@ -107,7 +109,7 @@ def paged(function, policy=EVERYTHING):
     """Whether what a function makes of marked rows is paged when it is saved."""
     x = torch.randn(R, D).requires_grad_()
     with ebb.region(policy):
-        h = ebb.mark_rows(x * 1, COUNT)
+        h = ebb.experimental.mark_rows(x * 1, COUNT)
         with torch.no_grad():
             y = function(h)
         before = ebb.stats()["paging"]["stashed"]
@@ -137,7 +139,7 @@ def test_gradients_behind_each(name, policy):
 
     def program(x):
         torch.manual_seed(0)
-        h = ebb.mark_rows(x * 1.5, COUNT)
+        h = ebb.experimental.mark_rows(x * 1.5, COUNT)
         y = function(h).sin()
         if name in KEEP:
             y = y[:LIVE]
@@ -151,7 +153,7 @@ def test_gradients_behind_each(name, policy):
         found = torch.autograd.grad(loss, [x])[0]
         rows = LIVE if name == "grouped_mm" else R  # torch leaves the others as they are in memory
         assert torch.equal(expected[:rows], found[:rows])
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["marked before", "marked after"])
@@ -164,10 +166,10 @@ def test_what_mixes_rows_is_not_made_again_of_paged_rows(late):
     def program():
         h = x @ w
         if not late:
-            ebb.mark_rows(h, torch.tensor(LIVE))
+            ebb.experimental.mark_rows(h, torch.tensor(LIVE))
         mixed = h.detach().sum(0)  # dead rows count
         if late:
-            ebb.mark_rows(h, torch.tensor(LIVE))
+            ebb.experimental.mark_rows(h, torch.tensor(LIVE))
         return ((h * mixed.exp())[:LIVE] * mixed).sum()
 
     (expected,) = torch.autograd.grad(program(), [w])
@@ -199,7 +201,7 @@ def test_inputs():
     def program(region=None):
         h = x * 2
         with ebb.region(inputs) if region else torch.enable_grad():
-            y = ebb.mark_rows(h, torch.tensor(LIVE)) @ w
+            y = ebb.experimental.mark_rows(h, torch.tensor(LIVE)) @ w
         return (y[:LIVE] ** 2).sum()
 
     expected = torch.autograd.grad(program(), [x, w])
@@ -220,7 +222,7 @@ def test_counts(counts):
     for _ in range(2):
         given = counts.clone()
         with ebb.region(EVERYTHING):
-            h = ebb.mark_rows(x * 2, given)
+            h = ebb.experimental.mark_rows(x * 2, given)
             given.zero_()  # it may be written
             loss = h.sin()[:LIVE].sum()
         assert same(expected, torch.autograd.grad(loss, [x]))
@@ -249,18 +251,18 @@ def test_counts(counts):
 )
 def test_marks_that_make_no_sense(x, rows, error, message):
     with ebb.region(EVERYTHING), pytest.raises(error, match=message):
-        ebb.mark_rows(x, rows)
+        ebb.experimental.mark_rows(x, rows)
     if isinstance(x, torch.Tensor) and isinstance(rows, torch.Tensor):
-        assert ebb.mark_rows(x, rows) is x  # outside of regions it does nothing
+        assert ebb.experimental.mark_rows(x, rows) is x  # outside of regions it does nothing
 
 
 def test_a_second_count():
     with ebb.region(EVERYTHING):
-        h = ebb.mark_rows(torch.ones(R, D), torch.tensor(3))
-        ebb.mark_rows(h, torch.tensor(4))  # nobody has read it yet
+        h = ebb.experimental.mark_rows(torch.ones(R, D), torch.tensor(3))
+        ebb.experimental.mark_rows(h, torch.tensor(4))  # nobody has read it yet
         _read = h.exp()
         with pytest.raises(ValueError, match="with another row count"):
-            ebb.mark_rows(h, torch.tensor(5))
+            ebb.experimental.mark_rows(h, torch.tensor(5))
 
 
 def test_no_rows_at_all():
@@ -268,7 +270,7 @@ def test_no_rows_at_all():
     w = torch.randn(D, D, requires_grad=True)
     for _ in range(2):
         with ebb.region(EVERYTHING):
-            loss = (ebb.mark_rows(x * 1, torch.tensor(0)) @ w).sin().sum()
+            loss = (ebb.experimental.mark_rows(x * 1, torch.tensor(0)) @ w).sin().sum()
         found = torch.autograd.grad(loss, [x, w])
         assert same((torch.zeros(0, D), torch.zeros(D, D)), found)
 
@@ -278,13 +280,13 @@ def test_a_tensor_marked_with_one_row():
     for live in (1, 1):
         expected = torch.autograd.grad(x.mul(2).sin()[:live].sum(), [x])
         with ebb.region(EVERYTHING):
-            loss = ebb.mark_rows(x * 2, torch.tensor(live)).sin()[:live].sum()
+            loss = ebb.experimental.mark_rows(x * 2, torch.tensor(live)).sin()[:live].sum()
         assert same(expected, torch.autograd.grad(loss, [x]))
 
 
 def test_compiled_programs_pass_marks_by():
     def program(x):
-        return ebb.mark_rows(x * 2, torch.tensor(3)).sin().sum()
+        return ebb.experimental.mark_rows(x * 2, torch.tensor(3)).sin().sum()
 
     x = torch.randn(R, D)
     assert torch.compile(program, backend="eager")(x) == program(x)
@@ -299,7 +301,7 @@ def test_counts_on_the_cpu_are_read_where_they_are(counts, dtype):
         h = torch.randn(16, 8) * 1
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             for _ in range(5):
-                ebb.mark_rows(h, count)
+                ebb.experimental.mark_rows(h, count)
 
     made = [event.name for event in profile.events() if event.name == "aten::empty"]
     converted = 0 if dtype == torch.int64 else 5
@@ -311,4 +313,4 @@ def test_a_count_that_cannot_be_right_is_refused_on_the_cpu(counts):
     with ebb.region(EVERYTHING):
         h = torch.randn(16, 8) * 1
         with pytest.raises(ValueError, match=r"rows is .* which has shape \[16, 8\]"):
-            ebb.mark_rows(h, torch.tensor(counts))
+            ebb.experimental.mark_rows(h, torch.tensor(counts))

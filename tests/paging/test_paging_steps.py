@@ -27,11 +27,13 @@ class Pipeline:
     def forward(self, layer, batch, live, stage=None):
         net = self.layers[layer]
         named = (
-            contextlib.nullcontext() if stage is None else ebb.paging.microbatch(batch, stage=stage)
+            contextlib.nullcontext()
+            if stage is None
+            else ebb.experimental.paging.microbatch(batch, stage=stage)
         )
         inside = ebb.region(EVERYTHING, f"layers.{layer}") if self.paged else torch.enable_grad()
         with named, inside:
-            h = ebb.mark_rows(net.inputs(batch) * 1.5, torch.tensor(live))
+            h = ebb.experimental.mark_rows(net.inputs(batch) * 1.5, torch.tensor(live))
             self.losses[layer, batch] = net.layer(h, 0)[:live].square().sum()
 
     def backward(self, layer, batch):
@@ -90,14 +92,14 @@ SCHEDULES = {
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules(name, prefetch):
-    ebb.paging.configure(headroom=8.0, prefetch=prefetch)
+    ebb.config.update(paging_headroom=8.0, paging_prefetch=prefetch)
     order = SCHEDULES[name]
     stages = Pipeline(3)
     expected = stages.plain(order, [30] * 6)
     for _ in range(4):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             stages.run(order, [30] * 6)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
         found = stages.gradients()
         assert [g is None for g in found] == [g is None for g in expected]
         assert same([g for g in expected if g is not None], [g for g in found if g is not None])
@@ -116,7 +118,7 @@ def test_a_layer_whose_backward_comes_next_stays():
     stages = Pipeline(3)
     order = SCHEDULES["forward then backward"]
     for _ in range(3):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             stages.run(order, [20] * 6)
     stats = ebb.stats()["paging"]
     assert stats["resident"] == 2 * stats["stashed"] / 3 / 3  # one layer of three, in two of three
@@ -148,13 +150,13 @@ def test_a_layer_that_stays_may_be_written(write, policy):
     w = torch.randn(4, 4, requires_grad=True)
 
     def program():
-        h = ebb.mark_rows(torch.arange(32.0).view(8, 4) / 10 @ w, torch.tensor(3))
+        h = ebb.experimental.mark_rows(torch.arange(32.0).view(8, 4) / 10 @ w, torch.tensor(3))
         y, kept = write(h)
         return y[:3].sum(), kept
 
     (expected,) = torch.autograd.grad(program()[0], [w])
     for _ in range(3):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             with ebb.region(policy):
                 loss, kept = program()
             (found,) = torch.autograd.grad(loss, [w])
@@ -164,7 +166,7 @@ def test_a_layer_that_stays_may_be_written(write, policy):
 
 
 def test_unneeded_graphs_give_their_pages_back(net):
-    ebb.paging.configure(page_rows=1)
+    ebb.config.paging.page_rows = 1
     x, n = net.inputs(0), torch.tensor(20)
 
     def forward():
@@ -173,7 +175,7 @@ def test_unneeded_graphs_give_their_pages_back(net):
     def backward(loss):
         torch.autograd.grad(loss, net.weights)
 
-    with ebb.paging.step(False):
+    with ebb.experimental.paging.step(False):
         first, second = forward(), forward()
         backward(first)
         first = forward()
@@ -181,48 +183,48 @@ def test_unneeded_graphs_give_their_pages_back(net):
         backward(first)
     assert not any(pool["stack"] for pool in ebb.stats()["paging"]["pools"])
     for dropped in (0, 1, 2, 1, 0, 2):
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             losses = [forward(), forward()]
             del losses[:dropped]
             for loss in losses:
                 backward(loss)
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 def test_another_order_raises_and_names_both_entries():
     stages = Pipeline(2)
-    with ebb.paging.step():
+    with ebb.experimental.paging.step():
         stages.run(one_f_one_b(2, 1, 0), [20])
     message = (
         r"entry 1 is the forward of 'layers.0', stage 0, micro-batch 1, but was the forward of "
         r"'layers.1', stage 0, micro-batch 0"
     )
-    with pytest.raises(RuntimeError, match=message), ebb.paging.step():
+    with pytest.raises(RuntimeError, match=message), ebb.experimental.paging.step():
         stages.run([("F", 0, 0), ("F", 0, 1)], [20, 20])
     stages.losses.clear()
     stages.gradients()
     for _ in range(2):  # it is recorded again
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             stages.run([("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)], [20, 20])
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
 
 
 def test_a_step_that_is_too_short_or_too_long_raises():
     stages = Pipeline(2)
     order = one_f_one_b(2, 2, 1)
-    with ebb.paging.step():
+    with ebb.experimental.paging.step():
         stages.run(order, [20, 20])
     with (
         pytest.raises(RuntimeError, match="entry 6 is the end of the step, but was the backward"),
-        ebb.paging.step(),
+        ebb.experimental.paging.step(),
     ):
         stages.run(order[:6], [20, 20])
     stages.losses.clear()
-    with ebb.paging.step():
+    with ebb.experimental.paging.step():
         stages.run(order, [20, 20])
     with (
         pytest.raises(RuntimeError, match=r"is the forward of .*, but was the end of the step"),
-        ebb.paging.step(),
+        ebb.experimental.paging.step(),
     ):
         stages.run([*order, ("F", 0, 2)], [20, 20, 20])
     stages.losses.clear()
@@ -231,7 +233,7 @@ def test_a_step_that_is_too_short_or_too_long_raises():
 def test_stages_and_micro_batches_may_be_named():
     stages = Pipeline(1)
     for _ in range(2):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             stages.forward(0, 7, 20, stage=2)
             stages.backward(0, 7)
     assert ebb.stats()["paging"]["schedule"] == [
@@ -241,28 +243,34 @@ def test_stages_and_micro_batches_may_be_named():
     for wrong in ({"index": -1}, {"stage": -1}, {"index": 2**40}):
         with (
             pytest.raises(ValueError, match="from 0 to 2147483647; got"),
-            ebb.paging.microbatch(**wrong),
+            ebb.experimental.paging.microbatch(**wrong),
         ):
             pass
-    with pytest.raises(TypeError, match="must be an int"), ebb.paging.microbatch("first"):
+    with (
+        pytest.raises(TypeError, match="must be an int"),
+        ebb.experimental.paging.microbatch("first"),
+    ):
         pass
 
 
 def test_steps_do_not_nest_and_failing_ones_are_forgotten():
-    with ebb.paging.step(), pytest.raises(RuntimeError, match="is already open"):
-        ebb.paging.step().__enter__()
+    with ebb.experimental.paging.step(), pytest.raises(RuntimeError, match="is already open"):
+        ebb.experimental.paging.step().__enter__()
     stages = Pipeline(2)
     order = one_f_one_b(2, 2, 1)
-    with pytest.raises(KeyError), ebb.paging.step():
+    with pytest.raises(KeyError), ebb.experimental.paging.step():
         stages.run([*order[:3], ("B", 5, 5)], [20, 20])
     stages.losses.clear()
     for _ in range(2):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             stages.run(order, [20, 20])
-        assert ebb.paging.step_ok()
-    with ebb.paging.step(), pytest.raises(RuntimeError, match="was called inside a step"):
-        ebb.paging.reset()
-    ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
+    with (
+        ebb.experimental.paging.step(),
+        pytest.raises(RuntimeError, match="was called inside a step"),
+    ):
+        ebb.experimental.paging.reset()
+    ebb.experimental.paging.step_ok()
 
 
 @settings(max_examples=80)
@@ -289,9 +297,9 @@ def test_random_schedules(data):
         headroom=1.0 if bracketed else 16.0,
     ):
         for _ in range(3):
-            with ebb.paging.step() if bracketed else contextlib.nullcontext():
+            with ebb.experimental.paging.step() if bracketed else contextlib.nullcontext():
                 stages.run(order, loads)
-            assert ebb.paging.step_ok()
+            assert ebb.experimental.paging.step_ok()
             assert same(expected, stages.gradients())
 
 
@@ -318,17 +326,17 @@ def test_random_schedules(data):
     ],
 )
 def test_settings_that_make_no_sense(given_, error, message):
-    before = ebb.paging.configure()
+    before = ebb.config.to_dict()
     with pytest.raises(error, match=message):
-        ebb.paging.configure(**given_)
-    assert ebb.paging.configure() == before
+        ebb.config.update({f"paging.{name}": value for name, value in given_.items()})
+    assert ebb.config.to_dict() == before
 
 
 def test_a_device_limit_too_small_for_one_tensor(net):
-    ebb.paging.configure(device_limit=16)
+    ebb.config.paging.device_limit = 16
     with pytest.raises(ValueError, match=r"device_limit .* 16 bytes, is too small"):
         gradients(net, net.inputs(0), torch.tensor(20), region)
-    ebb.paging.configure(device_limit="1MiB")
+    ebb.config.paging.device_limit = "1MiB"
     for _ in range(2):
         check(net, 20)
 
@@ -336,7 +344,7 @@ def test_a_device_limit_too_small_for_one_tensor(net):
 def test_a_device_limit_is_kept():
     net = Mlp(layers=6, width=64, rows=64)
     limit = 100_000
-    ebb.paging.configure(device_limit=limit, host_headroom=1.0)
+    ebb.config.update(paging_device_limit=limit, paging_host_headroom=1.0)
     for _ in range(3):
         check(net, 60)
     stats = ebb.stats()["paging"]
@@ -348,7 +356,7 @@ def _rows_of(count, weight, policy):
     lives = (torch.arange(512) < count).unsqueeze(1)
     x = torch.where(lives, torch.randn(512, 16), 0)
     with ebb.region(policy):
-        y = (ebb.mark_rows(x, torch.tensor(count)) @ weight).tanh().exp()
+        y = (ebb.experimental.mark_rows(x, torch.tensor(count)) @ weight).tanh().exp()
     return torch.where(lives, y, 0).mean()
 
 
@@ -359,17 +367,19 @@ def test_run_step_does_not_take_what_came_before_for_its_own():
     for _ in range(2):
         weight.grad = None
         _rows_of(60, weight, policy).backward()
-        ebb.paging.run_step(lambda: _rows_of(60, weight, policy).backward())
+        ebb.experimental.paging.run_step(lambda: _rows_of(60, weight, policy).backward())
         assert weight.grad.isfinite().all()
     weight.grad = None
     _rows_of(400, weight, policy).backward()
 
-    with pytest.raises(ebb.PageOverflowError, match="in a backward that ran before this"):
-        ebb.paging.run_step(lambda: _rows_of(60, weight, policy).backward())
+    with pytest.raises(
+        ebb.experimental.PageOverflowError, match="in a backward that ran before this"
+    ):
+        ebb.experimental.paging.run_step(lambda: _rows_of(60, weight, policy).backward())
 
     weight.grad = None
-    assert not ebb.paging.step_ok()  # they were told, and cleared the gradients
-    ebb.paging.run_step(lambda: _rows_of(400, weight, policy).backward())
+    assert not ebb.experimental.paging.step_ok()  # they were told, and cleared the gradients
+    ebb.experimental.paging.run_step(lambda: _rows_of(400, weight, policy).backward())
     assert weight.grad.isfinite().all()
 
 
@@ -387,7 +397,7 @@ def test_a_step_that_fails_is_not_kept_alive():
     try:
         for _ in range(3):
             with contextlib.suppress(KeyError):
-                ebb.paging.run_step(fails)
+                ebb.experimental.paging.run_step(fails)
         assert [one() for one in held] == [None] * 3
     finally:
         gc.enable()

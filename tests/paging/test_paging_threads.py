@@ -19,7 +19,7 @@ START = threading.Thread.start
 
 def loss_of(w, live):
     with ebb.region(EVERYTHING):
-        h = ebb.mark_rows((X @ w).clone(), torch.tensor(live))
+        h = ebb.experimental.mark_rows((X @ w).clone(), torch.tensor(live))
         return h.sin()[:live].sum()
 
 
@@ -58,7 +58,7 @@ def backward_in_another_thread(w, started_by):
 
     if started_by == "somebody else":
         threading.Thread(target=work).start()
-    ebb.paging.run_step(step)
+    ebb.experimental.paging.run_step(step)
     return runs, other.grad
 
 
@@ -88,7 +88,7 @@ def test_a_step_that_runs_again_adds_gradients_once_after_other_code_restored_fu
     monkeypatch, restore
 ):
     w = warm()
-    ebb.paging.run_step(lambda: None)
+    ebb.experimental.paging.run_step(lambda: None)
     restore(monkeypatch)
 
     runs, grad = backward_in_another_thread(w, "the step")
@@ -102,7 +102,7 @@ def test_run_step_refuses_to_run_if_it_cannot_see_threads():
 import _thread, ebb
 start = _thread.start_new_thread
 _thread.start_new_thread = lambda *args, **kwargs: start(*args, **kwargs)
-ebb.paging.run_step(lambda: None)
+ebb.experimental.paging.run_step(lambda: None)
 """
     done = fork_server.run(["-c", program])
     assert done.returncode != 0
@@ -116,13 +116,13 @@ def test_what_dies_with_a_graph_may_ask():
 
     def forward():
         with ebb.region(EVERYTHING):
-            h = ebb.mark_rows((X @ w).clone(), torch.tensor(20))
+            h = ebb.experimental.mark_rows((X @ w).clone(), torch.tensor(20))
             return h.sin()[:20].sum(), asks_when_it_dies(h.untyped_storage())
 
     for _ in range(2):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             forward()[0].backward()
-    step = ebb.paging.step()
+    step = ebb.experimental.paging.step()
     step.__enter__()
     loss, found = forward()
     assert ebb.stats()["paging"]["resident"] == 2

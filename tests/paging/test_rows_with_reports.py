@@ -25,7 +25,7 @@ def gradient(policy=None):
     with ebb.region(policy) if policy else contextlib.nullcontext():
         x = x.clone()
         if policy:
-            ebb.mark_rows(x, torch.tensor(LIVE))
+            ebb.experimental.mark_rows(x, torch.tensor(LIVE))
         loss = program(x)
     loss.backward()
     return leaf.grad

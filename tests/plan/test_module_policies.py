@@ -118,10 +118,10 @@ def test_a_model_that_is_one_region_in_a_file(tmp_path):
 @pytest.fixture
 def settings():
     """The settings of OFFLOAD and of replays ahead, with replays ahead switched on."""
-    ahead = ebb.ahead.configure()
-    ebb.ahead.configure(regions=1)
-    yield lambda: (ebb.offload.configure(), ebb.ahead.configure())
-    ebb.ahead.configure(**ahead)
+    ahead = ebb.config.to_dict()
+    ebb.config.ahead.regions = 1
+    yield lambda: (ebb.config.to_dict(), ebb.config.to_dict())
+    ebb.config.update(ahead)
 
 
 def with_settings(model):
@@ -168,7 +168,7 @@ def test_settings_of_models_that_are_freed_in_any_order_end(settings):
 def test_settings_that_the_program_changes_after_a_model_was_removed_stay(settings):
     model = nn.Sequential(nn.Linear(2, 2))
     with_settings(model).remove()
-    ebb.ahead.configure(regions=2)
+    ebb.config.ahead.regions = 2
 
     del model
 

@@ -167,27 +167,27 @@ def test_copies_that_slow_the_work_count():
 
 def test_settings_of_copies_come_and_go_with_the_plan(tmp_path):
     plan = plan_of(planning(programs.pre_ln).measured, 0.6)
-    before = ebb.offload.configure()
+    before = ebb.config.to_dict()
     model = planning(programs.pre_ln).program.model
     plan.save(tmp_path / "plan.toml")
 
     for policies in (plan, ebb.ModulePolicies.load(tmp_path / "plan.toml")):
         with policies.apply(model):
-            during = ebb.offload.configure()
+            during = ebb.config.to_dict()
             assert during | plan.offload == during != before
-        assert ebb.offload.configure() == before
+        assert ebb.config.to_dict() == before
 
     assert "[offload]" in (tmp_path / "plan.toml").read_text()
 
 
 def test_settings_stay_if_a_plan_cannot_be_applied():
     plan = plan_of(planning(programs.pre_ln).measured, 0.6)
-    before = ebb.offload.configure()
+    before = ebb.config.to_dict()
 
     with pytest.raises(ValueError, match="no module"):
         plan.apply(programs.torch.nn.Linear(2, 2))
 
-    assert ebb.offload.configure() == before
+    assert ebb.config.to_dict() == before
 
 
 @pytest.mark.parametrize(
@@ -221,17 +221,17 @@ def test_a_cpu_without_a_disk_sends_nothing():
 
 
 def test_how_fast_a_disk_is_is_measured(tmp_path):
-    before = ebb.offload.configure()
+    before = ebb.config.to_dict()
     _testing.drain_offload()
-    ebb.offload.configure(disk=tmp_path, disk_limit="1GiB")
+    ebb.config.update(offload_disk=tmp_path, offload_disk_limit="1GiB")
 
     found = measure_link(programs.torch.device("cpu"))
 
-    ebb.offload.configure(**before)
+    ebb.config.update(before)
     assert found.out > 0
     assert found.back > 0
     assert found.room == before["pinned_limit"] + 2**30
-    assert ebb.offload.configure() == before
+    assert ebb.config.to_dict() == before
 
 
 def test_predictions_of_like_choices_are_in_order():

@@ -44,7 +44,7 @@ def random_choices(found, seed):
 
 def peaks(found, chosen):
     """Predicted; and measured, with what pools have taken before."""
-    ebb.paging.reset()
+    ebb.experimental.paging.reset()
     with found.policies(chosen).apply(found.program.model):
         measured = ebb.profile(found.program.step, steps=1).peak
         standing = ebb.stats()["paging"]["pool_bytes"]
@@ -152,7 +152,11 @@ def test_steps_that_cannot_be_repeated_are_not_paged(how):
         if how == "a part by run_step":
             program.step()
         in_brackets = how == "in brackets without run_step"
-        with ebb.paging.step(fixed_order=False) if in_brackets else contextlib.nullcontext():
+        with (
+            ebb.experimental.paging.step(fixed_order=False)
+            if in_brackets
+            else contextlib.nullcontext()
+        ):
             program.model(x).square().mean().backward()
 
     assert measure(step, program.model, program.blocks).pager is None
@@ -162,7 +166,7 @@ def test_steps_without_marks_are_not_paged():
     program = built(planned_programs.pre_ln)
 
     def step():
-        ebb.paging.run_step(program.step)
+        ebb.experimental.paging.run_step(program.step)
 
     assert measure(step, program.model, program.blocks).pager is None
 
@@ -176,7 +180,7 @@ def test_rows_that_an_operator_mixes_are_not_paged():
             self.inner = torch.nn.Linear(16, 16, bias=False)
 
         def forward(self, x, count):
-            h = ebb.mark_rows(self.inner(x), count).exp()
+            h = ebb.experimental.mark_rows(self.inner(x), count).exp()
             return h.sin().softmax(0) * h
 
     model = torch.nn.Sequential(Mixing())

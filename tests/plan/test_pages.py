@@ -108,14 +108,14 @@ def test_pools_are_as_large_as_the_engines(live, in_order):
     """Three layers whose storages come back in the opposite order, or in that of forward."""
     import torch
 
-    ebb.paging.configure(page_rows=8, headroom=1.25)
+    ebb.config.update(paging_page_rows=8, paging_headroom=1.25)
     policy = ebb.Policy({"aten::mul": ebb.PAGE})
     for _ in range(2):
         losses = []
         for _ in range(3):
             x = torch.randn(64, ROW // 4, requires_grad=True)
             with ebb.region(policy):
-                h = ebb.mark_rows(x.clone(), torch.tensor(live))
+                h = ebb.experimental.mark_rows(x.clone(), torch.tensor(live))
                 losses.append((h * 2).sin()[:live].sum())
         for loss in losses if in_order else losses[::-1]:
             loss.backward()

@@ -37,12 +37,12 @@ def test_nothing_is_changed_by_planning():
     program = programs.built(programs.pre_ln)
     weights = [one.detach().clone() for one in program.model.parameters()]
     classes = [type(module) for module in program.model.modules()]
-    ahead = ebb.ahead.configure()
+    ahead = ebb.config.to_dict()
 
     ebb.plan(program.model, program.step, 0.6)
 
     assert [type(module) for module in program.model.modules()] == classes
-    assert ebb.ahead.configure() == ahead
+    assert ebb.config.to_dict() == ahead
     for one, other in zip(weights, program.model.parameters(), strict=True):
         assert torch.equal(one, other)
 

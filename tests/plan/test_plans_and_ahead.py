@@ -16,11 +16,11 @@ from ebb._plan.simulate.simulator import Simulator
 
 @pytest.fixture
 def ahead():
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
 
 
 def is_on():
-    return ebb.ahead.configure()["regions"] > 0
+    return ebb.config.ahead.regions > 0
 
 
 def test_where_there_is_room_replays_run_ahead(ahead):
@@ -54,7 +54,7 @@ def test_the_least_is_that_without(ahead):
     measured = planning(programs.llama).measured
     with pytest.raises(BudgetError) as ahead_too:
         plan_of(measured, 1)
-    ebb.ahead.configure(regions=0)
+    ebb.config.ahead.regions = 0
     with pytest.raises(BudgetError) as alone:
         plan_of(measured, 1)
 
@@ -65,7 +65,7 @@ def test_the_least_is_that_without(ahead):
 def test_it_never_makes_a_plan_slower(share, ahead):
     measured = planning(programs.pre_ln).measured
     plan = plan_of(measured, share, at_least=True)
-    ebb.ahead.configure(regions=0)
+    ebb.config.ahead.regions = 0
     alone = plan_of(measured, share, at_least=True)
 
     assert plan.duration <= alone.duration or plan.peak < alone.peak
@@ -79,12 +79,12 @@ def test_plans_that_overlap_are_taken_away_in_any_order(first, ahead):
         policies = ebb.ModulePolicies({}, {"min_bytes": 1000 + place}, ahead=False)
         handles.append(policies.apply(found.program.model))
     before = 1 << 20
-    assert (is_on(), ebb.offload.configure()["min_bytes"]) == (False, 1001)
+    assert (is_on(), ebb.config.offload.min_bytes) == (False, 1001)
 
     handles[first].remove()
-    assert (is_on(), ebb.offload.configure()["min_bytes"]) == (False, 1001 - first)
+    assert (is_on(), ebb.config.offload.min_bytes) == (False, 1001 - first)
     handles[1 - first].remove()
-    assert (is_on(), ebb.offload.configure()["min_bytes"]) == (True, before)
+    assert (is_on(), ebb.config.offload.min_bytes) == (True, before)
 
 
 def test_a_plan_without_regions_leaves_it_as_it_is(ahead):

@@ -142,11 +142,11 @@ def test_allocations_are_those_that_torchs_profiler_sees(policy):
 def test_what_is_done_does_not_depend_on_it():
     plain, profiled = model(), model()
     x = torch.randn(8, WIDTH)
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
     did = ebb.stats()["ahead"]["regions_held"]
     ebb.profile(step_of(profiled, ebb.policies.recompute_all, x), steps=1, warmup=0)
     assert ebb.stats()["ahead"]["regions_held"] == did
-    ebb.ahead.configure(regions=0)
+    ebb.config.ahead.regions = 0
     step_of(plain, ebb.policies.recompute_all, x)()
 
     for one, other in zip(plain.parameters(), profiled.parameters(), strict=True):

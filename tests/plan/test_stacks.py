@@ -257,7 +257,7 @@ def test_a_plan_of_stacks_is_written_and_read(tmp_path):
 
 def test_replays_ahead_need_a_region_for_each_block():
     _, measured, _ = stacked(in_place)
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
 
     plan = plan_of(measured, 1, at_least=True)
 

@@ -217,12 +217,14 @@ def test_sizes_are_numbers_or_errors_of_ours(value):
 )
 def test_no_size(text):
     with pytest.raises(ValueError, match=r"^ebb: pinned_limit must be .*; got '?[91\\]"):
-        ebb.offload.configure(pinned_limit=text)
+        ebb.config.offload.pinned_limit = text
 
 
 SETTINGS = {
-    ebb.offload: "min_bytes pinned_limit in_flight_bytes prefetch_bytes disk_limit keep_last",
-    ebb.paging: "page_rows headroom host_headroom device_limit overflow dead_rows prefetch",
+    ebb.config.offload: (
+        "min_bytes pinned_limit in_flight_bytes prefetch_bytes disk_limit keep_last"
+    ),
+    ebb.config.paging: "page_rows headroom host_headroom device_limit overflow dead_rows prefetch",
 }
 
 
@@ -234,7 +236,7 @@ def test_settings_take_a_value_or_raise_an_error_of_ours(data):
     offload, paging = ebb._C.offload_settings(), ebb._C.paging_settings()
     try:
         with errors_of_ours():
-            module.configure(**{name: data.draw(SIZES)})
+            setattr(module, name, data.draw(SIZES))
     finally:
         ebb._C.configure_offload(offload)
         ebb._C.configure_paging(paging)
@@ -243,7 +245,7 @@ def test_settings_take_a_value_or_raise_an_error_of_ours(data):
 @pytest.mark.parametrize("path", ["\ud800", "a\0b", 5, b"disk", "\n"])
 def test_no_folder(path):
     with pytest.raises((ValueError, TypeError), match=r"^ebb: disk must be a path"):
-        ebb.offload.configure(disk=path)
+        ebb.config.offload.disk = path
 
 
 @pytest.mark.parametrize(

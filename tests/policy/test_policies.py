@@ -208,8 +208,8 @@ def test_pickles_do_not_know_where_policies_are_written():
         ebb.SAVE,
         rule,
         both,
-        ebb.PlaceholderError("read"),
-        ebb.PageOverflowError("full"),
+        ebb.experimental.PlaceholderError("read"),
+        ebb.experimental.PageOverflowError("full"),
     ):
         text = pickle.dumps(value)
         assert b"ebb._" not in text

@@ -35,7 +35,7 @@ POLICIES = POLICIES | {
 def device(request):
     if request.param == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
-        ebb.offload.configure(min_bytes=0)  # on the CPU nothing is sent anyway
+        ebb.config.update(offload_min_bytes=0)  # on the CPU nothing is sent anyway
     yield torch.device(request.param)
     torch.use_deterministic_algorithms(False)
 

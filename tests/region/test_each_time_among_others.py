@@ -270,9 +270,9 @@ def test_discarded_tensors_come_back():
     x, w = leaves((4, 3), (3, 3))
     expected = torch.autograd.grad((F.gelu(x * 2) @ w).sin().sum(), (x, w))
     with ebb.region(EACH_TIME):
-        y = ebb.discardable(F.gelu(x * 2))
+        y = ebb.experimental.discardable(F.gelu(x * 2))
     z = y @ w
-    ebb.discard(y, restore_at=z)
+    ebb.experimental.discard(y, restore_at=z)
     found = torch.autograd.grad(z.sin().sum(), (x, w))
 
     assert all(map(same_bits, found, expected))

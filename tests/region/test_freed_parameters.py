@@ -152,7 +152,7 @@ def test_a_tensor_is_marked_just_before_a_split():
     with ebb.region():
         y = x * 3
         unit(y)
-        y = ebb.discardable(y)
+        y = ebb.experimental.discardable(y)
 
     assert torch.equal(y, x * 3)
 
@@ -301,7 +301,7 @@ WAYS = {
 @pytest.fixture
 def _disk(tmp_path):
     """Host memory to offload to."""
-    ebb.offload.configure(disk=tmp_path, min_bytes=0)
+    ebb.config.update(offload_disk=tmp_path, offload_min_bytes=0)
 
 
 @pytest.mark.usefixtures("_disk")

@@ -51,7 +51,7 @@ def step():
         y = x.sin().cos().exp()
     y.sum().backward()
 
-ebb.offload.configure(min_bytes=0)
+ebb.config.offload.min_bytes = 0
 with fake_accelerator() as fake:
     fake.on_device_allocation(inside)  # as an observer of a device that is out of memory
     done, thread = against(OTHER)
@@ -66,7 +66,7 @@ print("end")
 # What takes the lock of the engines with the GIL: bindings, and destructors that Python runs.
 OTHERS = {
     "statistics": "lambda: ebb.stats()['offload']",
-    "settings": "lambda: ebb.offload.configure(min_bytes=0)",
+    "settings": "lambda: ebb.config.update(offload_min_bytes=0)",
     "a step": "step",
     "graphs that die": """lambda: dropped()
 
@@ -124,10 +124,10 @@ def step():
     x = torch.ones(8, 16, requires_grad=True)
     with ebb.region(ebb.Policy({"aten::*": ebb.PAGE})):
         y = x * 2
-        ebb.mark_rows(y, rows)
+        ebb.experimental.mark_rows(y, rows)
         z = y.sin().cos()
     z.sum().backward()
-    ebb.paging.step_ok()
+    ebb.experimental.paging.step_ok()
 
 threads = [threading.Thread(target=lambda: [step() for _ in range(30)]) for _ in range(2)]
 for thread in threads:
@@ -162,7 +162,7 @@ def step():
     fake.advance(1000)
     h.sum().backward()
 
-ebb.offload.configure(min_bytes=0, in_flight_bytes=2048)
+ebb.config.update(offload_min_bytes=0, offload_in_flight_bytes=2048)
 with fake_accelerator() as fake:
     fake.on_device_allocation(lambda: ebb.stats()["offload"])  # has the lock, and takes it again
     while len(ended) < 40 and all(ended):
@@ -210,8 +210,8 @@ def assert_ends(program: str) -> None:
 @pytest.mark.parametrize("other", OTHERS)
 def test_the_lock_of_the_offload_engines(other):
     body, _, functions = OTHERS[other].partition("\n\n")
-    before, after = OFFLOADING.split("ebb.offload.configure(", 1)
-    program = before + functions + "\nebb.offload.configure(" + after.replace("OTHER", body)
+    before, after = OFFLOADING.split("ebb.config.offload.min_bytes", 1)
+    program = before + functions + "\nebb.config.offload.min_bytes" + after.replace("OTHER", body)
     assert_ends(program)
 
 

@@ -1,4 +1,4 @@
-"""ebb.discard: memory that is given up outside of regions, and comes back before backward."""
+"""discard: memory that is given up outside of regions, and comes back before backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def x():
 
 def made(x):
     with ebb.region(name="made"):
-        return ebb.discardable(gelu(x * 2))
+        return ebb.experimental.discardable(gelu(x * 2))
 
 
 def bytes_of(tensor):
@@ -30,7 +30,7 @@ def test_three_lines(x):
     expected = torch.autograd.grad((gelu(x * 2) @ w).sin().sum(), (x, w))
     y = made(x)
     z = y @ w
-    ebb.discard(y, restore_at=z)
+    ebb.experimental.discard(y, restore_at=z)
     assert bytes_of(y) == 0
     found = torch.autograd.grad(z.sin().sum(), (x, w))
 
@@ -44,7 +44,7 @@ def test_views_that_were_made_before_show_the_data_again(x):
     y = made(x)
     row, turned = y[1], y.t()
     z = (turned @ w.t()).t()[1:]
-    ebb.discard(y, restore_at=z)
+    ebb.experimental.discard(y, restore_at=z)
     found = torch.autograd.grad(z.sum(), (x, w))
 
     assert all(map(torch.equal, found, expected))
@@ -56,15 +56,15 @@ def test_reading_it_meanwhile_names_op_region_shape_and_remedy(read, x):
     y = made(x)
     z = y.sin()
     view = y[1:]
-    ebb.discard(y, restore_at=z)
+    ebb.experimental.discard(y, restore_at=z)
 
     assert isinstance(y, torch.Tensor)
     assert y.shape == (4, 3)
     for tensor in (y, view):  # torch itself raises for other tensors on the same memory
         with pytest.raises(
-            ebb.PlaceholderError if tensor is y else RuntimeError,
+            ebb.experimental.PlaceholderError if tensor is y else RuntimeError,
             match=r"the output of aten::gelu.default saved in region 'made' "
-            r"\(torch.FloatTensor \[4, 3\]\) was read after ebb.discard freed it.*restore_at",
+            r"\(torch.FloatTensor \[4, 3\]\) was read after discard\(\) freed it.*restore_at",
         ):
             read(tensor)
     z.sum().backward()
@@ -75,15 +75,15 @@ def test_a_reader_that_backward_reaches_first_raises(x):
     y = made(x)
     z = y.sin()
     other = y.cos()
-    ebb.discard(y, restore_at=z)
-    with pytest.raises(RuntimeError, match=r"was read after ebb.discard freed it"):
+    ebb.experimental.discard(y, restore_at=z)
+    with pytest.raises(RuntimeError, match=r"was read after discard\(\) freed it"):
         torch.autograd.grad(other.sum(), x)
 
 
 def test_the_graph_may_be_used_twice(x):
     y = made(x)
     z = y.sin()
-    ebb.discard(y, restore_at=z)
+    ebb.experimental.discard(y, restore_at=z)
     first = torch.autograd.grad(z.sum(), x, retain_graph=True)
     second = torch.autograd.grad(z.sum(), x)
 
@@ -96,7 +96,7 @@ def test_checkpoint_with_discard_output(x):
     y, rest = ebb.checkpoint(lambda x: (gelu(x * 2), 3), x, discard_output=True)
     assert rest == 3
     z = layer(y)
-    ebb.discard(y, restore_at=z)
+    ebb.experimental.discard(y, restore_at=z)
     found = torch.autograd.grad(z.sin().sum(), (x, layer.weight))
 
     assert all(map(torch.equal, found, expected))
@@ -108,10 +108,10 @@ def test_random_ops_repeat():
     def program(discards):
         torch.manual_seed(3)
         with ebb.region():
-            y = ebb.discardable(torch.dropout(x * 2, 0.5, True))
+            y = ebb.experimental.discardable(torch.dropout(x * 2, 0.5, True))
         z = y.sin()
         if discards:
-            ebb.discard(y, restore_at=z)
+            ebb.experimental.discard(y, restore_at=z)
         torch.rand(5)
         return torch.autograd.grad(z.sum(), x)[0]
 
@@ -129,10 +129,10 @@ def test_what_comes_back_exists_once():
             h = x
             for _ in range(4):
                 with ebb.region():
-                    y = ebb.discardable(h.sin())
+                    y = ebb.experimental.discardable(h.sin())
                 h = y.cos()
                 if discards:
-                    ebb.discard(y, restore_at=h)
+                    ebb.experimental.discard(y, restore_at=h)
                 del y
             loss = h.sum()
             del h
@@ -150,7 +150,7 @@ def test_what_backward_never_reaches_costs_nothing(no_objects_left):
     def forward():
         y = made(x)
         z = y.sin()
-        ebb.discard(y, restore_at=z)
+        ebb.experimental.discard(y, restore_at=z)
 
     forward()
     assert sum(allocations(forward)) == 0
@@ -169,7 +169,7 @@ def test_training_goes_on_as_without():
             if discards:
                 y = ebb.checkpoint(gelu, h, discard_output=True)
                 z = down(y)
-                ebb.discard(y, restore_at=z)
+                ebb.experimental.discard(y, restore_at=z)
             else:
                 z = down(gelu(h))
             loss = z.square().mean()
@@ -191,29 +191,29 @@ def test_what_is_saved_or_an_input_cannot_be_discarded(policy, x):
         y = x.sin()
         for tensor in (x, y):
             with pytest.raises(ValueError, match=r"cannot be discarded.*decision RECOMPUTE"):
-                ebb.discardable(tensor)
+                ebb.experimental.discardable(tensor)
 
 
 def test_what_is_not_marked(x):
     with ebb.region():
         y = x.sin()
     with pytest.raises(ValueError, match="discardable marked"):
-        ebb.discard(y, restore_at=y.cos())
+        ebb.experimental.discard(y, restore_at=y.cos())
     with pytest.raises(TypeError, match="restore_at must be a tensor"):
-        ebb.discard(y, restore_at=None)
+        ebb.experimental.discard(y, restore_at=None)
 
     marked = made(x)
     z = marked.sin()
-    ebb.discard(marked, restore_at=z)
+    ebb.experimental.discard(marked, restore_at=z)
     with pytest.raises(ValueError, match="discardable marked"):
-        ebb.discard(marked, restore_at=z)  # its mark is gone
+        ebb.experimental.discard(marked, restore_at=z)  # its mark is gone
     z.sum().backward()
 
 
 def test_what_needs_no_grad_restores_nothing(x):
     y = made(x)
     with pytest.raises(ValueError, match="restore_at must require grad"):
-        ebb.discard(y, restore_at=torch.zeros(3))
+        ebb.experimental.discard(y, restore_at=torch.zeros(3))
     assert bytes_of(y) == 48
 
 
@@ -222,8 +222,8 @@ def test_what_was_written_since_it_was_marked(write, x):
     y = made(x)
     write(y)
     z = y.sin()
-    with pytest.raises(ValueError, match=r"was written after ebb.discardable marked it"):
-        ebb.discard(y, restore_at=z)
+    with pytest.raises(ValueError, match=r"was written after discardable\(\) marked it"):
+        ebb.experimental.discard(y, restore_at=z)
     assert bytes_of(y) == 48
     z.sum().backward()
 
@@ -233,4 +233,4 @@ def test_an_offloaded_tensor_cannot_be_discarded(accelerator, x):
         ebb.region(ebb.Policy(default=ebb.OFFLOAD)),
         pytest.raises(ValueError, match="SAVE or OFFLOAD"),
     ):
-        ebb.discardable(x.sin())
+        ebb.experimental.discardable(x.sin())

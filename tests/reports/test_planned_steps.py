@@ -254,7 +254,7 @@ def test_a_step_that_fails_while_it_is_measured(pre_ln):
 
 def test_bytes_are_not_measured_while_replays_run_ahead(monkeypatch):
     monkeypatch.setattr(ebb._plan.plan, "ahead_is_on", lambda: False)  # a plan leaves them on
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
 
     _, _, report = reported()
 

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from _ebb_switches import NAMES
 
 import ebb
 from ebb import _testing
@@ -34,14 +33,10 @@ STATISTICS = {
     'ebb.stats()["paging"]': ENGINES["paging"] | FIELDS["PagePoolStats"],
 }
 SETTINGS = {
-    ebb.ahead.configure: FIELDS["AheadSettings"],
-    ebb.offload.configure: FIELDS["OffloadSettings"],
-    ebb.paging.configure: FIELDS["PagingSettings"],
+    ebb.config.ahead: FIELDS["AheadSettings"],
+    ebb.config.offload: FIELDS["OffloadSettings"],
+    ebb.config.paging: FIELDS["PagingSettings"],
 }
-
-
-def named(function):
-    return f"{function.__module__}.{function.__name__}"
 
 
 def entries(documented, section):
@@ -66,21 +61,15 @@ def test_dictionaries_have_the_keys_of_their_tables():
     assert stats["total"].keys() == FIELDS["RegionCounters"]
     for name, keys in ENGINES.items():
         assert stats[name].keys() == keys
-    for function, keys in SETTINGS.items():
-        assert function().keys() == keys
+    settings = [f"{section._name}.{name}" for section in SETTINGS for name in SETTINGS[section]]
+    assert ebb.config.to_dict().keys() == set(settings)
 
 
-@pytest.mark.parametrize("documented", SETTINGS, ids=named)
-def test_settings_are_arguments_with_a_docstring(documented):
-    assert inspect.signature(documented).parameters.keys() == SETTINGS[documented]
-    assert entries(documented, "Args") == SETTINGS[documented]
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(NAMES) if "_" in name[4:]])
-def test_variables_of_settings_are_arguments(name):
-    _, module, setting = name.lower().split("_", 2)
-
-    assert setting in SETTINGS[getattr(ebb, module).configure]
+@pytest.mark.parametrize("section", SETTINGS, ids=lambda section: section._name)
+def test_settings_have_a_docstring(section):
+    assert entries(section, "Attributes") == SETTINGS[section]
+    listed = inspect.getdoc(ebb.config).partition(f"    {section._name}: ")[2]
+    assert all(f"``{name}``" in listed for name in SETTINGS[section])
 
 
 def test_rows_and_reports_have_the_fields_of_their_tables():

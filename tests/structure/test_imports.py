@@ -19,7 +19,7 @@ FLOORS = (
     ("_policy", "_report"),
     ("policies",),
     ("_region",),
-    ("ahead", "offload", "paging"),
+    ("_config", "experimental"),
     ("_plan.profile",),
     ("_plan.simulate",),
     ("_plan.choose",),

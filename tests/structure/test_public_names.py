@@ -21,7 +21,7 @@ NAMES = {
     ),
     "ebb.ahead": "configure",
     "ebb.offload": "configure",
-    "ebb.paging": "configure found_inf microbatch reset run_step step step_ok",
+    "ebb.experimental.paging": "configure found_inf microbatch reset run_step step step_ok",
     "ebb.policies": (
         "either offload_inputs recompute_all recompute_collectives save_all save_matmuls"
     ),
@@ -86,5 +86,5 @@ def test_a_file_has_no_plan(tmp_path):
 
 
 def test_importing_warns_of_nothing():
-    program = "import ebb, ebb.paging; dir(ebb); from ebb import *"
+    program = "import ebb, ebb.experimental.paging; dir(ebb); from ebb import *"
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)

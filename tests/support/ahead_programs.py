@@ -24,13 +24,9 @@ from ebb import _C, _testing
 @contextlib.contextmanager
 def replays_ahead(regions: int = 1, limit: int | str = "1GiB") -> Iterator[None]:
     """Enables replays ahead. Waits for them at the end."""
-    before = ebb.ahead.configure()
-    ebb.ahead.configure(regions=regions, limit=limit)
-    try:
+    with ebb.config.patch(ahead_regions=regions, ahead_limit=limit):
         yield
         wait_for_replays()
-    finally:
-        ebb.ahead.configure(**before)
 
 
 def wait_for_replays() -> None:
@@ -203,7 +199,7 @@ class WaitingLayers(Masked):
 
 def many_products(x: torch.Tensor, n: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
     """Products on marked rows. Only one operator reads each, and backward needs its result."""
-    h = ebb.mark_rows(x.mul(1.5), n)
+    h = ebb.experimental.mark_rows(x.mul(1.5), n)
     return torch.stack([((h @ weight) * 2).sin() for weight in weights]).sum(0)
 
 

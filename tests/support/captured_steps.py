@@ -78,7 +78,7 @@ class Step:
     def assert_right(self, about=""):
         """Eager's gradients, with pages."""
         assert self.is_right(), about
-        assert ebb.paging.step_ok(), about
+        assert ebb.experimental.paging.step_ok(), about
 
     def check(self, run, loads):
         """Calls `run` for each number of valid rows."""
@@ -90,7 +90,7 @@ class Step:
 
 class Bracketed(Step):
     def run(self):
-        with ebb.paging.step():
+        with ebb.experimental.paging.step():
             super().run()
 
 
@@ -101,7 +101,7 @@ def optimizer_of(step):
         for weight, gradient in zip(step.net.weights, step.found[1:], strict=True):
             weight.grad = gradient
         optimizer.step()
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
         optimizer.zero_grad()
 
     return act
@@ -118,8 +118,8 @@ def two_trained(device, live=10):
     """Two steps that have run twice, so that each has pools of its own sizes."""
     steps = Step(device), Step(device, live=live, width=12)
     for _ in range(2):
-        with ebb.paging.step(False):
+        with ebb.experimental.paging.step(False):
             for step in steps:
                 step.run()
-        assert ebb.paging.step_ok()
+        assert ebb.experimental.paging.step_ok()
     return steps

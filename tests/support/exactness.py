@@ -55,7 +55,7 @@ AHEAD = os.environ.get("EBB_TEST_AHEAD")  # see test_ahead_exactness.py
 if FAILING:
     ebb._C.keep_while_there_is_room(1 << 60)
 if AHEAD:
-    ebb.ahead.configure(regions=2)
+    ebb.config.ahead.regions = 2
     if AHEAD == "at once":
         _testing.replay_when_closed(True)
         _testing.delay_replays_ahead(50)
@@ -129,12 +129,8 @@ def is_harmless(finding: str) -> bool:
 
 @contextlib.contextmanager
 def offload_settings(**settings: object) -> Iterator[None]:
-    before = ebb.offload.configure()
-    ebb.offload.configure(**settings)
-    try:
+    with ebb.config.patch({f"offload.{name}": value for name, value in settings.items()}):
         yield
-    finally:
-        ebb.offload.configure(**before)
 
 
 @contextlib.contextmanager
@@ -179,10 +175,10 @@ def run(
     if not PAGING or policy is None:
         return run_once(program, inputs, policy, after)
     inputs = list(inputs)
-    ebb.paging.reset()
+    ebb.experimental.paging.reset()
     run_once(program, inputs, policy, after)  # records a step, which sizes the page pools
     results = run_once(program, inputs, policy, after)
-    assert ebb.paging.step_ok()
+    assert ebb.experimental.paging.step_ok()
     return results
 
 
@@ -192,7 +188,7 @@ def mark_all_rows(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         rows = len(tensor) if tensor.dim() > 0 else 0
         with contextlib.suppress(ValueError):  # views, and marked tensors that were read
-            ebb.mark_rows(tensor, counts.setdefault(rows, torch.tensor(rows)))
+            ebb.experimental.mark_rows(tensor, counts.setdefault(rows, torch.tensor(rows)))
 
 
 def run_once(

@@ -104,7 +104,7 @@ class Paged:
             with region():
                 h = x * 1.5
                 if region is page_region:
-                    h = ebb.mark_rows(h, self.count)
+                    h = ebb.experimental.mark_rows(h, self.count)
                 x = layer_norm(gelu(h @ w), w.shape[:1])
         return torch.where(lives, x, 0).sin().sum()
 
@@ -143,14 +143,13 @@ def is_back_before_the_device(work: Callable[[], object]) -> bool:
 @contextlib.contextmanager
 def offloading(**settings: object) -> Iterator[None]:
     """Changes settings of OFFLOAD and offloads tensors of any size. Waits for copies at the end."""
-    before = ebb.offload.configure()
-    ebb.offload.configure(min_bytes=0, **settings)
-    try:
-        yield
-    finally:
-        torch.cuda.synchronize()
-        _testing.drain_offload()
-        ebb.offload.configure(**before)
+    named = {f"offload.{name}": value for name, value in settings.items()}
+    with ebb.config.patch(named, offload_min_bytes=0):
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()
+            _testing.drain_offload()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Small programs to plan, with padded buffers of which some rows are valid.
 
-They run their steps with ``ebb.paging.run_step``, so plans may page. See `planned_programs`.
+They run their steps with ``paging.run_step``, so plans may page. See `planned_programs`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Experts(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, rows: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        rows = ebb.mark_rows(rows, count)
+        rows = ebb.experimental.mark_rows(rows, count)
         hidden = F.silu(self.up(rows))
         if self.gate is not None:
             hidden = hidden * self.gate(rows)
@@ -74,7 +74,7 @@ class Mixing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         lives = (torch.arange(len(x)) < 50).unsqueeze(1)
-        rows = ebb.mark_rows(torch.where(lives, x, 0), torch.tensor(50))
+        rows = ebb.experimental.mark_rows(torch.where(lives, x, 0), torch.tensor(50))
         hidden = torch.tanh(self.up(rows))
         gated = hidden.exp() * torch.linspace(0, 1, len(x)).unsqueeze(1)
         part = hidden.clone()
@@ -89,7 +89,7 @@ def in_steps(model: nn.Module, **arguments: bool) -> Callable[[], object]:
     def forward_and_backward() -> None:
         model(x).square().mean().backward()
 
-    return lambda: ebb.paging.run_step(forward_and_backward, **arguments)
+    return lambda: ebb.experimental.paging.run_step(forward_and_backward, **arguments)
 
 
 def experts() -> Program:

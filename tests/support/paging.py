@@ -46,7 +46,7 @@ def paged(x, n, names=("only",)):
     kept = []
     for number, name in enumerate(names, 1):
         with ebb.region(EVERYTHING, name):
-            y = Keep.apply(ebb.mark_rows(x + number, n))
+            y = Keep.apply(ebb.experimental.mark_rows(x + number, n))
         kept.append((Keep.last, y))
     return kept
 
@@ -100,25 +100,21 @@ def asks_when_it_dies(storage):
 
 def forget():
     """Drops all pools, and overflow errors that no test has read."""
-    ebb.paging.reset()
+    ebb.experimental.paging.reset()
     with contextlib.suppress(RuntimeError):
-        ebb.paging.step_ok()
-    ebb.paging.reset()
+        ebb.experimental.paging.step_ok()
+    ebb.experimental.paging.reset()
 
 
 @contextlib.contextmanager
 def fresh(**settings: object) -> Iterator[None]:
     """Runs the with-block without pools and with these settings. Restores the settings."""
-    before = {k: v for k, v in ebb.paging.configure().items() if v is not None}
     forget()
-    ebb.paging.configure(**settings)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        forget()
-        ebb.paging.configure(**before)  # type: ignore[arg-type]
-        if "device_limit" in settings:
-            ebb.paging.configure(device_limit=2**63 - 1)
+    with ebb.config.patch({f"paging.{name}": value for name, value in settings.items()}):
+        try:
+            yield
+        finally:
+            forget()
 
 
 class Seen(TorchDispatchMode):
@@ -160,7 +156,7 @@ class Mlp:
         """Runs each layer in `region`, and marks the layer's input there."""
         for index in range(len(self.weights) // 2):
             with region():
-                h = ebb.mark_rows(x.mul(1.5), n)
+                h = ebb.experimental.mark_rows(x.mul(1.5), n)
                 x = self.layer(h, index)
         return x
 
@@ -191,7 +187,7 @@ def masked(device, live=20, **options):
 
 
 def maybe_step(bracketed, fixed_order=True):
-    return ebb.paging.step(fixed_order) if bracketed else contextlib.nullcontext()
+    return ebb.experimental.paging.step(fixed_order) if bracketed else contextlib.nullcontext()
 
 
 def gradients(net, x, n, region=contextlib.nullcontext):
@@ -221,4 +217,4 @@ def check(net, live):
     """Checks that a step with PAGE has eager's gradients, and that its pools had room."""
     expected, found = run(net, live)
     assert same(expected, found), f"{live} valid rows"
-    assert ebb.paging.step_ok(), f"{live} valid rows"
+    assert ebb.experimental.paging.step_ok(), f"{live} valid rows"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ebb import offload
+import ebb
 from ebb._policy.policy import Policy
 
 try:
@@ -66,6 +66,10 @@ def kernel(name: str, function: Callable[..., object], key: str = "CPU") -> Iter
         yield
 
 
+def _change(**settings: Any) -> None:
+    ebb.config.update({f"offload.{name}": value for name, value in settings.items()})
+
+
 @contextmanager
 def fake_accelerator(
     host_bytes: int = 1 << 40, *, min_bytes: int = 0, **settings: Any
@@ -78,14 +82,14 @@ def fake_accelerator(
 
     Args:
         host_bytes: bytes of pinned memory that the host has.
-        min_bytes, settings: for :func:`ebb.offload.configure`.
+        min_bytes, settings: of ``ebb.config.offload``.
 
     Raises:
         AssertionError: at the end, if the fake has reported a copy.
     """
-    before = offload.configure()
+    before = ebb.config.to_dict()
     fake = _testing.FakeAccelerator(host_bytes)
-    offload.configure(min_bytes=min_bytes, **settings)
+    _change(min_bytes=min_bytes, **settings)
     try:
         yield fake
         _testing.drain_offload()
@@ -94,7 +98,7 @@ def fake_accelerator(
         assert not violations, violations
     finally:
         fake.close()
-        offload.configure(**before)
+        ebb.config.update(before)
 
 
 @contextmanager
@@ -106,13 +110,13 @@ def instant_accelerator(
     For measurements of the offload engine's own time, without a driver.
 
     Args:
-        min_bytes, settings: for :func:`ebb.offload.configure`.
+        min_bytes, settings: of ``ebb.config.offload``.
     """
-    before = offload.configure()
+    before = ebb.config.to_dict()
     instant = _testing.InstantAccelerator()
-    offload.configure(min_bytes=min_bytes, **settings)
+    _change(min_bytes=min_bytes, **settings)
     try:
         yield instant
     finally:
         instant.close()
-        offload.configure(**before)
+        ebb.config.update(before)

@@ -67,7 +67,7 @@ def discarding(policy):
     def function(x, w):
         y = ebb.checkpoint(lambda a: (a @ w).sin(), x, policy=policy, discard_output=True)
         z = (y.exp() * x * (x.detach() * 2).sigmoid()).tanh().square().sum()
-        ebb.discard(y, restore_at=z)
+        ebb.experimental.discard(y, restore_at=z)
         return z
 
     return function
@@ -170,7 +170,7 @@ FORWARDS = {
 
 # Refused, by torch: global hooks, and checkpointing, in what it exports by Dynamo.
 REFUSED = {("EBB", "export, strict"), ("EBB_MODULES", "export, strict")}
-# By ebb.discard: a tensor that is none, and one that the region does not compute.
+# By ebb.experimental.discard: a tensor that is none, and one that the region does not compute.
 REFUSED |= {("discard", "symbolic_trace"), ("discard", "functionalize")}
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from _ebb_switches import is_set
 
-from ebb import _C, ahead
+from ebb import _C
+from ebb._config import config
 from ebb._launch.agreeing import Offer
 from ebb._launch.budgeted_job import BudgetedJob, NoPlanError, Phase
 from ebb._launch.checking import Checking
@@ -106,8 +107,8 @@ class Measure(Phase):
         blocks = self.job.blocks
         names = [block.name for block in blocks.used()]
         self.job.messages.announce_profiling(names, self.job.models)
-        self._undo.callback(_restore_ahead, ahead.configure()["regions"])
-        ahead.configure(regions=0)  # replays ahead would hide part of the replay time
+        self._undo.callback(_restore_ahead, config.ahead.regions)
+        config.ahead.regions = 0  # replays ahead would hide part of the replay time
         self._sequence = MeasureSequence(
             device_of(blocks.roots()),
             lambda measured: window_of_all(measured, self.job.budget),
@@ -223,8 +224,8 @@ class Measure(Phase):
 
 
 def _restore_ahead(regions: int) -> None:
-    if ahead.configure()["regions"] == 0:  # the job has not changed the setting meanwhile
-        ahead.configure(regions=regions)
+    if config.ahead.regions == 0:  # the job has not changed the setting meanwhile
+        config.ahead.regions = regions
 
 
 def _no_plan(calls: int, *, was_recorded: bool) -> Exception:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ebb import _C, ahead
+from ebb import _C
+from ebb._config import config
 from ebb._plan.apply.described import measured_course
 from ebb._plan.profile.profile import Profile
 from ebb._plan.profile.recording import Purpose, Recording
@@ -22,7 +23,7 @@ class Checking:
         self._plan = plan
         self._recording = Recording(gives_way=True)
         # Profiles are recorded without replays ahead, so their bytes would not match the plan.
-        self._runs_ahead = ahead.configure()["regions"] > 0
+        self._runs_ahead = config.ahead.regions > 0
         self._todo = [
             purpose for purpose in _ORDER if purpose is Purpose.TIME or not self._runs_ahead
         ]

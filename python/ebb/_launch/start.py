@@ -8,11 +8,12 @@ from typing import TypeVar
 
 from _ebb_switches import is_set
 
-from ebb import _C, ahead, offload, paging
+from ebb import _C
+from ebb._config import config
 from ebb._launch import unused_settings
 from ebb._launch.memory_limit import Limit, limit_of
 from ebb._launch.variables import (
-    configure_from_file,
+    apply_config,
     warn_setting_ignored,
     warn_unknown_variables,
     warn_value_ignored,
@@ -30,11 +31,6 @@ from ebb.policies import recompute_all
 _T = TypeVar("_T")
 _ON = ("1", "true", "yes", "on")  # values of EBB that mean `recompute_all`
 _NO_GLOBS = ("auto", "none")
-_SECTIONS: dict[str, Callable[..., object]] = {
-    "ahead": ahead.configure,
-    "offload": offload.configure,
-    "paging": paging.configure,
-}  # of EBB_CONFIG
 
 
 def _tell_of_modules_alone() -> None:
@@ -107,24 +103,14 @@ def _start_reports() -> None:
         files.start(report, steps)
 
 
-def _start_ahead(text: str) -> list[str]:
+def _start_ahead(text: str) -> bool:
     if text.isdecimal():
-        ahead.configure(regions=int(text))
+        config.ahead.regions = int(text)
     elif text[0].isdecimal():
-        ahead.configure(regions=1, limit=text)
+        config.update(ahead_regions=1, ahead_limit=text)
     else:
         raise ValueError("it must be a number of regions, or a size such as 2GiB")
-    return ["EBB_AHEAD"]
-
-
-def _start_offload() -> list[str]:
-    """Passes the variables of OFFLOAD on. Returns the names of those that are set and valid."""
-    settings: dict[str, Callable[[str], object]] = {
-        "EBB_OFFLOAD_MIN_BYTES": lambda text: offload.configure(min_bytes=text),
-        "EBB_OFFLOAD_PINNED_LIMIT": lambda text: offload.configure(pinned_limit=text),
-        "EBB_OFFLOAD_DISK": lambda text: offload.configure(disk=text),
-    }
-    return [name for name, configure in settings.items() if _checked(name, configure, None)]
+    return True
 
 
 def _globs(text: str) -> tuple[str, ...]:
@@ -191,12 +177,9 @@ def start() -> None:
     Raises:
         ValueError: a setting is invalid, and EBB_STRICT is set; no error without EBB_STRICT.
     """
-    given: dict[str, list[str]] = {section: [] for section in _SECTIONS}
-    if path := os.environ.get("EBB_CONFIG"):
-        for section in configure_from_file(path, _SECTIONS):
-            given[section].append(f"[{section}] of {clipped(path)}")
-    given["ahead"] += _checked("EBB_AHEAD", _start_ahead, [])
-    given["offload"] += _start_offload()
+    given = apply_config(os.environ.get("EBB_CONFIG", "").strip())
+    if _checked("EBB_AHEAD", _start_ahead, False):
+        given["ahead"] = "EBB_AHEAD"
     warn_unknown_variables()
     _check_rank()
     if not is_set("EBB_DISABLE"):
@@ -205,6 +188,5 @@ def start() -> None:
     _start_reports()
     if not is_set("EBB_DISABLE"):
         _take_over()
-        named = {section: ", ".join(names) for section, names in given.items() if names}
-        if named or is_set("EBB") or _budget_text():
-            unused_settings.watch(named, may_plan=bool(_budget_text()))
+        if given or is_set("EBB") or _budget_text():
+            unused_settings.watch(given, may_plan=bool(_budget_text()))

@@ -34,8 +34,8 @@ def _offload() -> str:
         return "no policy offloads a tensor that backward needs"
     return (
         f"the largest tensor that the policy offloads takes {size(largest)}, and OFFLOAD leaves "
-        f"tensors of less than {size(least)} in place. Set EBB_OFFLOAD_MIN_BYTES={largest}, or "
-        "min_bytes, to offload it"
+        f"tensors of less than {size(least)} in place. To offload it, set "
+        f"ebb.config.offload.min_bytes, or EBB_CONFIG=offload.min_bytes={largest}"
     )
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
-from inspect import signature
 
 from _ebb_switches import NAMES, is_set, unknown_names
 
+from ebb._config import config
 from ebb._policy.text import nearest
 from ebb._support.job import print_once
-from ebb._support.shown import clipped
+from ebb._support.shown import clipped, shown
 
 
 def warn_setting_ignored(
@@ -44,37 +44,64 @@ def warn_value_ignored(variable: str, error: object) -> None:
     warn_setting_ignored(f"ebb: {variable}={clipped(os.environ[variable])}", error, "is ignored")
 
 
-def configure_from_file(path: str, sections: Mapping[str, Callable[..., object]]) -> list[str]:
-    """Pass the settings of each section in EBB_CONFIG's file to the function in `sections`. Returns
-    the names of these sections.
+def _settings_of(text: str) -> dict[str, dict[str, object]]:
+    """The settings in a value of EBB_CONFIG, by section and name. `text`: the path of a TOML file,
+    or settings such as ``offload.disk=/fast/disk,ahead.regions=1``.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not TOML, or the text is neither.
+    """
+    found: dict[str, dict[str, object]] = {}
+    if "=" not in text or os.path.isfile(text):
+        with open(text, "rb") as file:
+            found = tomllib.load(file)
+    else:
+        for item in text.split(","):
+            name, equals, value = (part.strip() for part in item.partition("="))
+            section, dot, setting = name.partition(".")
+            if not (equals and dot):
+                raise ValueError(f"{shown(item)} is no setting such as offload.min_bytes=1MiB")
+            found.setdefault(section, {})[setting] = _value_of(value)
+    sections = vars(config)
+    for section, settings in found.items():
+        if section not in sections:
+            raise ValueError(f"unknown section [{section}]; {nearest(section, sections)}")
+        if not isinstance(settings, dict):
+            raise ValueError(f"{section} must be a section, [{section}]")
+    return found
+
+
+def _value_of(text: str) -> int | float | str:
+    """A number if the text is one."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def apply_config(text: str) -> dict[str, str]:
+    """Apply the settings in a value of EBB_CONFIG. Returns the sections that have valid settings,
+    and for each what to call it in messages.
 
     Raises:
         ValueError: a setting is invalid, and EBB_STRICT is set.
     """
     try:
-        with open(path, "rb") as file:
-            sections_of_file = tomllib.load(file)
-        for section, settings in sections_of_file.items():
-            if section not in sections:
-                raise ValueError(f"unknown section [{section}]; {nearest(section, sections)}")
-            if not isinstance(settings, dict):
-                raise ValueError(f"{section} must be a section, [{section}]")
+        sections = _settings_of(text) if text else {}
     except (OSError, ValueError) as error:
         warn_value_ignored("EBB_CONFIG", error)
-        return []
-    for section, settings in sections_of_file.items():
-        configure = sections[section]
+        return {}
+    valid = {}
+    for section, settings in sections.items():
         for name, value in settings.items():
-            known = signature(configure).parameters
             try:
-                if name not in known:
-                    raise ValueError(f"unknown setting; {nearest(name, known)}")
-                configure(**{name: value})
-            except (TypeError, ValueError) as error:
-                warn_setting_ignored(
-                    f"ebb: {name} in [{section}] of {clipped(path)}", error, "is ignored"
-                )
-    return list(sections_of_file)
+                config.update({f"{section}.{name}": value})
+                valid[section] = f"[{section}] of EBB_CONFIG={clipped(text)}"
+            except (AttributeError, TypeError, ValueError) as error:
+                what = f"ebb: {section}.{name} in EBB_CONFIG={clipped(text)}"
+                warn_setting_ignored(what, error, "is ignored")
+    return valid
 
 
 def warn_unknown_variables() -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from ebb import _C, ahead
+from ebb import _C
+from ebb._config import config
 from ebb._plan.choose.memory_budget import allowed
 from ebb._plan.profile.callers import Callers, parent_of
 from ebb._plan.profile.measuring import (
@@ -48,8 +49,8 @@ def measure(
     """
     root = type(model).__name__
     with ExitStack() as undo:
-        undo.callback(ahead.configure, regions=ahead.configure()["regions"])
-        ahead.configure(regions=0)  # replays ahead would hide part of the replay time
+        # Replays ahead would hide part of the replay time.
+        undo.enter_context(config.patch(ahead_regions=0))
         with apply(model, recompute_all, modules) as handle:
             parents = _parents(step, model, [name for name in handle.names if name])
             sequence = MeasureSequence(

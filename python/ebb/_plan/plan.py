@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from ebb import ahead
+from ebb._config import config
 from ebb._plan.apply.described import course_of, measured_course, paragraphs, reported, too_small
 from ebb._plan.apply.module_policies import ModulePolicies, ProcessSettings
 from ebb._plan.apply.restore_training_state import restore_training_state
@@ -270,7 +270,7 @@ def plan_of(
 
 
 def ahead_is_on() -> bool:
-    return int(ahead.configure()["regions"]) > 0
+    return config.ahead.regions > 0
 
 
 def _fastest(choosers: Iterable[Chooser], budget: int) -> tuple[Chooser, Chosen] | None:

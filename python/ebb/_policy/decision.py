@@ -21,9 +21,11 @@ class Decision(enum.IntEnum):
     RECOMPUTE = 1
     """Free the bytes, and recompute them in backward."""
     OFFLOAD = 2
-    """Move the bytes to pinned host memory, overlapped with compute. See :mod:`ebb.offload`."""
+    """Move the bytes to pinned host memory, overlapped with compute. See
+    ``ebb.config.offload``."""
     PAGE = 3
-    """Move the valid rows to a page pool on the device. See :mod:`ebb.paging`."""
+    """Move the valid rows to a page pool on the device. See
+    :mod:`ebb.experimental.paging`."""
     RECOMPUTE_EACH_TIME = 4
     """Free the bytes, and recompute them for each replay that needs them. They stay in memory only
     once backward unpacks them, or another such value that the same nested region computed."""

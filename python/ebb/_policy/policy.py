@@ -84,7 +84,7 @@ class Policy:
         default: the decision for operators that no rule matches.
         inputs: the decision for a region's input activations, that is inputs with a ``grad_fn``,
             such as the activations between blocks: SAVE, OFFLOAD or PAGE. PAGE affects only inputs
-            that :func:`ebb.mark_rows` has marked.
+            that :func:`ebb.experimental.mark_rows` has marked.
 
     Raises:
         TypeError: a decision or an operator has the wrong type.

@@ -46,8 +46,8 @@ def checkpoint(
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
         context_fn: torch's argument for a policy; any value but the default raises. Use ``policy``
             instead.
-        discard_output: mark the tensors that ``function`` returns for :func:`ebb.discard`. The
-            policy must recompute them.
+        discard_output: mark the tensors that ``function`` returns for
+            :func:`ebb.experimental.discard`. The policy must recompute them.
         escapes: as for :class:`ebb.region`.
 
     Returns:

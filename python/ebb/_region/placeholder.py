@@ -22,7 +22,7 @@ class PlaceholderError(RuntimeError):
     message.
     """
 
-    __module__ = "ebb"  # the name for users and pickles
+    __module__ = "ebb.experimental"  # the name for users and pickles
 
 
 class _Discarded(torch.Tensor):
@@ -40,13 +40,13 @@ class _Discarded(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **(kwargs or {}))
         except RuntimeError as error:
-            if "was read after ebb.discard freed it" in str(error):
+            if "was read after discard() freed it" in str(error):
                 raise PlaceholderError(str(error)) from None
             raise
 
 
 def discardable(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a result of a region, inside it, so that :func:`ebb.discard` can free its memory.
+    """Mark a result of a region, inside it, so that :func:`discard` can free its memory.
 
     Args:
         tensor: computed in the region, with the decision RECOMPUTE.
@@ -59,7 +59,9 @@ def discardable(tensor: torch.Tensor) -> torch.Tensor:
         ValueError: no region is open on this thread, or the region does not recompute the tensor.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"ebb: ebb.discardable needs a tensor; got {type(tensor).__name__}")
+        raise TypeError(
+            f"ebb: ebb.experimental.discardable needs a tensor; got {type(tensor).__name__}"
+        )
     if not is_traced():
         setattr(tensor, _MARK, _C.Placeholder(tensor))
     return tensor
@@ -71,12 +73,12 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
     Use discard for a tensor that a region computes and that functions outside of the region save.
     Those functions keep its storage, so recomputation by the region alone frees nothing. discard
     empties the storage. Backward fills the storage again without a copy, so all views show the data
-    again. A read before that raises :class:`ebb.PlaceholderError`, which names the op, the region
+    again. A read before that raises :class:`PlaceholderError`, which names the op, the region
     and the remedy. The idea is from Megatron-LM's ``CheckpointWithoutOutput``. Under tracing
     discard does nothing.
 
     Args:
-        tensor: marked by :func:`ebb.discardable` inside its region, or returned by
+        tensor: marked by :func:`ebb.experimental.discardable` inside its region, or returned by
             ``ebb.checkpoint(..., discard_output=True)``, and not written after that.
         restore_at: a tensor that requires grad and depends on all readers of ``tensor``, such as
             the result of the last function that read it. Backward reaches ``restore_at`` before
@@ -90,9 +92,9 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
     Examples:
         >>> x, w = torch.ones(2, 3, requires_grad=True), torch.ones(3, 3, requires_grad=True)
         >>> with ebb.region():
-        ...     y = ebb.discardable(x.tanh())
+        ...     y = ebb.experimental.discardable(x.tanh())
         >>> z = y @ w
-        >>> ebb.discard(y, restore_at=z)
+        >>> ebb.experimental.discard(y, restore_at=z)
         >>> z.sum().backward()
     """
     for name, given in (("tensor", tensor), ("restore_at", restore_at)):
@@ -103,7 +105,7 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
     placeholder = getattr(tensor, _MARK, None)
     if placeholder is None:
         raise ValueError(
-            "ebb: discard needs a tensor that ebb.discardable marked inside its region, or that "
+            "ebb: discard needs a tensor that discardable() marked inside its region, or that "
             "ebb.checkpoint(..., discard_output=True) returned"
         )
     if not restore_at.requires_grad:

@@ -46,7 +46,7 @@ class Row:
         eager: the part of ``bytes`` that eager would save for backward.
         replays: the number of recomputed results.
         replays_ahead: the part of ``replays`` that ran before backward needed them; see
-            :func:`ebb.ahead.configure`.
+            ``ebb.config.ahead``.
         replay_seconds: host time of the recomputation. On a GPU the kernels run later.
         ahead_seconds: the part of ``replay_seconds`` before backward needed the results, on another
             thread.

@@ -1,19 +1,22 @@
-"""Parses and checks settings: whole numbers, numbers of bytes, switches."""
+"""Parses and checks settings: numbers, numbers of bytes, names, folders."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ebb._support.job import ranks_of_node
 from ebb._support.shown import shown
 
 Bytes: TypeAlias = "int | str"
-Checks: TypeAlias = Mapping[str, Callable[[str, Any], Any]]  # by name of a setting
 
-_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_UNITS |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+# As Kubernetes reads them: G is 10^9. Slurm and Docker mean 2^30, so a budget in G stays below
+# their limit.
+_UNITS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _UNITS |= dict.fromkeys((_letter, f"{_letter}B"), 1000**_power)
+    _UNITS |= dict.fromkeys((f"{_letter}I", f"{_letter}IB"), 1024**_power)
 _LARGEST = 2**63 - 1
 _MOST_DIGITS = 100  # of a text; Python's conversions raise for much longer ones
 
@@ -26,7 +29,8 @@ def number_of_bytes(name: str, value: object) -> int:
         if found is None or unit is None:
             raise ValueError(
                 f"ebb: {name} must be a number of bytes, such as 1048576, '1MiB' or '2.5 GiB' "
-                f"(units: B, KiB, MiB, GiB, TiB, and KB, MB, GB, TB of 1000); got {shown(value)}"
+                "(units: B; KiB, MiB, GiB, TiB or Ki, Mi, Gi, Ti of 1024; KB, MB, GB, TB or K, M, "
+                f"G, T of 1000); got {shown(value)}"
             )
         value = round(float(found[1]) * unit) if "." in found[1] else int(found[1]) * unit
     return whole_number(name, value, "bytes")
@@ -57,6 +61,27 @@ def whole_number(
     return value
 
 
-def checked(given: Mapping[str, object], checks: Checks) -> dict[str, Any]:
-    """The settings that are given, not None, as their checks return them."""
-    return {name: checks[name](name, value) for name, value in given.items() if value is not None}
+def factor(name: str, value: object, least: int, most: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"ebb: {name} must be a number; got {shown(value)}")
+    if not least <= value <= most:
+        raise ValueError(f"ebb: {name} must be from {least} to {most}; got {shown(value)}")
+    return float(value)
+
+
+def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ValueError(f"ebb: {name} must be one of {', '.join(choices)}; got {shown(value)}")
+    return str(value)
+
+
+def folder(name: str, value: object) -> str:
+    """The absolute path; empty for an empty path."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(
+            f"ebb: {name} must be a path; got {shown(value)} of type {type(value).__name__}"
+        )
+    path = os.fsdecode(value)
+    if not path.isprintable():
+        raise ValueError(f"ebb: {name} must be a path that can be printed; got {shown(path)}")
+    return os.path.abspath(path) if path else ""

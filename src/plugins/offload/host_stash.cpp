@@ -38,7 +38,7 @@ void HostStash::checkCameBack(const TransferEvent& event) const {
   TORCH_CHECK(
       error.empty(), "ebb: cannot restore ", account->of, ": ", error,
       ". Run the forward again, with another folder for the disk tier or without one "
-      "(ebb.offload.configure(disk='')).");
+      "(ebb.config.offload.disk = '').");
 }
 
 void HostStash::warnOfFailure(const char* remains, const std::string& error) const {

@@ -60,7 +60,7 @@ bool Offload::takes(const at::Tensor& tensor) {
     TORCH_WARN_ONCE(
         "ebb: tensors on ", tensor.device(),
         " are saved instead of offloaded: OFFLOAD needs an accelerator or a disk tier "
-        "(ebb.offload.configure(disk=...)). Shown once.");
+        "(ebb.config.offload.disk). Shown once.");
     return false;
   }
   // Fetched bytes are aligned, so an unaligned tensor is not offloaded: see Note [Alignment].

@@ -133,7 +133,7 @@ void Spill::bringToHost(HostStash& stash) {
   TORCH_CHECK(
       memory, "ebb: cannot restore ", stash.account->of,
       " from disk: no host memory could be allocated for it. Free host memory, or let ebb take "
-      "less of it (pinned_limit of ebb.offload.configure).");
+      "less of it (ebb.config.offload.pinned_limit).");
   startReading(stash, std::move(memory));
   settle(stash);
   stash.checkCameBack(*stash.disk.read);

@@ -51,9 +51,8 @@ std::string PageStash::describe() const {
 
 void PageStash::checkCount(int64_t live) const {
   TORCH_CHECK_VALUE(
-      live >= 0 && live <= whole.count, "ebb: cannot page ", describe(),
-      ": ebb.mark_rows was given ", live, " valid rows, but the tensor has ", whole.count,
-      " rows.");
+      live >= 0 && live <= whole.count, "ebb: cannot page ", describe(), ": mark_rows was given ",
+      live, " valid rows, but the tensor has ", whole.count, " rows.");
 }
 
 bool PageStash::isHere() const {

@@ -351,7 +351,7 @@ void Paging::beginStep(bool fixedOrder, bool raisesLate) {
   const auto below = belowEverything();
   TORCH_CHECK(
       !step_.isBracketed(),
-      "ebb: a step of ebb.paging is already open in this process. Calls of ebb.paging.step() and "
+      "ebb: a step of paging is already open in this process. Calls of paging.step() and "
       "run_step() cannot be nested or overlap.");
   stepEnds();
   stepBegins();
@@ -375,7 +375,7 @@ void Paging::stepBegins() {
   if (step_.log().recordNext) {
     TORCH_CHECK(
         !pools_.isCapturing(),
-        "ebb: a step of ebb.paging that sizes the page pools cannot begin during CUDA graph "
+        "ebb: a step of paging that sizes the page pools cannot begin during CUDA graph "
         "capture. Run one step with the same shapes before the capture.");
     unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   }
@@ -415,7 +415,7 @@ bool Paging::stepOk() {
   const auto below = belowEverything();
   TORCH_CHECK(
       !pools_.isCapturing(),
-      "ebb: step_ok() cannot wait during CUDA graph capture; use ebb.paging.found_inf() instead.");
+      "ebb: step_ok() cannot wait during CUDA graph capture; use paging.found_inf() instead.");
   const int64_t errors = pools_.readErrors() | std::exchange(unreportedErrors_, 0);
   if (errors == 0 && reportedErrors_ == 0) {
     return true;
@@ -425,7 +425,7 @@ bool Paging::stepOk() {
       (reportedErrors_ & ~kPagesUsedUp) == 0,
       "ebb: paging failed in this step, so its gradients are invalid: ",
       describePageErrors(reportedErrors_),
-      ". Check the row counts given to ebb.mark_rows, and the order of CUDA graph replays.");
+      ". Check the row counts given to mark_rows, and the order of CUDA graph replays.");
   return false;
 }
 
@@ -457,7 +457,7 @@ PagingStats Paging::stats() {
 
 void Paging::reset() {
   const Lock lock(mutex_);
-  TORCH_CHECK(!step_.isBracketed(), "ebb: reset() was called inside a step of ebb.paging.");
+  TORCH_CHECK(!step_.isBracketed(), "ebb: reset() was called inside a step of paging.");
   const auto below = belowEverything();
   unreportedErrors_ |= pools_.drop() & ~reportedErrors_;
   pools_.clear();

@@ -31,7 +31,7 @@ namespace ebb {
 // the first fetch. A replay ahead does not fetch a stash if the pool has had an error, or if a CUDA
 // graph uses the pool, since the compute stream then orders the pool's calls.
 //
-// Values, stashes and the Python functions of ebb.paging call the public methods. Most private
+// Values, stashes and the Python functions of paging call the public methods. Most private
 // methods handle one event in the life of a stash.
 class EBB_API Paging {
  public:
@@ -66,7 +66,7 @@ class EBB_API Paging {
   // Called by the stash's destructor.
   void forget(PageStash& stash);
 
-  // Begins an explicit step: ebb.paging.step() or run_step(). With `fixedOrder` the step has a
+  // Begins an explicit step: paging.step() or run_step(). With `fixedOrder` the step has a
   // schedule: see Note [Page schedules]. With `raisesLate` an overflow raises only at the end of
   // the step.
   void beginStep(bool fixedOrder, bool raisesLate);

@@ -34,11 +34,11 @@ void checkTakesLargest(const PagePoolOptions& options, int64_t largestRows, size
   const int64_t largest = at::ceil_div(largestRows, options.pageRows);
   TORCH_CHECK_VALUE(
       std::max(options.devicePages, options.hostPages) >= largest,
-      "ebb: device_limit of ebb.paging.configure, ", limitBytes,
+      "ebb: ebb.config.paging.device_limit, ", limitBytes,
       " bytes, is too small: a tensor with rows of ", options.rowBytes, " bytes needs ", largest,
       " pages of ", options.pageRows, " rows, and its page pool gets ", options.devicePages,
       ". Raise the limit, or give the pool a second tier in pinned memory "
-      "(host_headroom of ebb.paging.configure).");
+      "(ebb.config.paging.host_headroom).");
 }
 
 // Makes a small pool, which moves one row, and throws if that fails. Without this test, a setup
@@ -68,7 +68,7 @@ void tryOut(c10::Device device) {
 void warnOfNoPool(const c10::Error& error) {
   TORCH_WARN(
       "ebb: could not allocate the page pools, so steps run without them and the host waits for "
-      "each tensor. Lower device_limit of ebb.paging.configure, or give fewer operators the "
+      "each tensor. Lower ebb.config.paging.device_limit, or give fewer operators the "
       "decision PAGE. (",
       error.what_without_backtrace(), ")");
 }
@@ -86,7 +86,7 @@ TrackedPoolPtr makePool(PagePoolOptions options, PageLane& lane) {
     TORCH_WARN(
         "ebb: could not allocate ", options.hostPages * options.pageRows * options.rowBytes,
         " bytes of pinned memory for the second tier of a page pool, so the pool has no second "
-        "tier. Lower host_headroom of ebb.paging.configure. (",
+        "tier. Lower ebb.config.paging.host_headroom. (",
         error.what_without_backtrace(), ")");
   } catch (const c10::OutOfMemoryError& error) {
     warnOfNoPool(error);

@@ -70,11 +70,11 @@ void PageSchedule::throwDiffers(const std::string& came, size_t place) {
   isRecorded_ = false;
   TORCH_CHECK(
       false,
-      "ebb: this step of ebb.paging runs its layers in another order than the recorded step: "
+      "ebb: this step of paging runs its layers in another order than the recorded step: "
       "entry ",
       place, " is ", came, ", but was ", expected,
       ". ebb records the next step again; if your steps differ, use "
-      "ebb.paging.step(fixed_order=False).");
+      "paging.step(fixed_order=False).");
 }
 
 bool PageSchedule::isTurningPoint(const ScheduleEntry& forward) const {

@@ -36,7 +36,7 @@ struct ScheduleEntry {
 };
 
 // Note [Page schedules]
-// A step with a fixed order (ebb.paging.step(), run_step(fixed_order=True)) is a list of entries.
+// A step with a fixed order (paging.step(), run_step(fixed_order=True)) is a list of entries.
 // The first such step is recorded, and all later ones must run the same list. So ebb knows the next
 // entry. A layer whose backward directly follows its forward is not paged. When the backward of one
 // layer begins, ebb starts to restore the pages of the layer whose backward comes next. Other steps

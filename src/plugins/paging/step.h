@@ -14,7 +14,7 @@
 namespace ebb {
 
 // The paging engine's view of the current step. The user begins and ends an explicit step
-// (ebb.paging.step(), run_step()). Any other step begins with the first stash and ends when no
+// (paging.step(), run_step()). Any other step begins with the first stash and ends when no
 // stash is left. See Note [Page schedules].
 class PageStep {
  public:

@@ -88,7 +88,7 @@ void TrackedPool::assertGood() {
   const auto assertOnDevice = [&] {
     const at::Tensor good = at::eq(pages_->flags().narrow(0, 0, 1), 0);
     at::_assert_async(
-        good, "ebb: a page pool was too small, or ebb.mark_rows was given an invalid row count");
+        good, "ebb: a page pool was too small, or mark_rows was given an invalid row count");
   };
   lane_.give(assertOnDevice);
 }

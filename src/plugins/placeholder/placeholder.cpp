@@ -27,7 +27,7 @@ Placeholder::Placeholder(const at::Tensor& tensor) {
 void Placeholder::discard(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(
       mark_.holds(), "ebb: ", saved_->origin(),
-      " was written after ebb.discardable marked it, so it cannot be recomputed. Mark it after the "
+      " was written after discardable() marked it, so it cannot be recomputed. Mark it after the "
       "write, inside the region.");
   c10::Storage storage = tensor.storage();
   TORCH_CHECK_VALUE(
@@ -38,8 +38,8 @@ void Placeholder::discard(const at::Tensor& tensor) {
       storage,
       c10::str(
           "ebb: ", saved_->origin(), " (", saved_->description(),
-          ") was read after ebb.discard freed it and before backward reached restore_at. Read it "
-          "before ebb.discard, or pass a restore_at that backward reaches earlier."));
+          ") was read after discard() freed it and before backward reached restore_at. Read it "
+          "before discard(), or pass a restore_at that backward reaches earlier."));
   storage_ = std::move(storage);
 }
 

@@ -7,7 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from ebb import _C, ahead
+from ebb import _C
+from ebb._config import config
 from ebb._plan.choose.chooser import Chooser
 from ebb._plan.choose.fronts import OUTSIDE, Chosen
 from ebb._plan.choose.memory_budget import BudgetError, in_all
@@ -189,7 +190,7 @@ def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
 def measured_course(profile: Profile | None, duration: float) -> Course:
     """A measured step under a plan; its duration is without recording. Steps are recorded without
     replays ahead, so the memory of plans with replays ahead is unknown."""
-    if profile is None or ahead.configure()["regions"] > 0:
+    if profile is None or config.ahead.regions > 0:
         return Course(None, duration)
     return course_of(from_first_operator(profile)[0], duration, _C.paging_stats()["pool_bytes"])
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import glob
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ebb import _C, ahead, offload
+from ebb import _C
+from ebb._config import layers
 from ebb._policy.decision import PAGE
 from ebb._policy.policy import Policy
 from ebb._policy.text import loaded_regions, regions_to_toml
 from ebb._region.apply import RegionHandle, apply
 from ebb._support import deferred
 from ebb._support.names import in_ranges
-from ebb.paging import reset
+from ebb.experimental.paging import reset
 
 _HEAD = """\
 # Policies of modules that become regions. Load them with
@@ -28,52 +28,22 @@ _HEAD = """\
 """
 
 
-class Layers:
-    """A stack of changes to settings. The last layer is in force; layers may be removed in any
-    order. `configure` changes settings, and returns all current ones."""
-
-    def __init__(self, configure: Callable[..., Mapping[str, Any]]) -> None:
-        self._configure = configure
-        self._below: list[dict[str, Any]] = []  # for each layer, the settings that it replaced
-
-    def put(self, wanted: Mapping[str, Any], undo: ExitStack) -> None:
-        """Put settings in place until `undo` is closed."""
-        now = self._configure()
-        below = {name: now[name] for name in wanted}
-        self._below.append(below)
-        undo.callback(self._take_away, below)
-        self._configure(**wanted)
-
-    def _take_away(self, below: dict[str, Any]) -> None:
-        index = next(n for n, layer in enumerate(self._below) if layer is below)
-        del self._below[index]
-        for name, value in below.items():
-            above = next((layer for layer in self._below[index:] if name in layer), None)
-            if above is not None:
-                above[name] = value
-            else:
-                self._configure(**{name: value})
-
-
-_offload = Layers(offload.configure)
-_ahead = Layers(ahead.configure)
-
-
 @dataclass(frozen=True)
 class ProcessSettings:
     """Process-wide settings while policies are in place."""
 
-    # Settings of ebb.offload.configure; empty: unchanged.
+    # Settings of ebb.config.offload; empty: unchanged.
     offload: Mapping[str, int] = field(default_factory=dict)
     ahead: bool = True  # False disables replays ahead of backward; True leaves them as configured
     pages: bool = False  # True if the policies use page pools, which get new sizes
 
     def put(self, undo: ExitStack) -> None:
         """Put the settings in place until `undo` is closed."""
-        if self.offload:
-            _offload.put(self.offload, undo)
+        wanted = {f"offload.{name}": value for name, value in self.offload.items()}
         if not self.ahead:
-            _ahead.put({"regions": 0}, undo)
+            wanted["ahead.regions"] = 0
+        if wanted:
+            layers.put(wanted, undo)
         if self.pages:
             _size_pools_anew()
             undo.callback(_size_pools_anew)
@@ -132,9 +102,9 @@ class ModulePolicies:
 
     Args:
         policies: policy by the module's fully qualified name.
-        offload: settings of :func:`ebb.offload.configure` that these policies need; empty: none.
+        offload: settings of ``ebb.config.offload`` that these policies need; empty: none.
         ahead: False disables replays ahead of backward; True leaves them as
-            :func:`ebb.ahead.configure` sets them.
+            ``ebb.config.ahead`` sets them.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -165,8 +135,8 @@ class ModulePolicies:
 
         Returns:
             A handle. Its ``remove()`` undoes all changes; the handle is also a context manager. If
-            the model is freed before, its settings end with the next region or the next call of a
-            ``configure`` function.
+            the model is freed before, its settings end with the next region or the next change of
+            ``ebb.config``.
 
         Raises:
             TypeError: ``model`` is no module.
@@ -187,7 +157,7 @@ class ModulePolicies:
 
     @property
     def offload(self) -> Mapping[str, int]:
-        """Settings of :func:`ebb.offload.configure` that the policies need; empty: none."""
+        """Settings of ``ebb.config.offload`` that the policies need; empty: none."""
         return self.settings.offload
 
     def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:

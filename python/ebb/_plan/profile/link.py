@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ebb import _C, offload
+from ebb import _C
+from ebb._config import config
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.region import region
@@ -46,16 +47,16 @@ NO_LINK = Link(1.0, 1.0, sys.maxsize, 0)
 def measure_link(device: torch.device) -> Link | None:
     """Measure the speed of copies from a device and back. None if nothing can be offloaded: on a
     CPU without a disk tier, without host memory for the probe, or if the copies failed."""
-    settings = offload.configure()
+    settings = config.offload
     if not may_send(device):
         return None
-    room = settings["pinned_limit"] + (settings["disk_limit"] if settings["disk"] else 0)
-    size = _PROBE if device.type != "cpu" else max(_PROBE, settings["min_bytes"])
+    room = settings.pinned_limit + (settings.disk_limit if settings.disk else 0)
+    size = _PROBE if device.type != "cpu" else max(_PROBE, settings.min_bytes)
     rounds = _rounds(device, size) if size <= room else []
     if not rounds:
         return None
     out, back = (min(times) for times in zip(*rounds, strict=True))
-    least = max(1, settings["min_bytes"])
+    least = max(1, settings.min_bytes)
     return Link(size / out, size / back, least, room, is_disk=device.type == "cpu")
 
 
@@ -88,19 +89,16 @@ def _rounds_of_copies(device: torch.device, size: int) -> list[tuple[float, floa
 
 def may_send(device: torch.device) -> bool:
     """True if values can be offloaded from a device: to the host or, from a CPU, to a disk."""
-    settings = offload.configure()
-    return bool(settings["disk"]) or device.type not in ("cpu", "meta")
+    return bool(config.offload.disk) or device.type not in ("cpu", "meta")
 
 
-@contextmanager
-def transfers_of(**settings: Any) -> Iterator[None]:
-    """Set OFFLOAD's settings inside the context."""
-    before = offload.configure()
-    offload.configure(keep_last=0, **settings)
-    try:
-        yield
-    finally:
-        offload.configure(**before)
+def transfers_of(in_flight_bytes: int, prefetch_bytes: int) -> AbstractContextManager[Any]:
+    """Settings of OFFLOAD inside the context."""
+    return config.patch(
+        offload_keep_last=0,
+        offload_in_flight_bytes=in_flight_bytes,
+        offload_prefetch_bytes=prefetch_bytes,
+    )
 
 
 def _round(device: torch.device, size: int) -> tuple[float, float] | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ebb._config import config
 from ebb._plan.profile.profile import Profile, Value
 from ebb._support import devices
-from ebb.paging import configure
-from ebb.paging._mark_rows import marks
-from ebb.paging._run_step import runs
+from ebb.experimental.paging._mark_rows import marks
+from ebb.experimental.paging._run_step import runs
 
 _PROBE = 4 * 2**20  # bytes of one timed copy
 _ROUNDS = 5
@@ -24,13 +24,14 @@ class Pager:
     """Settings and speed of paging."""
 
     speed: float  # bytes that one copy moves in a millisecond
-    page_rows: int = 64  # as in ebb.paging.configure
+    page_rows: int = 64  # as in ebb.config.paging
     headroom: float = 1.1
     limit: float = math.inf  # maximum bytes of all pools
     # True if copies run on a stream of ebb's own. Then a paged storage stays in memory until the
     # next region pages something.
     beside: bool = False
-    # As in ebb.paging.step: a layer whose backward directly follows its forward is not paged.
+    # As in ebb.experimental.paging.step: a layer whose backward directly follows its forward is
+    # not paged.
     fixed_order: bool = False
 
     def pages(self, rows: int) -> int:
@@ -57,7 +58,7 @@ def has_rows(value: Value) -> bool:
 
 
 class RunStepMonitor:
-    """Checks that measured steps use ebb.paging.run_step. Other steps cannot run again after an
+    """Checks that measured steps use paging.run_step. Other steps cannot run again after an
     overflow, so a plan must not page in them."""
 
     def __init__(self) -> None:
@@ -67,18 +68,18 @@ class RunStepMonitor:
 
     def pager(self, profile: Profile, device: torch.device) -> Pager | None:
         """The pager for a step that ran since this object was made. None if no value has rows, or
-        some were marked outside of :func:`ebb.paging.run_step`."""
+        some were marked outside of :func:`ebb.experimental.paging.run_step`."""
         since, marked = Counter(runs) - self._before, Counter(marks) - self._marks_before
         if not since or marked[False] or not any(map(has_rows, profile.values)):
             return None
-        settings = configure()
+        settings = config.paging
         if self._speed is None:
             self._speed = _copy_speed(device)
         return Pager(
             self._speed,
-            page_rows=settings["page_rows"],
-            headroom=settings["headroom"],
-            limit=math.inf if settings["device_limit"] is None else settings["device_limit"],
+            page_rows=settings.page_rows,
+            headroom=settings.headroom,
+            limit=math.inf if settings.device_limit is None else settings.device_limit,
             beside=device.type != "cpu",
             fixed_order=since[True] > 0,
         )

@@ -31,7 +31,7 @@ class Operator:
         random: True if it used a random generator.
         inplace: True if it wrote to an argument.
         replayable: True if it can be recomputed.
-        reads_rows: True if the valid rows of an input are known (:func:`ebb.mark_rows`).
+        reads_rows: True if the valid rows of an input are known (``mark_rows``).
     """
 
     func_name: str
@@ -68,7 +68,7 @@ class Value:
         again: when it had been recomputed or fetched; -1: never.
         again_address: address of its bytes at that time.
         ended: when nothing referred to it any more; -1: not before the step's end.
-        rows: rows of the storage, if its valid rows are known (:func:`ebb.mark_rows`); else 0.
+        rows: rows of the storage, if its valid rows are known (``mark_rows``); else 0.
         live_rows: how many of them are valid; at least one.
         rows_mixed: True if autograd saved it for an operator that may mix its rows.
     """

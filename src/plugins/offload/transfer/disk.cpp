@@ -70,7 +70,7 @@ DiskFile::DiskFile(std::string directory, size_t limit)
   descriptor_ = ::mkostemp(name.data(), O_CLOEXEC);
   TORCH_CHECK_VALUE(
       descriptor_ >= 0, "ebb: cannot create a file for the disk tier in '", directory_,
-      "': ", std::strerror(errno), ". Set disk of ebb.offload.configure to a writable folder.");
+      "': ", std::strerror(errno), ". Set ebb.config.offload.disk to a writable folder.");
   ::unlink(name.c_str());
   ::fcntl(descriptor_, F_SETFL, O_DIRECT);  // fails on tmpfs and others, which lack O_DIRECT
 }

@@ -14,8 +14,8 @@ namespace ebb {
 std::string describePageErrors(int64_t errors) {
   const std::pair<int64_t, const char*> all[] = {
       {kPagesUsedUp, "a page pool was too small"},
-      {kTooManyRows, "ebb.mark_rows was given more valid rows than the tensor has"},
-      {kNegativeRows, "ebb.mark_rows was given a negative number of valid rows"},
+      {kTooManyRows, "mark_rows was given more valid rows than the tensor has"},
+      {kNegativeRows, "mark_rows was given a negative number of valid rows"},
       {kNotStashed, "a tensor was restored twice, or before it was paged"},
       {kStaleTicket, "a tensor was restored that was paged before the pool was reset"},
       {kAlreadyStashed, "a tensor was paged twice"},
@@ -30,8 +30,8 @@ std::string describePageErrors(int64_t errors) {
 }
 
 const char* remedyOfPageErrors(int64_t errors) {
-  return errors == kPagesUsedUp ? "Clear them and run the step again, or use ebb.paging.run_step()."
-                                : "Check the row counts given to ebb.mark_rows.";
+  return errors == kPagesUsedUp ? "Clear them and run the step again, or use paging.run_step()."
+                                : "Check the row counts given to mark_rows.";
 }
 
 // Turns every failure into NoPinnedMemory, because allocators of pinned memory throw many types.

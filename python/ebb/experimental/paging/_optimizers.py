@@ -11,8 +11,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ebb import _C
-from ebb.paging._agreement import USED, PageOverflowError
-from ebb.paging._attempt import of_this_thread
+from ebb.experimental.paging._agreement import USED, PageOverflowError
+from ebb.experimental.paging._attempt import of_this_thread
 
 
 def _has_no_errors() -> bool:
@@ -34,8 +34,8 @@ def _check_gradients(optimizer: Any) -> None:
     with contextlib.suppress(RuntimeError):
         _C.paging_step_ok()  # makes ebb record the next step
     advice = (
-        "Call ebb.paging.step_ok() before the optimizer, and if it returns False, clear the "
-        "gradients and run the step again; ebb.paging.run_step() does all of this."
+        "Call paging.step_ok() before the optimizer, and if it returns False, clear the "
+        "gradients and run the step again; ebb.experimental.paging.run_step() does all of this."
     )
     raise PageOverflowError(
         f"ebb: an optimizer is about to use invalid gradients, because paging failed in this step: "

@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 import torch
 
 from ebb import _C
-from ebb.paging._agreement import Agreement, PageOverflowError
-from ebb.paging._attempt import Attempt, Before, going_on
-from ebb.paging._optimizers import guard_optimizers
-from ebb.paging._steps import bracket
+from ebb.experimental.paging._agreement import Agreement, PageOverflowError
+from ebb.experimental.paging._attempt import Attempt, Before, going_on
+from ebb.experimental.paging._optimizers import guard_optimizers
+from ebb.experimental.paging._steps import bracket
 
 T = TypeVar("T")
 
@@ -26,9 +26,9 @@ def _check_what_came_before() -> None:
     if untold:
         raise PageOverflowError(
             "ebb: paging failed in a backward that ran before this step, outside of "
-            "ebb.paging.run_step(), so its gradients are invalid: "
+            "ebb.experimental.paging.run_step(), so its gradients are invalid: "
             f"{_C.describe_page_errors(errors)}. Run every backward that accumulates into them "
-            "inside run_step(), or call ebb.paging.step_ok() after that backward and clear the "
+            "inside run_step(), or call paging.step_ok() after that backward and clear the "
             "gradients if it returns False."
         )
 
@@ -87,7 +87,7 @@ def run_step(
 
     Examples:
         >>> net = torch.nn.Linear(4, 4)
-        >>> ebb.paging.run_step(lambda: net(torch.ones(2, 4)).sum().backward())
+        >>> ebb.experimental.paging.run_step(lambda: net(torch.ones(2, 4)).sum().backward())
     """
     guard_optimizers()
     runs[fixed_order] += 1

@@ -9,8 +9,8 @@ from torch.compiler import is_compiling
 
 from ebb import _C
 from ebb._support.subclasses import plain_tensors
-from ebb.paging import _attempt
-from ebb.paging._optimizers import guard_optimizers
+from ebb.experimental.paging import _attempt
+from ebb.experimental.paging._optimizers import guard_optimizers
 
 marks: Counter[bool] = Counter()  # calls with grad enabled; key: True inside run_step
 
@@ -44,13 +44,13 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         TypeError: an argument has the wrong type.
         ValueError: ``x`` is not contiguous or not a whole storage, ``rows`` is on another device,
             or, on the CPU, out of range. On other devices the host does not wait for the count;
-            :func:`ebb.paging.step_ok` reports an invalid one.
+            :func:`ebb.experimental.paging.step_ok` reports an invalid one.
 
     Examples:
         >>> policy = ebb.Policy({"aten::mm": ebb.PAGE})
         >>> x, w = torch.randn(64, 8), torch.randn(8, 8, requires_grad=True)
         >>> with ebb.region(policy):
-        ...     h = ebb.mark_rows(x.clone(), torch.tensor([3, 0, 5])) @ w
+        ...     h = ebb.experimental.mark_rows(x.clone(), torch.tensor([3, 0, 5])) @ w
         ...     loss = h.relu()[:8].sum()
         >>> loss.backward()
     """

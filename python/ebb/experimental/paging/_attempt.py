@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ebb import _C
-from ebb.paging._agreement import Agreement
+from ebb.experimental.paging._agreement import Agreement
 
 
 class Before:
@@ -159,9 +159,9 @@ def _watch() -> None:
     for owner, name, told in watched:
         if not _C.watch(getattr(owner, name), _C.Watch.TOLD, told):
             raise RuntimeError(
-                f"ebb: ebb.paging.run_step() must see each backward and thread of the step, but "
-                f"other code has replaced {owner.__name__}.{name}. Call ebb.paging.run_step() "
-                "before that code, or do without run_step() and call ebb.paging.step_ok()."
+                f"ebb: paging.run_step() must see each backward and thread of the step, but "
+                f"other code has replaced {owner.__name__}.{name}. Call paging.run_step() "
+                "before that code, or do without run_step() and call paging.step_ok()."
             )
 
 

@@ -10,8 +10,8 @@ import torch
 
 from ebb import _C
 from ebb._support.sizes import whole_number
-from ebb.paging._agreement import Agreement
-from ebb.paging._attempt import of_this_thread
+from ebb.experimental.paging._agreement import Agreement
+from ebb.experimental.paging._attempt import of_this_thread
 
 
 @contextlib.contextmanager
@@ -34,12 +34,12 @@ def step(fixed_order: bool = True) -> Iterator[None]:
     Examples:
         >>> x, n = torch.randn(8, 4, requires_grad=True), torch.tensor(3)
         >>> policy = ebb.Policy({"aten::mul": ebb.PAGE})
-        >>> with ebb.paging.step():
+        >>> with ebb.experimental.paging.step():
         ...     with ebb.region(policy):
-        ...         h = ebb.mark_rows(x.clone(), n)
+        ...         h = ebb.experimental.mark_rows(x.clone(), n)
         ...         y = (h * 2).sin()[:3].sum()
         ...     y.backward()
-        >>> ebb.paging.step_ok()
+        >>> ebb.experimental.paging.step_ok()
         True
     """
     with bracket(fixed_order, raises_late=False):

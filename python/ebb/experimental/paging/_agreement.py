@@ -20,7 +20,7 @@ class PageOverflowError(RuntimeError):
     gradients. Clear the gradients and run the step again, or let :func:`run_step` do so.
     """
 
-    __module__ = "ebb"  # the name for users and pickles
+    __module__ = "ebb.experimental"  # the name for users and pickles
 
 
 # Note [Ranks agree on a step]
@@ -47,11 +47,11 @@ _HALF_WAY = (
     "ebb: paging failed ({errors}), and the function passed to run_step() raised before it "
     "returned, so the step cannot be run again: other processes may wait in collectives that this "
     "process did not reach. Do not raise inside the function: check for non-finite gradients "
-    "after run_step(), or after ebb.paging.step_ok() has returned True in all processes."
+    "after run_step(), or after step_ok() has returned True in all processes."
 )
 
 _LATE = (
-    "processes reached the check whether the step of ebb.paging is valid (the timeout is "
+    "processes reached the check whether the step of paging is valid (the timeout is "
     "init_process_group's). Likely causes: 1. a process does not call run_step() or step_ok(), or "
     "has ended; 2. a process waits in a collective that the function passed to run_step() calls "
     "after the optimizer. Move that collective after run_step()."
@@ -67,7 +67,9 @@ def _exchange_with(group: Any) -> StoreExchange | None:
     group = dist.group.WORLD if group is None else group
     if group in _exchanges:
         return _exchanges[group]
-    exchange = exchange_of(group, "ebb/paging", waiting="ebb.paging.run_step() and step_ok()")
+    exchange = exchange_of(
+        group, "ebb/paging", waiting="ebb.experimental.paging.run_step() and step_ok()"
+    )
     if exchange is not None:
         _exchanges[group] = exchange
     return exchange
@@ -160,7 +162,9 @@ class Agreement:
                 "The step cannot be run again, because another process has raised another error in "
                 "it."
             )
-        return what + "ebb.paging.run_step() catches this error and runs the step again."
+        return (
+            what + "ebb.experimental.paging.run_step() catches this error and runs the step again."
+        )
 
     def _next_meeting(self) -> tuple[str, int]:
         assert self._exchange is not None
