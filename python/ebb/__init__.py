@@ -35,6 +35,7 @@ from ebb._policy.policy import Policy  # noqa: E402
 from ebb._policy.rule import Rule  # noqa: E402
 from ebb._region.apply import apply  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
+from ebb._region.disable import disable  # noqa: E402
 from ebb._region.memory_history import watch as _watch_memory_history  # noqa: E402
 from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.region import region  # noqa: E402
@@ -65,6 +66,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "config",
+    "disable",
     "experimental",
     "opaque",
     "plan",

@@ -238,7 +238,14 @@ def _write(settings: Mapping[str, object]) -> None:
         undo.pop_all()
 
 
-layers = Layers(_read, _write)
+_layers = Layers(_write)
+
+
+def change_until(undo: ExitStack, settings: Mapping[str, object]) -> None:
+    """Change settings until `undo` is closed."""
+    before = {name: _read(name) for name in settings}
+    _write(settings)
+    _layers.add(before, undo)
 
 
 class _Patch(ContextDecorator, AbstractContextManager[None]):
@@ -251,7 +258,7 @@ class _Patch(ContextDecorator, AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         undo = ExitStack()
-        layers.put(self._settings, undo)
+        change_until(undo, self._settings)
         self._undo.append(undo)
 
     def __exit__(self, *_: object) -> None:

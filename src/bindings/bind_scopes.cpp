@@ -1,5 +1,5 @@
-// The Python context managers of three scopes: a region, the module that currently runs, and an
-// opaque write.
+// The Python context managers of four scopes: a region, the module that currently runs, an opaque
+// write, and code without regions.
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>
@@ -12,6 +12,7 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -31,6 +32,8 @@ bool hasModes() {
   return c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
          at::impl::PythonTorchFunctionTLS::stack_len() > 0 || torch::jit::tracer::isTracing();
 }
+
+thread_local int disabled = 0;  // open scopes without regions
 
 class RegionScope {
  public:
@@ -56,8 +59,8 @@ class RegionScope {
     TORCH_CHECK(
         !isOpen(), "ebb: region '", name_,
         "' is already open. Create a second ebb.region object to nest regions.");
-    if (hasModes() && callMethod(self, "_is_traced").cast<bool>()) {
-      isTraced_ = true;
+    if (disabled > 0 || (hasModes() && callMethod(self, "_is_traced").cast<bool>())) {
+      hasNoEffect_ = true;
       return;
     }
     if (offloads_) {
@@ -73,7 +76,7 @@ class RegionScope {
   }
 
   void exit(PyObject* self, bool failed) {
-    if (!policy_ || std::exchange(isTraced_, false)) {
+    if (!policy_ || std::exchange(hasNoEffect_, false)) {
       return;
     }
     TORCH_CHECK(id_ != 0, "ebb: region '", name_, "' was left but had not been entered");
@@ -90,7 +93,7 @@ class RegionScope {
     }
   }
 
-  bool isOpen() const { return id_ != 0 || isTraced_; }
+  bool isOpen() const { return id_ != 0 || hasNoEffect_; }
 
   void drop() noexcept {
     try {
@@ -134,7 +137,7 @@ class RegionScope {
   bool logs_ = false;      // leaving is logged
   Repeats repeats_ = Repeats::IfRulesSaySo;
   bool passesThrough_ = false;  // saved-tensor hooks were disabled at the entry
-  bool isTraced_ = false;       // entered, while a tracer is active
+  bool hasNoEffect_ = false;    // entered, while a tracer is active or regions are disabled
 };
 
 // While a module runs, rules see the module's name.
@@ -207,6 +210,42 @@ class OpaqueScope {
   size_t open_ = 0;  // the number of tensors that are being written
 };
 
+// While the scope is open, regions that the thread enters have no effect.
+class DisabledScope {
+ public:
+  void configure(PyObject* const*, Py_ssize_t count) {
+    TORCH_CHECK_TYPE(count == 0, "ebb: disable takes no settings");
+  }
+
+  void enter(PyObject*) {
+    TORCH_CHECK(!isOpen_, "ebb: this ebb.disable() is already entered");
+    TORCH_CHECK(
+        !inRegion(), "ebb: ebb.disable() was entered inside a region. Enter it before the region.");
+    isOpen_ = true;
+    thread_ = std::this_thread::get_id();
+    ++disabled;
+  }
+
+  void exit(PyObject*, bool) {
+    TORCH_CHECK(
+        !isOpen_ || thread_ == std::this_thread::get_id(),
+        "ebb: ebb.disable() was left in another thread than it was entered in");
+    drop();
+  }
+
+  bool isOpen() const { return isOpen_; }
+
+  void drop() noexcept {
+    if (std::exchange(isOpen_, false) && thread_ == std::this_thread::get_id()) {
+      --disabled;
+    }
+  }
+
+ private:
+  bool isOpen_ = false;
+  std::thread::id thread_;  // that has entered the scope
+};
+
 }  // namespace
 
 void bindScopes(py::module_& module) {
@@ -215,6 +254,8 @@ void bindScopes(py::module_& module) {
   ScopeType<RegionScope>::add(module, "Region", "ebb._C.Region");
   ScopeType<ModuleScopeInPython>::add(module, "RunningModule", "ebb._C.RunningModule");
   ScopeType<OpaqueScope>::add(module, "OpaqueWrites", "ebb._C.OpaqueWrites");
+  ScopeType<DisabledScope>::add(module, "Disabled", "ebb._C.Disabled");
+  module.def("regions_are_disabled", [] { return disabled > 0; });
 }
 
 }  // namespace ebb::bindings

@@ -93,8 +93,8 @@ def test_a_plan_that_sends_keeps_to_bits_and_bytes(model, step, share, late):
 
     assert all(map(same_bits, found, expected))
     assert peak <= plan.peak * CLOSE
-    assert (sent > 0) == bool(plan.offload)
-    assert plan.offload or share < 0.6
+    assert (sent > 0) == bool(plan._regions._settings.offload)
+    assert plan._regions._settings.offload or share < 0.6
 
 
 def test_a_plan_from_the_budget_alone(model, step):

@@ -74,7 +74,7 @@ def project(folder, before="", version=""):
 
 @pytest.mark.sweep
 def test_after_find_package_torch(package, tmp_path):
-    source = project(tmp_path, TORCH_TARGETS, "0.1")
+    source = project(tmp_path, TORCH_TARGETS, "0.2")
     done = configure(source, tmp_path / "build", f"-Debb_DIR={package}")
     assert done.returncode == 0, done.stderr
     build = ["cmake", "--build", str(tmp_path / "build")]
@@ -85,7 +85,7 @@ def test_after_find_package_torch(package, tmp_path):
 def test_a_later_ebb_is_not_found(package, tmp_path):
     done = configure(project(tmp_path, version="9.0"), tmp_path / "b", f"-Debb_DIR={package}")
     assert done.returncode != 0
-    assert "0.1.0" in done.stderr
+    assert "0.2.0" in done.stderr
 
 
 def test_no_torch(package, tmp_path):

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 import ebb
-from ebb._launch import checkpoint_calls
+from ebb._region import context_fn
 
 mm, sin = torch.ops.aten.mm.default, torch.ops.aten.sin.default
 
@@ -214,7 +214,7 @@ def test_a_context_fn_that_cannot_be_told_from_others_is_asked_in_each_call(take
     saved = [saved_by(partial_of_a_call(Unreferable(ops))) for ops in ([mm], [], [mm])]
 
     assert saved == [128, 0, 128]
-    assert len(checkpoint_calls._policies) == 0
+    assert len(context_fn._policies) == 0
 
 
 def recursive():
@@ -255,17 +255,17 @@ def test_answers_do_not_keep_the_arguments_of_a_context_fn(taken):
 
 
 def test_answers_of_context_fns_that_are_gone_do_not_pile_up(taken, monkeypatch):
-    monkeypatch.setattr(checkpoint_calls, "_MOST", 3)
+    monkeypatch.setattr(context_fn, "_MOST", 3)
     for _ in range(5):
         saved_by(Owner([mm]).context_fn)
     saved_by(list_form)
 
-    assert len(checkpoint_calls._policies) == 3
+    assert len(context_fn._policies) == 3
     assert [saved_by(list_form), saved_by(Owner([mm]).context_fn)] == [128, 128]
 
 
 def test_a_context_fn_that_is_asked_again_and_again_is_told_of(taken, monkeypatch, capsys):
-    monkeypatch.setattr(checkpoint_calls, "_MANY", 3)
+    monkeypatch.setattr(context_fn, "_MANY", 3)
     monkeypatch.setenv("_EBB_TOLD", "")
 
     for _ in range(5):
@@ -312,7 +312,7 @@ def test_other_contexts_are_entered_in_forward(taken):
         def __exit__(self, *_):
             entered.append(f"{self.name} left")
 
-    checkpoint_calls._warn_recompute_context.cache_clear()
+    context_fn._warn_recompute_context.cache_clear()
     with pytest.warns(
         UserWarning, match="recomputation context that a context_fn returned is ignored"
     ):

@@ -251,7 +251,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned, x):
         del raised, y  # the traceback holds the graph
         assert "region 'short'" in message
         assert "aten::" in message
-        assert "ebb.config.update(offload_disk='')" in message
+        assert "ebb.config.offload.disk = ''" in message
 
 
 def test_more_files_than_fit_in_the_table_of_descriptors(disk):

@@ -68,7 +68,7 @@ def test_operators_with_globs(tmp_path):
     found = ebb.ModulePolicies.load(tmp_path / "p.toml")
 
     assert found.policies["x"].to_toml() == policy.to_toml() == found.policies["y"].to_toml()
-    assert len(found.groups()) == 1
+    assert len(found._groups()) == 1
     assert (tmp_path / "p.toml").read_text().count("[[regions]]") == 1
 
 
@@ -177,5 +177,5 @@ def test_settings_that_the_program_changes_after_a_model_was_removed_stay(settin
 
 def test_a_name_that_says_page_does_not_use_page_pools():
     rule = ebb.Rule("*", ebb.SAVE, name="page")
-    assert not ebb.ModulePolicies({"0": ebb.Policy([rule])}).settings.pages
-    assert ebb.ModulePolicies({"0": ebb.Policy({"aten::mm": ebb.PAGE})}).settings.pages
+    assert not ebb.ModulePolicies({"0": ebb.Policy([rule])})._settings.pages
+    assert ebb.ModulePolicies({"0": ebb.Policy({"aten::mm": ebb.PAGE})})._settings.pages

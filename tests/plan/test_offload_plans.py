@@ -123,7 +123,7 @@ def test_copies_never_make_a_plan_slower(make):
         with_copies = plan_of(found.measured, share, at_least=True)
         alone = plan_of(without, share, at_least=True)
         assert with_copies.duration <= alone.duration or with_copies.peak < alone.peak
-        assert alone.offload == {}
+        assert alone._regions._settings.offload == {}
 
 
 def test_a_fast_link_is_used_and_a_slow_one_is_not():
@@ -133,8 +133,11 @@ def test_a_fast_link_is_used_and_a_slow_one_is_not():
     slow_plan = plan_of(planning(programs.pre_ln, slow).measured, 0.6)
 
     assert "  offloaded: " in fast_plan.explain()
-    assert fast_plan.offload["in_flight_bytes"] == planning(programs.pre_ln).simulator.window
-    assert slow_plan.offload == {}
+    assert (
+        fast_plan._regions._settings.offload["in_flight_bytes"]
+        == planning(programs.pre_ln).simulator.window
+    )
+    assert slow_plan._regions._settings.offload == {}
     assert "  offloaded: " not in slow_plan.explain()
     fast, slow = (plan.duration - plan.plain_duration for plan in (fast_plan, slow_plan))
     assert fast < slow  # the steps were measured apart, and the machine was not as fast in both
@@ -146,7 +149,7 @@ def test_where_the_host_has_no_room_values_stay():
 
     plan = plan_of(found.measured, 0.6)
 
-    assert plan.offload == {}
+    assert plan._regions._settings.offload == {}
     assert plan.peak == plan_of(replace(found.measured, link=None), 0.6).peak
 
 
@@ -174,7 +177,7 @@ def test_settings_of_copies_come_and_go_with_the_plan(tmp_path):
     for policies in (plan, ebb.ModulePolicies.load(tmp_path / "plan.toml")):
         with policies.apply(model):
             during = ebb.config.to_dict()
-            assert during | plan.offload == during != before
+            assert during | plan._regions._settings.offload == during != before
         assert ebb.config.to_dict() == before
 
     assert "[offload]" in (tmp_path / "plan.toml").read_text()
@@ -212,7 +215,7 @@ def test_settings_in_a_file_may_have_units(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text('regions = []\n[offload]\nin_flight_bytes = "2MiB"\n')
 
-    assert ebb.ModulePolicies.load(path).offload == {"in_flight_bytes": 2 * 2**20}
+    assert ebb.ModulePolicies.load(path)._settings.offload == {"in_flight_bytes": 2 * 2**20}
 
 
 def test_a_cpu_without_a_disk_sends_nothing():

@@ -27,7 +27,7 @@ def test_where_there_is_room_replays_run_ahead(ahead):
     program, measured = planning(programs.pre_ln).program, planning(programs.pre_ln).measured
     plan = plan_of(measured, 0.8)
 
-    assert plan.settings.ahead
+    assert plan._regions._settings.ahead
     assert "replays ahead" not in plan.explain()
     with plan.apply(program.model):
         assert is_on()
@@ -38,7 +38,7 @@ def test_where_there_is_none_they_do_not(ahead, tmp_path):
     program, plan = found.program, plan_of(found.measured, 1, at_least=True)
     expected = [one.clone() for one in program.run()]
 
-    assert not plan.settings.ahead
+    assert not plan._regions._settings.ahead
     assert "more time, without replays ahead of backward" in plan.explain()
     assert plan.summary() == f"ebb: {plan.explain().splitlines()[0]}"
     plan.save(tmp_path / "plan.toml")
@@ -91,7 +91,7 @@ def test_a_plan_without_regions_leaves_it_as_it_is(ahead):
     plan = plan_of(planning(programs.pre_ln).measured, 1.0)
 
     assert not plan.policies
-    assert plan.settings.ahead
+    assert plan._regions._settings.ahead
 
 
 def test_what_is_made_each_time_is_made_when_backward_asks():

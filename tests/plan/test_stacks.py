@@ -262,7 +262,7 @@ def test_replays_ahead_need_a_region_for_each_block():
     plan = plan_of(measured, 1, at_least=True)
 
     assert "" in plan.policies
-    assert not plan.settings.ahead
+    assert not plan._regions._settings.ahead
 
 
 def test_lists_and_dictionaries_call_nothing():

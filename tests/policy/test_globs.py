@@ -78,7 +78,7 @@ def test_a_rule_of_a_range_of_modules():
     model.forward = lambda x: layers[2](layers[1](layers[0](x)))
     x = torch.ones(2, 2, requires_grad=True)
 
-    ebb.apply(model, policy, lambda module: module is model)
+    ebb.apply(model, policy, lambda module, _: module is model)
     model(x).cos().sum().backward()
 
     assert ebb.stats()["total"]["bytes_packed"] == 2 * x.nbytes

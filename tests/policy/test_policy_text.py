@@ -47,7 +47,7 @@ def write(folder, text):
 def test_a_file_says_all_that_a_policy_can_say(tmp_path):
     assert ebb.Policy.load(write(tmp_path, FULL)) == ebb.Policy(
         [
-            ebb.Rule("aten::mm", ebb.RECOMPUTE, 2, module="*.mlp.*", per_module=True),
+            ebb.Rule("aten::mm", ebb.RECOMPUTE, every=2, module="*.mlp.*", per_module=True),
             ebb.Rule(
                 "aten::addmm.default",
                 ebb.OFFLOAD,

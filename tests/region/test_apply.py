@@ -275,15 +275,26 @@ def test_classes_that_look_at_their_subclasses():
 
 def test_modules_that_a_function_tells():
     model = Model()
-    handle = ebb.apply(model, modules=lambda m: isinstance(m, Layer | nn.LayerNorm))
+    handle = ebb.apply(model, modules=lambda m, _: isinstance(m, Layer | nn.LayerNorm))
     assert handle.names == ("layers.0", "layers.1", "layers.2")
     handle.remove()
 
-    def nothing(module):
+    def nothing(module, name):
         return False
 
     with pytest.raises(ValueError, match=r"no module matches the function 'nothing'"):
         ebb.apply(model, modules=nothing)
+    with pytest.raises(TypeError, match="a function of a module and its name"):
+        ebb.apply(model, modules=lambda module: True)
+
+
+def test_a_function_is_told_names_without_the_parts_of_wrappers():
+    model = torch.nn.Sequential(torch.compile(Model()))
+    seen = set()
+    with pytest.raises(ValueError, match="no module matches"):
+        ebb.apply(model, modules=lambda _, name: seen.add(name))
+    assert "0.layers.1" in seen
+    assert not any("_orig_mod" in name for name in seen)
 
 
 class ThatWrapsItself(torch.nn.Linear):

@@ -197,7 +197,7 @@ def test_what_is_saved_or_an_input_cannot_be_discarded(policy, x):
 def test_what_is_not_marked(x):
     with ebb.region():
         y = x.sin()
-    with pytest.raises(ValueError, match="discardable marked"):
+    with pytest.raises(ValueError, match="discardable\\(\\) marked"):
         ebb.experimental.discard(y, restore_at=y.cos())
     with pytest.raises(TypeError, match="restore_at must be a tensor"):
         ebb.experimental.discard(y, restore_at=None)
@@ -205,7 +205,7 @@ def test_what_is_not_marked(x):
     marked = made(x)
     z = marked.sin()
     ebb.experimental.discard(marked, restore_at=z)
-    with pytest.raises(ValueError, match="discardable marked"):
+    with pytest.raises(ValueError, match="discardable\\(\\) marked"):
         ebb.experimental.discard(marked, restore_at=z)  # its mark is gone
     z.sum().backward()
 

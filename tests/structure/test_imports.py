@@ -146,7 +146,7 @@ def test_each_package_says_what_it_is_for():
     for init in (ROOT / "python/ebb").glob("*/**/__init__.py"):
         tree = ast.parse(init.read_text())
         assert ast.get_docstring(tree), init
-        if init.parent.name != "paging":
+        if init.parent.name not in ("experimental", "paging", "integrations"):
             assert len(tree.body) == 1, f"{init} is more than a docstring"
 
 

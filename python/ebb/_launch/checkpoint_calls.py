@@ -12,9 +12,8 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -23,15 +22,11 @@ from torch.compiler import is_compiling
 from torch.utils.checkpoint import noop_context_fn
 
 from ebb import _C
-from ebb._launch import context_keys
 from ebb._launch.assignment import TORCHS, Assignment
 from ebb._launch.budgeted import CallAround
-from ebb._policy import from_sac
-from ebb._policy.policy import Policy
 from ebb._region import outer_hooks
+from ebb._region.context_fn import forget, policy_of_call
 from ebb._region.region import checkpointed, name_of
-from ebb._support.job import print_once
-from ebb._support.shown import clipped
 
 
 def copy_of(function: types.FunctionType) -> Callable[..., Any]:
@@ -80,19 +75,15 @@ _GENERATOR: types.FunctionType = getattr(
 )
 
 
-def is_traced() -> bool:
+def _is_traced() -> bool:
     """True under torch.compile, also while a Dynamo graph is traced, which only later versions of
     torch report in `is_compiling`."""
     return is_compiling() or torch._guards.TracingContext.try_get() is not None
 
 
-def leaves_to_graph() -> bool:
-    """True under torch.compile, where torch's own function runs. Notes the call."""
-    if not is_traced():
-        return False
-    if _assignment is not None:
-        _assignment.has_calls_in_graphs = True
-    return True
+def runs_original() -> bool:
+    """True if the replaced function itself runs: under torch.compile, and under ebb.disable()."""
+    return _C.regions_are_disabled() or _is_traced()
 
 
 # Under torch.compile, torch's own functions turn a policy into tags of the graph.
@@ -156,7 +147,9 @@ def _in_region(
     debug: Any,
 ) -> Iterator[None]:
     """Runs in a region what the caller does between two steps. `torchs`: torch's own generator."""
-    if leaves_to_graph():
+    if runs_original():
+        if _assignment is not None and _is_traced():
+            _assignment.has_calls_in_graphs = True
         yield from torchs()
         return
     if determinism_check not in ("default", "none") or (
@@ -173,7 +166,7 @@ def _in_region(
 
 def _run_reentrant(cls: Any, *given: Any) -> Any:
     """CheckpointFunction.apply in a region: calls the function once, with gradients."""
-    if cls is not _FUNCTION or is_traced():
+    if cls is not _FUNCTION or runs_original():
         return _TORCHS_APPLY.__get__(None, cls)(*given)
     function, _preserve_rng_state, *args = given
     outer, inner = region_of_call(function, args)
@@ -181,92 +174,7 @@ def _run_reentrant(cls: Any, *given: Any) -> Any:
         return function(*args)
 
 
-@functools.cache
-def _warn_recompute_context() -> None:
-    warnings.warn(
-        "ebb: the recomputation context that a context_fn returned is ignored, because ebb "
-        "does not call the checkpointed function again, but replays the operators that backward "
-        "needs. If recomputation depends on that context, run the job without ebb (EBB_DISABLE=1).",
-        stacklevel=5,
-    )
-
-
-def _is_composables(context_fn: Any) -> bool:
-    """True for torch.distributed._composable, whose context only disables its own hook."""
-    return getattr(context_fn, "__module__", "").startswith("torch.distributed._composable")
-
-
-def _listed(function: Any) -> list[Any] | None:
-    """The list from which torch made a policy function; None for any other function."""
-    if getattr(function, "__module__", "") != torch_checkpoint.__name__:
-        return None
-    ops = inspect.getclosurevars(function).nonlocals.get("policy_fn_or_list")
-    return ops if isinstance(ops, list) else None
-
-
-@contextmanager
-def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
-    global _asked
-    _asked += 1
-    if _asked == _MANY:
-        print_once(
-            f"ebb: the context_fn of {clipped(name)} gives a new policy in each call, so each call "
-            "is as slow as torch's selective checkpointing. Make the context_fn once, or give it "
-            "arguments that are equal in each call"
-        )
-    with from_sac.AskingMode(function) as mode:
-        yield
-    policy = from_sac.policy_of_answers(mode.answers)
-    if policy is not None:
-        known[name] = policy
-
-
-_MANY = 1000  # calls whose policy function ebb asks before it says so
-_MOST = 100  # keys in `_policies`
 _assignment: Assignment | None = None  # while ebb takes calls over
-# By key of a context_fn and region name: the policy that its function gave.
-_policies: dict[context_keys.Key, dict[str, Policy]] = {}
-_asked = 0  # calls whose policy function ebb asked
-
-
-def _known(context_fn: Any) -> dict[str, Policy]:
-    """The policies of a context_fn so far, to which the caller adds."""
-    key = context_keys.key_of(context_fn)
-    if key is None:
-        return {}
-    known = _policies.setdefault(key, {})
-    if len(_policies) > _MOST:
-        with suppress(RuntimeError):  # another thread has added one
-            _policies.pop(next(iter(_policies)), None)  # the oldest
-    return known
-
-
-def _translated(
-    default: Policy, context_fn: Any, name: str
-) -> tuple[Policy, AbstractContextManager[Any]]:
-    """The policy for one call, and the context to enter in its region."""
-    if context_fn is noop_context_fn:
-        return default, nullcontext()
-    known = _known(context_fn)
-    if name in known:
-        return known[name], nullcontext()
-    compiled = getattr(context_fn, "compiled", None)
-    if isinstance(compiled, _C.Policy):  # Policy.to_sac() made it
-        known[name] = Policy._from_compiled(compiled)
-        return known[name], nullcontext()
-    forward, recompute = context_fn()
-    if not torch.is_grad_enabled():
-        return default, nullcontext()  # torch does not enter the context either
-    if not isinstance(forward, torch_checkpoint._CachingTorchDispatchMode):
-        if not isinstance(recompute, nullcontext) and not _is_composables(context_fn):
-            _warn_recompute_context()
-        return default, forward
-    function = forward.policy_fn
-    ops = _listed(function)
-    if ops is not None:
-        known[name] = from_sac.policy_of_list(ops)
-        return known[name], nullcontext()
-    return from_sac.ASKED, _ask(function, known, name)
 
 
 class _InRegion:
@@ -303,7 +211,7 @@ def region_of_call(
     if blocks is not None and blocks.exclude(function):
         return nullcontext(), nullcontext()
     name = name_of(function)
-    policy, inside = _translated(assignment.policy, context_fn, name)
+    policy, inside = policy_of_call(assignment.policy, context_fn, name)
     if blocks is not None:
         inside = CallAround(blocks, function, inside)
     inputs = outer_hooks.save_inputs(arguments)
@@ -323,6 +231,6 @@ def take_over(assignment: Assignment, undo: ExitStack) -> None:
 
 
 def _forget() -> None:
-    global _assignment, _asked
-    _assignment, _asked = None, 0
-    _policies.clear()
+    global _assignment
+    _assignment = None
+    forget()

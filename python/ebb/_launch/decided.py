@@ -34,7 +34,7 @@ def decided_by(plan: Plan, too_small: str = "") -> Decided:
     """The plan as the decision."""
     summary = plan.summary().removeprefix("ebb: ")
     reported, peaks = _reported(plan), (plan.peak, plan.plain_peak)
-    return Decided(plan.policies, summary, *peaks, too_small, plan.settings, reported)
+    return Decided(plan.policies, summary, *peaks, too_small, plan._regions._settings, reported)
 
 
 def least_of(measured: Measured, budget: int | float, why: str) -> Decided:

@@ -52,8 +52,8 @@ def install_modules(policies: ModulePolicies, text: str) -> None:
     """Take over from now on, with a policy for each module. Calls of torch.utils.checkpoint become
     regions that recompute everything. `text`: the user's text for the policies."""
     remove()
-    policies.settings.put(_undo)
-    others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies.groups())
+    policies._settings.put(_undo)
+    others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies._groups())
     assignment = Assignment(recompute_all, f"EBB={text}", (), others)
     _take_over(assignment)
 

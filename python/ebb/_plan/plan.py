@@ -5,15 +5,13 @@ from __future__ import annotations
 import glob
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
 from ebb._config import config
 from ebb._plan.apply.described import course_of, measured_course, paragraphs, reported, too_small
-from ebb._plan.apply.module_policies import ModulePolicies, ProcessSettings
+from ebb._plan.apply.module_policies import ModulePolicies, RegionHandles
 from ebb._plan.apply.restore_training_state import restore_training_state
 from ebb._plan.choose.chooser import Chooser
 from ebb._plan.choose.fronts import Chosen
@@ -37,7 +35,7 @@ from ebb._support.sizes import whole_number
 _EQUAL, _UNKNOWN = 0.01, 0.3  # spread up to which times count as exact; above which, as unknown
 
 
-class Plan(ModulePolicies):
+class Plan:
     """A checkpointing plan made by :func:`ebb.plan`: which modules become regions, and their
     policies.
 
@@ -63,7 +61,11 @@ class Plan(ModulePolicies):
         stacked: Stacked | None = None,
     ) -> None:
         policies = _policies(chooser, chosen, measured.whole, stacked)
-        super().__init__(policies)
+        self._regions = ModulePolicies(
+            policies,
+            _transfers(chooser, chosen),
+            ahead=chooser.simulator.ahead or not (policies and ahead_is_on()),
+        )
         estimate = chooser.estimate(chosen)
         self.budget = budget
         self.peak, self.duration = estimate.peak, estimate.duration
@@ -73,19 +75,26 @@ class Plan(ModulePolicies):
         self.plain_peak = plain.peak
         self.spread = measured.spread
         self.pool_bytes = chooser.simulator.pool_bytes(chooser.of_calls(chosen))
-        self.settings = ProcessSettings(
-            _transfers(chooser, chosen),
-            ahead=chooser.simulator.ahead or not (policies and ahead_is_on()),
-            pages=self.pool_bytes > 0,
-        )
         self._chooser, self._chosen = chooser, chosen
         self._reported: planned.ReportedPlan | None = None  # made by the last apply()
 
-    def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
+    @property
+    def policies(self) -> dict[str, Policy]:
+        return self._regions.policies
+
+    def apply(self, model: torch.nn.Module) -> RegionHandles:
+        """Make the planned modules of a model regions, as :meth:`ebb.ModulePolicies.apply`."""
+        handles = self._regions.apply(model)
         self._reported = self._for_reports()
         planned.begins(self._reported)
-        undo.callback(planned.ends, self._reported)
+        handles._undo.callback(planned.ends, self._reported)
         weakref.finalize(model, planned.forget, self._reported)
+        return handles
+
+    def save(self, path: str | Path) -> None:
+        """Write the policies to a file for ``EBB=`` or :meth:`ebb.ModulePolicies.load`, as
+        :meth:`ebb.ModulePolicies.save`. The file does not contain the measurements."""
+        self._regions.save(path)
 
     def _for_reports(self, measured: Measured | None = None) -> planned.ReportedPlan:
         """The plan as reports show it, or instead the step `measured`, in which everything was
@@ -117,18 +126,6 @@ class Plan(ModulePolicies):
         self._reported.measured = measured_course(profile, duration)
         return profile
 
-    @classmethod
-    def load(cls, path: str | Path) -> NoReturn:
-        """Unsupported, since files hold only policies: use ``ebb.ModulePolicies.load(path)``.
-
-        Raises:
-            TypeError: always.
-        """
-        raise TypeError(
-            "ebb: Plan.load is not supported, because a file has a plan's policies but not its "
-            f"measurements. Use ebb.ModulePolicies.load({str(path)!r})"
-        )
-
     def summary(self) -> str:
         """The plan in one line."""
         if not self.policies:
@@ -139,7 +136,7 @@ class Plan(ModulePolicies):
         share = self.peak / max(1, self.plain_peak)
         regions = ", ".join(in_ranges(name or "the model" for name in self.policies))
         many = "region" if len(self.policies) == 1 else "regions"
-        ahead = "" if self.settings.ahead else ", without replays ahead of backward"
+        ahead = "" if self._regions._settings.ahead else ", without replays ahead of backward"
         return (
             f"ebb: {len(self.policies)} {many} ({regions}); predicted peak {size(self.peak)} "
             f"({share:.0%} of eager's {size(self.plain_peak)}), {self._more_time()}{ahead}"

@@ -96,9 +96,9 @@ class Rule:
 
     op: Operator
     decision: Decision
+    _: KW_ONLY
     every: int = 1
     force: bool = False
-    _: KW_ONLY
     nth: int | None = None
     per_module: bool = False
     module: str | None = None
@@ -171,8 +171,8 @@ class Rule:
         made = cls(
             rule.op,
             Decision(rule.decision),
-            rule.every,
-            rule.force,
+            every=rule.every,
+            force=rule.force,
             nth=rule.nth or None,
             per_module=rule.per_module,
             module=rule.module or None,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -27,7 +29,7 @@ from ebb._region.region import _check_policy, check_escapes, leaving, run_in_reg
 from ebb._support.log import log
 from ebb._support.shown import checked_name
 
-Wanted = tuple[str, ...] | Callable[[torch.nn.Module], bool]
+Wanted = tuple[str, ...] | Callable[[torch.nn.Module, str], bool]
 
 
 class RegionHandle:
@@ -78,7 +80,7 @@ def select(model: torch.nn.Module, wanted: Wanted) -> dict[str, torch.nn.Module]
     for name, plain, module in modules_of(model):
         inside_chosen = any(name.startswith(f"{outer}.") or outer == "" for outer in chosen)
         if callable(wanted):
-            matches = bool(wanted(module))
+            matches = bool(wanted(module, plain))
         else:
             matches = any(fnmatchcase(n, glob) for n in {name, plain} for glob in wanted)
         if matches and not inside_chosen and "_orig_mod" not in module._modules:
@@ -116,11 +118,17 @@ def _blocks_of(model: torch.nn.Module) -> Wanted:
         )
     blocks = [model.get_submodule(name) for name in names]
     wanted = {id(block._modules.get("_orig_mod") or block) for block in blocks}
-    return lambda module: id(module) in wanted
+    return lambda module, _: id(module) in wanted
 
 
 def _wanted(modules: Any) -> Wanted:
     if not isinstance(modules, str) and callable(modules):
+        with suppress(ValueError):  # a function without a signature
+            if not _takes_two(inspect.signature(modules)):
+                raise TypeError(
+                    "ebb: modules must be a function of a module and its name, such as "
+                    "lambda module, name: isinstance(module, Block)"
+                )
         return modules  # type: ignore[no-any-return]
     one = isinstance(modules, str) or not isinstance(modules, Iterable)
     patterns = (modules,) if one else tuple(modules)
@@ -129,6 +137,14 @@ def _wanted(modules: Any) -> Wanted:
     for pattern in patterns:
         checked_name("a glob of modules", pattern)
     return patterns
+
+
+def _takes_two(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind(None, "")
+    except TypeError:
+        return False
+    return True
 
 
 def _in_words(wanted: Wanted) -> str:
@@ -140,7 +156,7 @@ def _in_words(wanted: Wanted) -> str:
 def apply(
     model: torch.nn.Module,
     policy: Policy | None = None,
-    modules: str | Iterable[str] | Callable[[torch.nn.Module], bool] | None = None,
+    modules: str | Iterable[str] | Callable[[torch.nn.Module, str], bool] | None = None,
     *,
     escapes: str = "keep",
 ) -> RegionHandle:
@@ -155,8 +171,8 @@ def apply(
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
         modules: one or several globs over fully qualified names, as ``model.named_modules()`` gives
             them or without the parts that wrappers add (torch.compile, DDP, FSDP, checkpoint
-            wrappers); ``*`` matches dots too. Or a function that takes a module and returns True
-            if it should be a region, as ``check_fn`` of torch's ``apply_activation_checkpointing``.
+            wrappers); ``*`` matches dots too. Or a function of a module and its name, without
+            the wrappers' parts, which returns True if the module should be a region.
             If matches are nested, the outermost becomes a region. A ModuleList that matches is
             replaced by the modules in it. Default: the blocks that the model repeats, such as the
             layers of a transformer. If the model repeats none, its large parts become regions, such

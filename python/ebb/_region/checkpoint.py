@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 from torch.utils.checkpoint import noop_context_fn
 
 from ebb._policy.policy import Policy
+from ebb._region.context_fn import policy_of_call
 from ebb._region.outer_hooks import save_inputs
 from ebb._region.placeholder import discardable
 from ebb._region.region import _check_policy, checkpointed, name_of, run_in_region
@@ -44,8 +45,10 @@ def checkpoint(
     Args:
         function: called once, with ``*args`` and ``**kwargs``.
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.
-        context_fn: torch's argument for a policy; any value but the default raises. Use ``policy``
-            instead.
+        context_fn: in place of a policy, torch's argument for selective checkpointing: a list of
+            operators or a policy function, in ``create_selective_checkpoint_contexts``. ebb turns
+            it into a policy: it asks the function in the first call, and later calls with an equal
+            ``context_fn`` and the same function reuse the answers.
         discard_output: mark the tensors that ``function`` returns for
             :func:`ebb.experimental.discard`. The policy must recompute them.
         escapes: as for :class:`ebb.region`.
@@ -55,8 +58,8 @@ def checkpoint(
 
     Raises:
         TypeError: ``function`` is not callable, or the policy has the wrong type.
-        ValueError: a ``context_fn`` is given, ``escapes`` is unknown, or ``discard_output`` is set
-            and the policy does not recompute an output.
+        ValueError: both a policy and a ``context_fn`` are given, ``escapes`` is unknown, or
+            ``discard_output`` is set and the policy does not recompute an output.
 
     Under ``torch.compile`` the compiler saves and recomputes what the policy says; see
     docs/how-to/use-torch-compile.md.
@@ -64,26 +67,32 @@ def checkpoint(
     Examples:
         >>> w = torch.ones(3, 3, requires_grad=True)
         >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, use_reentrant=False).sum().backward()
+        >>> sac = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts,
+        ...     [torch.ops.aten.mm.default])
+        >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, context_fn=sac).sum().backward()
     """
+    if policy is not None and context_fn is not noop_context_fn:
+        raise ValueError("ebb: checkpoint takes a policy or a context_fn, not both")
     if is_dynamo_compiling():
+        if context_fn is not noop_context_fn:
+            kwargs |= {"use_reentrant": False, "context_fn": context_fn}
+            return _torch_checkpoint(function, *args, **kwargs)
         return run_in_region((policy, None, escapes), function, *args, **kwargs)
     if not callable(function):
         raise TypeError(
             f"ebb: checkpoint: function must be callable; got {type(function).__name__}"
         )
-    if context_fn is not noop_context_fn:
-        raise ValueError(
-            "ebb: checkpoint takes a policy instead of a context_fn. Write the operators that your "
-            "context_fn saves as policy=ebb.Policy({'aten::mm': ebb.SAVE, ...})."
-        )
     for keyword in _LATER_KEYWORDS:
         kwargs.pop(keyword, None)
-    region = checkpointed(_check_policy(policy), name_of(function), escapes=escapes)
+    name = name_of(function)
+    chosen, asking = policy_of_call(_check_policy(policy), context_fn, name)
+    region = checkpointed(chosen, name, escapes=escapes)
     inputs = save_inputs(args)
     with region as entered:
         if inputs is not None:
             inputs.enter_region()
-        outputs = function(*args, **kwargs)
+        with asking:
+            outputs = function(*args, **kwargs)
         entered.returns(outputs)
         if discard_output:
             for output in tree_leaves(outputs):

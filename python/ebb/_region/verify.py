@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from ebb import _C
+from ebb._support.layers import Layers
 from ebb._support.shown import shown
 
 _MODES = ("off", "raise", "demote")  # in the order of ebb::VerifyMode in C++
+_layers = Layers(lambda modes: _C.set_verify_mode(modes["mode"]))
 
 
 class ReplayMismatch(RuntimeError):
@@ -41,8 +45,10 @@ class verify:
     """Switches verify mode on, in the whole process, for regions that are entered from now on.
 
     The call itself sets the mode; as a context manager, verify restores the earlier mode at the
-    end. In verify mode ebb recomputes each value that backward needs, even if its tensor is still
-    alive, and compares it bit for bit with the forward's result. So ebb finds programs that write
+    end. Blocks of several threads may overlap: the block that was entered last counts.
+
+    In verify mode ebb recomputes each value that backward needs, even if its tensor is still alive,
+    and compares it bit for bit with the forward's result. So ebb finds programs that write
     to tensors without torch's knowledge (see :class:`ebb.opaque`), and operators whose replay gives
     different results. ebb overwrites dropped memory before it frees it (NaN in floating-point
     tensors, bytes of 0xA5 in others), so that a stale raw pointer does not read correct data by
@@ -71,9 +77,11 @@ class verify:
         if mode not in _MODES:
             raise ValueError(f"ebb: mode must be 'raise', 'demote' or 'off'; got {shown(mode)}")
         self._before = _C.set_verify_mode(_MODES.index(mode))
+        self._undo = ExitStack()
 
     def __enter__(self) -> verify:
+        _layers.add({"mode": self._before}, self._undo)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _C.set_verify_mode(self._before)
+        self._undo.close()

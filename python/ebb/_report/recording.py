@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from multiprocessing import util
 from types import TracebackType
 
@@ -12,6 +13,7 @@ import torch
 from ebb import _C
 from ebb._report.report import reports
 from ebb._support.job import label
+from ebb._support.layers import Layers
 from ebb._support.sizes import whole_number
 
 _PHRASES = ("you tried to allocate", "out of memory", "ALLOC_FAILED")  # of torch, CUDA, cuBLAS
@@ -80,11 +82,15 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _PHRASES)
 
 
+_layers = Layers(lambda settings: _C.set_reporting(settings["steps"]))
+
+
 class record_reports:
     """Records the fate of each storage for :func:`ebb.report`, in the whole process.
 
     The call itself switches recording on, for outermost regions that are entered from now on; as a
-    context manager, record_reports restores the earlier setting at the end. Steps recorded so far
+    context manager, record_reports restores the earlier setting at the end. Blocks of several
+    threads may overlap: the block that was entered last counts. Steps recorded so far
     remain. Recording changes no decision and costs about a microsecond for each operator. If the
     program, a multiprocessing process or the ``with`` block ends with a failed allocation, ebb
     prints the report to stderr. Reports name modules if recording is on when ``ebb.apply`` is
@@ -103,11 +109,13 @@ class record_reports:
         if steps > 0:
             watch_for_out_of_memory()
         self._before = _C.set_reporting(steps)
+        self._undo = ExitStack()
 
     def __enter__(self) -> record_reports:
+        _layers.add({"steps": self._before}, self._undo)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             note_error(error)
-        _C.set_reporting(self._before)
+        self._undo.close()

@@ -12,23 +12,18 @@ class Layers:
     layers in any order.
 
     Args:
-        read: returns the value of a setting.
         write: changes settings.
     """
 
-    def __init__(
-        self, read: Callable[[str], Any], write: Callable[[Mapping[str, Any]], object]
-    ) -> None:
-        self._read = read
+    def __init__(self, write: Callable[[Mapping[str, Any]], object]) -> None:
         self._write = write
         self._below: list[dict[str, Any]] = []  # for each layer, the settings that it replaced
 
-    def put(self, wanted: Mapping[str, Any], undo: ExitStack) -> None:
-        """Put settings in place until `undo` is closed."""
-        below = {name: self._read(name) for name in wanted}
-        self._write(wanted)
-        self._below.append(below)
-        undo.callback(self._take_away, below)
+    def add(self, below: Mapping[str, Any], undo: ExitStack) -> None:
+        """Settings have changed until `undo` is closed. `below`: their earlier values."""
+        layer = dict(below)
+        self._below.append(layer)
+        undo.callback(self._take_away, layer)
 
     def _take_away(self, below: dict[str, Any]) -> None:
         index = next(n for n, layer in enumerate(self._below) if layer is below)
@@ -40,4 +35,5 @@ class Layers:
                 above[name] = value
             else:
                 restored[name] = value
-        self._write(restored)
+        if restored:
+            self._write(restored)

@@ -49,7 +49,7 @@ def _left(framework: str, setting: str, remedy: str) -> None:
 
 def megatron(original: Own, /, function: Any, distribute_saved_activations: Any, *args: Any) -> Any:
     """megatron.core.tensor_parallel.checkpoint."""
-    if checkpoint_calls.is_traced():
+    if checkpoint_calls.runs_original():
         return original(function, distribute_saved_activations, *args)
     if distribute_saved_activations:
         _left(
@@ -82,7 +82,7 @@ def buffer(
 def without_output(original: Own, /, self: Any, run_function: Any, *args: Any) -> Any:
     """CheckpointWithoutOutput.checkpoint: the results are marked for `discard_output`."""
     vars(self).pop("ebb_discardable", None)
-    if checkpoint_calls.is_traced() or _warms_up_a_graph():
+    if checkpoint_calls.runs_original() or _warms_up_a_graph():
         return original(self, run_function, *args)
     if _computes_in_fp8(self):
         _left(
@@ -137,7 +137,7 @@ def _computes_in_fp8(itself: Any) -> bool:
 def deepspeed(original: Own, /, function: Any, *args: Any, **kwargs: Any) -> Any:
     """deepspeed.checkpointing.checkpoint and non_reentrant_checkpoint."""
     settings = sys.modules["deepspeed.runtime.activation_checkpointing.checkpointing"]
-    if checkpoint_calls.is_traced():
+    if checkpoint_calls.runs_original():
         return original(function, *args, **kwargs)
     for name, key in (
         ("PARTITION_ACTIVATIONS", "partition_activations"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from ebb import _C
-from ebb._config import layers
+from ebb._config import change_until
 from ebb._policy.decision import PAGE
 from ebb._policy.policy import Policy
 from ebb._policy.text import loaded_regions, regions_to_toml
@@ -43,7 +43,7 @@ class ProcessSettings:
         if not self.ahead:
             wanted["ahead.regions"] = 0
         if wanted:
-            layers.put(wanted, undo)
+            change_until(undo, wanted)
         if self.pages:
             _size_pools_anew()
             undo.callback(_size_pools_anew)
@@ -98,7 +98,6 @@ class ModulePolicies:
 
     Attributes:
         policies: policy by the module's fully qualified name.
-        settings: process-wide settings that the policies need.
 
     Args:
         policies: policy by the module's fully qualified name.
@@ -124,11 +123,11 @@ class ModulePolicies:
     ) -> None:
         self.policies = dict(policies)
         pages = any(policy._compiled.gives(int(PAGE)) for policy in self.policies.values())
-        self.settings = ProcessSettings(dict(offload or {}), ahead, pages)
+        self._settings = ProcessSettings(dict(offload or {}), ahead, pages)
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
         """Make the named modules of a model regions, as :func:`ebb.apply` does, and put
-        ``settings`` in place.
+        the settings that they need in place.
 
         Args:
             model: has modules of these names, with or without the parts that wrappers add.
@@ -144,31 +143,21 @@ class ModulePolicies:
         """
         handles = RegionHandles([])
         try:
-            for policy, names in self.groups():
+            for policy, names in self._groups():
                 handle = apply(model, policy, [glob.escape(name) for name in names])
                 handles = RegionHandles([*handles._handles, handle])
-            self.settings.put(handles._undo)
-            self._is_applied(model, handles._undo)
+            self._settings.put(handles._undo)
             handles._end_with(model)
         except BaseException:
             handles.remove()
             raise
         return handles
 
-    @property
-    def offload(self) -> Mapping[str, int]:
-        """Settings of ``ebb.config.offload`` that the policies need; empty: none."""
-        return self.settings.offload
-
-    def _is_applied(self, model: torch.nn.Module, undo: ExitStack) -> None:
-        """Hook for subclasses: the policies are in place until `undo` is closed or the model is
-        freed."""
-
     def __repr__(self) -> str:
         names = ", ".join(in_ranges(name or "the model" for name in self.policies))
-        return f"<ebb.{type(self).__name__}: {names or 'no region'}>"
+        return f"<ebb.ModulePolicies: {names or 'no region'}>"
 
-    def groups(self) -> list[tuple[Policy, list[str]]]:
+    def _groups(self) -> list[tuple[Policy, list[str]]]:
         """Each policy, with the names of its modules."""
         groups: dict[str, tuple[Policy, list[str]]] = {}
         for name, policy in self.policies.items():
@@ -182,9 +171,9 @@ class ModulePolicies:
         Raises:
             OSError: the file cannot be written.
         """
-        groups = ((names, policy._parts(), policy.inputs) for policy, names in self.groups())
+        groups = ((names, policy._parts(), policy.inputs) for policy, names in self._groups())
         text = _HEAD.format(name=Path(path).name) + regions_to_toml(
-            groups, self.settings.offload, self.settings.ahead
+            groups, self._settings.offload, self._settings.ahead
         )
         Path(path).write_text(text, encoding="utf-8")
 

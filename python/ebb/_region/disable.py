@@ -1,0 +1,41 @@
+"""Code without regions."""
+
+from __future__ import annotations
+
+from contextlib import ContextDecorator, nullcontext
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from ebb import _C
+
+
+class disable(_C.Disabled, ContextDecorator):
+    """Regions that this thread enters inside have no effect, as if the program had none.
+
+    A context manager and a decorator. Modules that :func:`ebb.apply` or ``EBB=1`` made regions run
+    as usual, and calls of ``torch.utils.checkpoint`` that ``EBB=1`` takes over checkpoint as torch
+    does. Backward of earlier regions still recomputes. Compiled functions keep their regions: under
+    ``torch.compile``, disable has no effect. For a whole job, set ``EBB_DISABLE=1``.
+
+    Raises:
+        RuntimeError: a region is open in this thread.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> handle = ebb.apply(model, modules="*")
+        >>> with ebb.disable():
+        ...     loss = model(torch.ones(1, 2)).sum()
+        >>> loss.backward()
+    """
+
+    def __new__(cls) -> Any:
+        if is_dynamo_compiling():
+            return nullcontext()
+        return super().__new__(cls)
+
+    def __init__(self) -> None:
+        self._configure()
+
+    def _recreate_cm(self) -> disable:
+        return disable()

@@ -1,0 +1,166 @@
+"""ebb.disable: code in which regions have no effect."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import ebb
+
+
+@pytest.fixture
+def x():
+    return torch.randn(8, requires_grad=True)
+
+
+def recomputes(function):
+    """True if regions in `function` recompute something in backward."""
+    ebb.reset_stats()
+    function().sum().backward()
+    return ebb.stats()["total"].get("ops_replayed", 0) > 0
+
+
+def in_a_region(x):
+    with ebb.region() as region:
+        y = x.sin().cos().exp()
+        region.returns(y)
+    return y
+
+
+def test_regions_have_no_effect(x):
+    assert recomputes(lambda: in_a_region(x))
+    with ebb.disable():
+        assert not recomputes(lambda: in_a_region(x))
+        assert ebb.stats()["regions"] == {}
+    assert recomputes(lambda: in_a_region(x))
+
+
+def test_modules_and_checkpoint_calls_have_no_effect():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    x = torch.randn(2, 4)
+    with ebb.apply(model, modules=""), ebb.disable():
+        assert not recomputes(lambda: model(x))
+        assert not recomputes(lambda: ebb.checkpoint(model, x))
+
+
+def test_a_decorator_may_recurse(x):
+    @ebb.disable()
+    def function(depth):
+        return function(depth - 1) if depth else in_a_region(x)
+
+    assert not recomputes(lambda: function(3))
+    assert recomputes(lambda: in_a_region(x))
+
+
+def test_it_ends_with_an_exception(x):
+    with pytest.raises(KeyError), ebb.disable():
+        raise KeyError
+    assert recomputes(lambda: in_a_region(x))
+
+
+def test_backward_of_an_earlier_region_recomputes(x):
+    y = in_a_region(x)
+    y.sum().backward()
+    expected, x.grad = x.grad, None
+    y = in_a_region(x)
+    with ebb.disable():
+        assert recomputes(lambda: y)
+    assert torch.equal(x.grad, expected)
+
+
+def test_other_threads_have_their_regions(x):
+    found = []
+    with ebb.disable():
+        thread = threading.Thread(target=lambda: found.append(recomputes(lambda: in_a_region(x))))
+        thread.start()
+        thread.join()
+    assert found == [True]
+
+
+def test_a_region_object_made_outside_counts_where_it_is_entered(x):
+    region = ebb.region()
+    with ebb.disable(), region:
+        y = x.sin().cos()
+    assert not recomputes(lambda: y)
+    with region:
+        y = x.sin().cos()
+    assert recomputes(lambda: y)
+
+
+def test_inside_of_a_region_it_is_refused(x):
+    with ebb.region(), pytest.raises(RuntimeError, match="was entered inside a region"):
+        ebb.disable().__enter__()
+    assert recomputes(lambda: in_a_region(x))
+
+
+def test_an_object_is_entered_once_at_a_time():
+    disabled = ebb.disable()
+    with disabled, pytest.raises(RuntimeError, match="already entered"):
+        disabled.__enter__()
+    with disabled:
+        pass
+
+
+def test_the_thread_that_has_entered_it_leaves_it(x):
+    disabled, errors = ebb.disable(), []
+
+    def leave():
+        try:
+            disabled.__exit__(None, None, None)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    disabled.__enter__()
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert "was left in another thread" in errors[0]
+    disabled.__exit__(None, None, None)
+    assert recomputes(lambda: in_a_region(x))
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_compiled_code_keeps_its_regions(x, outside, fresh_dynamo):
+    def program(x):
+        with ebb.disable():
+            return in_a_region(x)
+
+    compiled = torch.compile(in_a_region if outside else program, backend="aot_eager")
+    in_a_region(x).sum().backward()
+    expected, x.grad = x.grad, None
+    with ebb.disable():
+        compiled(x).sum().backward()
+    assert torch.equal(x.grad, expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_calls_that_ebb_takes_over_checkpoint_as_torch_does(reentrant):
+    program = f"""
+import torch, ebb
+from torch.utils.checkpoint import checkpoint
+calls = []
+def block(x):
+    calls.append(1)
+    return x.sin().cos()
+x = torch.ones(4, requires_grad=True)
+def step():
+    calls.clear()
+    checkpoint(block, x, use_reentrant={reentrant}).sum().backward()
+    return len(calls)
+with ebb.disable():
+    inside = step()
+print(inside, step())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"EBB": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "2 1\n"  # torch calls the block again, and ebb does not
