@@ -62,6 +62,7 @@ class Section:
 
     def _read(self) -> dict[str, Any]:
         """All settings, as C++ has them."""
+        deferred.run()
         found: dict[str, Any] = getattr(_C, f"{self._name}_settings")()
         return found
 
@@ -229,7 +230,6 @@ def _write(settings: Mapping[str, object]) -> None:
         found = section._settings()[setting]
         of_section = changed.setdefault(section, {})
         of_section[setting] = found.to_native(found.check(setting, value))
-    deferred.run()
     with ExitStack() as undo:
         for section, of_section in changed.items():
             before = section._read()

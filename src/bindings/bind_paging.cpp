@@ -27,7 +27,7 @@ namespace {
 
 void throwOverflow(const std::string& message) {
   py::gil_scoped_acquire gil;
-  const py::object type = importFrom("ebb", "PageOverflowError");
+  const py::object type = importFrom("ebb.experimental.paging._agreement", "PageOverflowError");
   PyErr_SetObject(type.ptr(), type(message).ptr());
   python_error thrown;
   thrown.persist();

@@ -86,7 +86,7 @@ def test_a_context_fn_saves_what_it_says(policy):
         assert torch.equal(w.grad, expected)
         w.grad = None
         assert ebb.stats()["total"]["bytes_saved"] >= 3 * 4 * 4  # the product
-        assert ebb.stats()["total"]["ops_replayed"] == everything - 1
+        assert ebb.stats()["total"]["ops_replayed"] < everything
 
 
 def test_a_policy_and_a_context_fn_exclude_each_other():
