@@ -63,9 +63,6 @@ EBB_API PolicyPtr makePolicy(
     std::vector<Rule> rules, Decision fallback = Decision::Recompute,
     Decision inputs = Decision::Save);
 
-// Decides as `first` does; where `first` says Recompute, as `second` does.
-EBB_API PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second);
-
 // Keeps only leaves: least memory, most recomputation.
 EBB_API PolicyPtr recomputeAll();
 

@@ -6,12 +6,10 @@
 
 from __future__ import annotations
 
-import functools
 from difflib import get_close_matches
 from typing import Any
 
-from ebb import _C
-from ebb._policy.compiled import PRESETS, checked
+from ebb._policy.compiled import PRESETS
 from ebb._policy.decision import RECOMPUTE, SAVE
 from ebb._policy.policy import Policy
 from ebb._policy.rule import Rule
@@ -20,7 +18,6 @@ from ebb._support.shown import shown
 __all__ = [
     "dots_saveable",
     "dots_with_no_batch_dims_saveable",
-    "either",
     "megatron",
     "offload_inputs",
     "recompute_all",
@@ -81,24 +78,6 @@ def save_only_these_names(*names: str) -> Policy:
         TypeError: a name is not a string.
     """
     return Policy([Rule("*", SAVE, name=name) for name in names])
-
-
-def either(*policies: Policy) -> Policy:
-    """Joins policies: where a policy says RECOMPUTE, the next policy decides.
-
-    The result saves what any of the policies saves, as JAX's ``save_from_both_policies``.
-
-    Raises:
-        TypeError: there is no policy, or an argument is not a policy.
-    """
-    if not policies:
-        raise TypeError("ebb: either needs at least one policy")
-    for policy in policies:
-        if not isinstance(policy, Policy):
-            raise TypeError(f"ebb: either needs policies; got {type(policy).__name__}")
-    return Policy._from_compiled(
-        checked(functools.reduce(_C.either, [p._compiled for p in policies]))
-    )
 
 
 _ACTIVATIONS = ("aten::gelu", "aten::silu", "aten::relu", "aten::mul", "aten::glu")

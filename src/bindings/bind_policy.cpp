@@ -38,15 +38,6 @@ void bindRule(py::module_& module) {
       .def_readonly("preset", &Rule::preset);
 }
 
-// Returns two numbers for each alternative: the index after its last rule, and its fallback.
-std::vector<std::pair<size_t, Decision>> partsOf(const PyPolicy& policy) {
-  std::vector<std::pair<size_t, Decision>> parts;
-  for (const RulePolicy::Alternative& alternative : rulesOf(policy.policy).alternatives()) {
-    parts.emplace_back(alternative.end, alternative.fallback);
-  }
-  return parts;
-}
-
 std::vector<std::string> unmatchedOf(const PyPolicy& policy) {
   std::vector<std::string> messages;
   for (const auto& [rule, message] : rulesOf(policy.policy).unmatched()) {
@@ -61,7 +52,7 @@ void bindPolicyClass(py::module_& module) {
           py::init(torch::wrap_pybind_function(&makePolicy)), py::arg("rules"), py::arg("fallback"),
           py::arg("inputs"), py::arg("late") = false)
       .def("rules", [](const PyPolicy& policy) { return rulesOf(policy.policy).rules(); })
-      .def("parts", &partsOf)
+      .def("fallback", [](const PyPolicy& policy) { return rulesOf(policy.policy).fallback(); })
       .def("unmatched", &unmatchedOf)
       .def(
           "asks_for_modules",
@@ -86,9 +77,6 @@ void bindPolicy(py::module_& module) {
   module.def("name_value", torch::wrap_pybind_function_no_gil(&nameValue));
   bindRule(module);
   bindPolicyClass(module);
-  module.def("either", [](const PyPolicy& first, const PyPolicy& second) {
-    return PyPolicy{either(first.policy, second.policy)};
-  });
   const auto preset = [&](const char* name, PolicyPtr (*make)()) {
     module.def(name, [make] { return PyPolicy{make()}; });
   };

@@ -143,15 +143,6 @@ bool matchesResult(const Rule& rule, const at::Tensor& result) {
   return rule.name.empty() && matchesSize(rule, result);
 }
 
-// See Note [Policies of several alternatives]
-void overrule(Verdict& verdict, const Verdict& next) {
-  if (verdict.decision == Decision::Recompute) {
-    const bool forced = verdict.forced;
-    verdict = next;
-    verdict.forced |= forced;
-  }
-}
-
 }  // namespace
 
 std::string normalisedOperatorName(const std::string& name) {
@@ -177,7 +168,7 @@ std::vector<std::string> operatorsNamed(const std::string& pattern) {
 
 RulePolicy::RulePolicy(std::vector<Rule> rules, Decision fallback, Decision inputs, Names names)
     : rules_(std::move(rules)),
-      alternatives_{{rules_.size(), fallback}},
+      fallback_(fallback),
       inputs_(inputs),
       table_(new std::atomic<const Candidates*>[kTableSize] {}) {
   TORCH_CHECK_VALUE(
@@ -208,18 +199,6 @@ std::vector<std::pair<const Rule*, std::string>> RulePolicy::unmatched() const {
   return found;
 }
 
-RulePolicy::RulePolicy(const RulePolicy& first, const RulePolicy& second)
-    : rules_(first.rules_),
-      alternatives_(first.alternatives_),
-      inputs_(first.inputs_ == Decision::Save ? second.inputs_ : first.inputs_),
-      stores_(first.stores_ || second.stores_),
-      table_(new std::atomic<const Candidates*>[kTableSize] {}) {
-  rules_.insert(rules_.end(), second.rules_.begin(), second.rules_.end());
-  for (const Alternative& alternative : second.alternatives_) {
-    alternatives_.push_back({first.rules_.size() + alternative.end, alternative.fallback});
-  }
-}
-
 std::unique_ptr<Decider> RulePolicy::activate() const {
   for (const Decision decision : {Decision::Offload, Decision::Page}) {
     if (stores_ && gives(decision)) {
@@ -248,10 +227,8 @@ bool RulePolicy::asksForModules() const {
 
 bool RulePolicy::gives(Decision decision) const {
   const auto is = [=](Decision given) { return given == decision; };
-  return is(inputs_) ||
-         std::any_of(rules_.begin(), rules_.end(), [&](auto& r) { return is(r.decision); }) ||
-         std::any_of(
-             alternatives_.begin(), alternatives_.end(), [&](auto& p) { return is(p.fallback); });
+  return is(inputs_) || is(fallback_) ||
+         std::any_of(rules_.begin(), rules_.end(), [&](auto& r) { return is(r.decision); });
 }
 
 const RulePolicy::Candidates& RulePolicy::candidates(const OpTraits& op) const {
@@ -280,23 +257,19 @@ const RulePolicy::Candidates& RulePolicy::candidates(const OpTraits& op) const {
 
 RulePolicy::Candidates RulePolicy::candidatesFor(const std::string& op) const {
   Candidates candidates;
-  size_t i = 0;
-  for (const Alternative& alternative : alternatives_) {
-    bool decided = false;
-    for (; i < alternative.end; ++i) {
-      const Rule& rule = rules_[i];
-      if (!decided && operatorMatches(rule.op, op)) {
-        const bool onCall = isOnCall(rule);
-        const bool onResult = isOnResult(rule);
-        decided = !onCall && !onResult;
-        const Verdict verdict{rule.decision, rule.force, true, static_cast<uint16_t>(i)};
-        candidates.push_back({verdict, &rule, onCall, onResult, decided});
+  for (size_t i = 0; i < rules_.size(); ++i) {
+    const Rule& rule = rules_[i];
+    if (operatorMatches(rule.op, op)) {
+      const bool onCall = isOnCall(rule);
+      const bool onResult = isOnResult(rule);
+      const Verdict verdict{rule.decision, rule.force, true, static_cast<uint16_t>(i)};
+      candidates.push_back({verdict, &rule, onCall, onResult});
+      if (!onCall && !onResult) {
+        return candidates;
       }
     }
-    if (!decided) {
-      candidates.push_back({{alternative.fallback}, nullptr, false, false, true});
-    }
   }
+  candidates.push_back({{fallback_}, nullptr, false, false});
   return candidates;
 }
 
@@ -326,10 +299,6 @@ PolicyPtr makePolicy(std::vector<Rule> rules, Decision fallback, Decision inputs
   return std::make_shared<const RulePolicy>(std::move(rules), fallback, inputs);
 }
 
-PolicyPtr either(const PolicyPtr& first, const PolicyPtr& second) {
-  return std::make_shared<const RulePolicy>(rulesOf(first), rulesOf(second));
-}
-
 const RulePolicy& rulesOf(const PolicyPtr& policy) {
   const auto* rules = dynamic_cast<const RulePolicy*>(policy.get());
   TORCH_CHECK_VALUE(rules != nullptr, "ebb: this policy consists of no rules.");
@@ -338,33 +307,26 @@ const RulePolicy& rulesOf(const PolicyPtr& policy) {
 
 Verdict RuleDecider::decide(const OpTraits& op) {
   const auto& candidates = policy_->candidates(op);
-  const auto& first = candidates.front();
-  const bool simple = first.endsAlternative && candidates.size() == 1;
-  return simple ? first.verdict : decideWith(op, candidates);
+  return candidates.size() == 1 ? candidates.front().verdict : decideWith(candidates);
 }
 
-// Visits the candidates of all alternatives, even if an earlier alternative decides, since rules of
-// each alternative may count calls.
-Verdict RuleDecider::decideWith(const OpTraits& op, const RulePolicy::Candidates& candidates) {
+Verdict RuleDecider::decideWith(const RulePolicy::Candidates& candidates) {
   uint64_t matching = 0;
-  bool dependsOnResult = false;
-  bool decided = false;  // in this alternative
   Verdict verdict;
   bool byRule = false;
+  bool dependsOnResult = false;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const auto& candidate = candidates[i];
-    if (!decided && (!candidate.onCall || matchesCall(candidate))) {
-      matching |= uint64_t{1} << i;
-      byRule |= candidate.verdict.byRule;
-      dependsOnResult |= candidate.onResult;
-      decided = !candidate.onResult;
-      if (decided) {
-        overrule(verdict, candidate.verdict);
-      }
+    if (candidate.onCall && !matchesCall(candidate)) {
+      continue;
     }
-    if (candidate.endsAlternative) {
-      decided = false;
+    matching |= uint64_t{1} << i;
+    byRule |= candidate.verdict.byRule;
+    if (!candidate.onResult) {
+      verdict = candidate.verdict;
+      break;
     }
+    dependsOnResult = true;
   }
   verdict.byRule = byRule;
   verdict.perResult = dependsOnResult ? matching : 0;
@@ -373,20 +335,14 @@ Verdict RuleDecider::decideWith(const OpTraits& op, const RulePolicy::Candidates
 
 Verdict RuleDecider::decideOn(const OpTraits& op, const at::Tensor& result, const Verdict& call) {
   const auto& candidates = policy_->candidates(op);
-  bool decided = false;  // in this alternative
-  Verdict verdict;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const auto& candidate = candidates[i];
     const bool matches = (call.perResult >> i & 1) != 0;
-    if (!decided && matches && (!candidate.onResult || matchesResult(*candidate.rule, result))) {
-      decided = true;
-      overrule(verdict, candidate.verdict);
-    }
-    if (candidate.endsAlternative) {
-      decided = false;
+    if (matches && (!candidate.onResult || matchesResult(*candidate.rule, result))) {
+      return candidate.verdict;
     }
   }
-  return verdict;
+  return {};
 }
 
 // Returns the verdict of the first rule with this name that comes before `rule`. Such a rule counts

@@ -35,9 +35,9 @@ class EBB_API RulePolicy : public Policy {
   RulePolicy(
       std::vector<Rule> rules, Decision fallback, Decision inputs = Decision::Save,
       Names names = Names::Registered);
-  RulePolicy(const RulePolicy& first, const RulePolicy& second);
 
   const std::vector<Rule>& rules() const { return rules_; }
+  Decision fallback() const { return fallback_; }
   Decision inputs() const { return inputs_; }
 
   std::unique_ptr<Decider> activate() const override;
@@ -52,14 +52,13 @@ class EBB_API RulePolicy : public Policy {
   // True if some rule or default, or the decision for inputs, is this one.
   bool gives(Decision decision) const;
 
-  // A rule that can match an operator, or a default. An operator's candidates are in the policy's
-  // order, and the last candidate of each alternative always matches.
+  // A rule that can match an operator, or the default. An operator's candidates are in the policy's
+  // order, and the last one always matches.
   struct Candidate {
     Verdict verdict;
-    const Rule* rule;      // null: the default, which always matches
-    bool onCall;           // `rule` has a condition on the call
-    bool onResult;         // `rule` has a condition on a result
-    bool endsAlternative;  // see Note [Policies of several alternatives]
+    const Rule* rule;  // null: the default
+    bool onCall;       // `rule` has a condition on the call
+    bool onResult;     // `rule` has a condition on a result
   };
   using Candidates = c10::SmallVector<Candidate, 2>;
   const Candidates& candidates(const OpTraits& op) const;
@@ -67,23 +66,13 @@ class EBB_API RulePolicy : public Policy {
 
   bool matchesModule(const Rule& rule, uint32_t module) const;
 
-  // Note [Policies of several alternatives]
-  // `either` joins the rules of two policies, first the rules of the first. Each alternative
-  // decides by its first matching rule, or by its default. The first decision other than RECOMPUTE
-  // counts.
-  struct Alternative {
-    size_t end;         // index behind the last rule of this alternative
-    Decision fallback;  // the decision if no rule matches
-  };
-  const std::vector<Alternative>& alternatives() const { return alternatives_; }
-
  private:
   const Candidates& compile(const OpTraits& op) const;
 
-  std::vector<Rule> rules_;                // with normalised patterns
-  std::vector<Alternative> alternatives_;  // at least one
-  Decision inputs_;                        // for inputs of regions
-  bool stores_;                            // some decision needs a store
+  std::vector<Rule> rules_;  // with normalised patterns
+  Decision fallback_;        // the decision if no rule matches
+  Decision inputs_;          // for inputs of regions
+  bool stores_;              // some decision needs a store
   // Note [Compiled policies]
   // A table over OpTraits::index, filled at the first call of each operator. Readers take no lock.
   // An operator beyond the table's end is looked up under the lock each time.
@@ -109,7 +98,7 @@ class EBB_API RuleDecider : public Decider {
   const std::string& module() const override;
 
  private:
-  Verdict decideWith(const OpTraits& op, const RulePolicy::Candidates& candidates);
+  Verdict decideWith(const RulePolicy::Candidates& candidates);
   bool matchesCall(const RulePolicy::Candidate& candidate);
   uint32_t countCall(const Rule& rule);
 

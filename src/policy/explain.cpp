@@ -71,14 +71,10 @@ std::string explain(const RulePolicy& policy, const std::string& op) {
   std::string text;
   for (const std::string& name : operatorsNamed(normalisedOperatorName(op))) {
     text += name + "\n";
-    const auto candidates = policy.candidatesFor(name);
-    for (const auto& candidate : candidates) {
+    for (const auto& candidate : policy.candidatesFor(name)) {
       const Verdict& verdict = candidate.verdict;
       text +=
           c10::str("  ", nameOf(verdict.decision), " by ", ruleInWords(policy, verdict.rule), "\n");
-      if (candidate.endsAlternative && &candidate != &candidates.back()) {
-        text += "  if that is RECOMPUTE, the next policy of ebb.policies.either decides:\n";
-      }
     }
   }
   text.pop_back();

@@ -148,7 +148,6 @@ EACH_TIME = ebb.Policy(default=ebb.RECOMPUTE_EACH_TIME)
     [
         SAVING,
         EACH_TIME,  # for torch it means RECOMPUTE
-        ebb.policies.either(EACH_TIME, SAVING),
         ebb.policies.recompute_all,
         ebb.policies.save_all,
         ebb.policies.save_matmuls,
@@ -202,19 +201,19 @@ def test_policies_are_values():
 
 def test_pickles_do_not_know_where_policies_are_written():
     rule = ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp")
-    both = ebb.policies.either(ebb.Policy([rule]), ebb.policies.save_all)
+    policy = ebb.Policy([rule], default=ebb.SAVE)
 
     for value in (
         ebb.SAVE,
         rule,
-        both,
+        policy,
         ebb.experimental.PlaceholderError("read"),
         ebb.experimental.PageOverflowError("full"),
     ):
         text = pickle.dumps(value)
         assert b"ebb._" not in text
         assert type(pickle.loads(text)) is type(value)
-    assert pickle.loads(pickle.dumps(both)) == both
+    assert pickle.loads(pickle.dumps(policy)) == policy
 
 
 def test_presets_are_the_policies_with_a_name():

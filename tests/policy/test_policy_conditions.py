@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 
 import fork_server
@@ -238,44 +236,6 @@ def test_zeros_that_are_named_to_be_recomputed_may_still_be_filled(x):
     saved(policy, program, x.detach().requires_grad_())
 
 
-# Policies of policies
-
-
-def test_either_keeps_what_one_of_them_keeps(x):
-    def program(x):
-        return x.sin().cos().sin().sin()
-
-    sin = ebb.Policy({"aten::sin": ebb.SAVE})
-    cos = ebb.Policy({"aten::cos": ebb.SAVE})
-    but_sin = ebb.Policy({"aten::sin": ebb.RECOMPUTE}, default=ebb.SAVE)
-    assert saved(sin, program, x) == 128
-    assert saved(ebb.policies.either(sin, cos), program, x) == 192
-    assert saved(ebb.policies.either(but_sin, sin), program, x) == 192
-    assert saved(ebb.policies.either(sin, but_sin), program, x) == 192
-    assert saved(ebb.policies.either(sin, sin, cos), program, x) == 192
-
-
-def test_either_counts_calls_for_both(x):
-    second = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, every=2)])
-    third = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, every=3)])
-    both = ebb.policies.either(second, third)
-    assert saved(both, lambda x: sines(x, 6).cos(), x) == 4 * 64
-    large = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, min_bytes=65)])
-    assert saved(ebb.policies.either(large, second), lambda x: sines(x, 6).cos(), x) == 3 * 64
-
-
-def test_either_of_policies_is_a_policy_like_others():
-    names = ebb.policies.save_only_these_names("a")
-    both = ebb.policies.either(names, ebb.policies.dots_saveable)
-    assert pickle.loads(pickle.dumps(both)) == both
-    assert hash(copy.deepcopy(both)) == hash(both)
-    assert both != ebb.policies.either(ebb.policies.dots_saveable, names)
-    assert eval(repr(both), {"ebb": ebb, "torch": torch}) == both
-    assert both.default is ebb.RECOMPUTE
-    offloads = ebb.policies.either(names, ebb.policies.offload_inputs)
-    assert offloads.inputs is ebb.OFFLOAD
-
-
 def test_presets_of_JAX():
     weights = torch.randn(4, 4, requires_grad=True)
 
@@ -318,17 +278,14 @@ def test_megatron():
 
 
 def test_explain():
-    policy = ebb.policies.either(
-        ebb.Policy(
-            [
-                ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp.*", every=2, per_module=True),
-                ebb.Rule("aten::addmm", ebb.SAVE),
-                ebb.Rule("*", ebb.OFFLOAD, min_bytes="1KiB", max_bytes=4096, dtype="bfloat16"),
-                ebb.Rule("aten::m*", ebb.SAVE, nth=3),
-                ebb.Rule("aten::mm", ebb.OFFLOAD, name="out"),
-            ]
-        ),
-        ebb.Policy({"aten::mm": ebb.SAVE}),
+    policy = ebb.Policy(
+        [
+            ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp.*", every=2, per_module=True),
+            ebb.Rule("aten::addmm", ebb.SAVE),
+            ebb.Rule("*", ebb.OFFLOAD, min_bytes="1KiB", max_bytes=4096, dtype="bfloat16"),
+            ebb.Rule("aten::m*", ebb.SAVE, nth=3),
+            ebb.Rule("aten::mm", ebb.OFFLOAD, name="out"),
+        ]
     )
     assert policy.explain(torch.ops.aten.mm.default).splitlines() == [
         "aten::mm.default",
@@ -339,8 +296,6 @@ def test_explain():
         "  SAVE by rule 3, 'aten::m*', for call 3 of a region",
         "  OFFLOAD by rule 4, 'aten::mm', with name 'out'",
         "  RECOMPUTE by default",
-        "  if that is RECOMPUTE, the next policy of ebb.policies.either decides:",
-        "  SAVE by rule 5, 'aten::mm'",
     ]
     assert len(policy.explain("aten::mm").splitlines()) > 8  # two overloads
     with pytest.raises(ValueError, match="'aten::mn' matches no registered operator"):

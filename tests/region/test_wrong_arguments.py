@@ -63,8 +63,6 @@ CALLS = [
     (lambda: Rule("aten::mm", SAVE, every=0), ValueError, "every must be from 1"),
     (lambda: Rule("aten::mm", SAVE, every=1.5), TypeError, "every must be an int"),
     (lambda: Rule("aten::mm", SAVE, force=1), TypeError, "force must be a bool"),
-    (lambda: ebb.policies.either(), TypeError, "either needs"),
-    (lambda: ebb.policies.either(3), TypeError, "either needs"),
     (lambda: failing_policy(0), ValueError, "at must be 1 or more; got 0"),
 ]
 

@@ -20,9 +20,7 @@ NAMES = {
     ),
     "ebb.experimental": "PageOverflowError PlaceholderError discard discardable mark_rows paging",
     "ebb.experimental.paging": "found_inf microbatch reset run_step step step_ok",
-    "ebb.policies": (
-        "either offload_inputs recompute_all recompute_collectives save_all save_matmuls"
-    ),
+    "ebb.policies": ("offload_inputs recompute_all recompute_collectives save_all save_matmuls"),
 }
 # Names that other libraries gave to the same thing: torch.utils.checkpoint, JAX, torchtitan,
 # Megatron-Core.

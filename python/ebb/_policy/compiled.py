@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import torch
 
 from ebb import _C
 from ebb._policy.decision import Decision
-from ebb._policy.rule import ANY_SIZE, Part, Rule
+from ebb._policy.rule import ANY_SIZE, Rule
 
 _MOST = 5_000
 _MOST_OF_ONE_OPERATOR = 64  # as kMostCandidates in src/policy/compiled_policy.cpp
@@ -47,22 +46,18 @@ def _check_rules_of_operators(policy: Any) -> None:
     Raises:
         ValueError: too many rules match one operator.
     """
-    rules, parts = policy.rules(), policy.parts()
-    if len(rules) + len(parts) <= _MOST_OF_ONE_OPERATOR:
+    rules = policy.rules()
+    if len(rules) < _MOST_OF_ONE_OPERATOR:
         return
     operators = registered()
     count: Counter[str] = Counter()
-    begin = 0
-    for end, _ in parts:
-        # Operators that no rule without conditions has matched so far.
-        undecided = set().union(*operators.values())
-        for rule in rules[begin:end]:
-            found = undecided.intersection(matching(rule.op, operators))
-            count.update(found)
-            if not _has_condition(rule):
-                undecided -= found
-        count.update(undecided)  # the part's default counts as a rule for these
-        begin = end
+    undecided = set().union(*operators.values())  # no rule without conditions has matched so far
+    for rule in rules:
+        found = undecided.intersection(matching(rule.op, operators))
+        count.update(found)
+        if not _has_condition(rule):
+            undecided -= found
+    count.update(undecided)  # the default counts as a rule for these
     op, most = count.most_common(1)[0]
     if most > _MOST_OF_ONE_OPERATOR:
         raise ValueError(
@@ -96,17 +91,6 @@ def _has_condition(rule: Any) -> bool:
     return bool(on_call or on_result)
 
 
-def checked(compiled: _C.Policy) -> _C.Policy:
-    """Returns `compiled`.
-
-    Raises:
-        ValueError: the policy has too many rules.
-    """
-    check_number(len(compiled.rules()))
-    _check_rules_of_operators(compiled)
-    return compiled
-
-
 def compiled_rules(
     rules: Sequence[Rule], default: Decision, inputs: Decision, late: bool = False
 ) -> _C.Policy:
@@ -124,17 +108,6 @@ def compiled_rules(
     return made
 
 
-def compiled_parts(parts: Sequence[Part], inputs: Decision, late: bool = False) -> _C.Policy:
-    """The inverse of `parts_of`; raises the errors of `compiled_rules`."""
-    made = [compiled_rules(rules, default, inputs, late) for rules, default in parts]
-    return made[0] if len(made) == 1 else checked(functools.reduce(_C.either, made))
-
-
-def parts_of(compiled: _C.Policy) -> tuple[Part, ...]:
-    """Rules and default of each policy that :func:`ebb.policies.either` joined."""
-    ends = [end for end, _ in compiled.parts()]
-    rules = tuple(map(Rule._from_compiled, compiled.rules()))
-    return tuple(
-        (rules[start:end], Decision(default))
-        for start, (end, default) in zip([0, *ends], compiled.parts(), strict=False)
-    )
+def rules_of(compiled: _C.Policy) -> tuple[Rule, ...]:
+    """The rules, in order."""
+    return tuple(map(Rule._from_compiled, compiled.rules()))

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from ebb._policy.decision import RECOMPUTE, Decision
-from ebb._policy.rule import Part, Rule
+from ebb._policy.decision import Decision
+from ebb._policy.rule import Rule
 
 
 class Result(NamedTuple):
@@ -26,8 +26,8 @@ class Result(NamedTuple):
 class Decider:
     """Makes one region's decisions by a policy. Counts calls for rules with ``every``, ``nth``."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+    def __init__(self, rules: Sequence[Rule], default: Decision) -> None:
+        self._rules, self._default = rules, default
         self._calls: Counter[Hashable] = Counter()
 
     def decide(
@@ -51,13 +51,8 @@ class Decider:
         return [self._decide_on(result, is_called) for result in results]
 
     def _decide_on(self, result: Result | None, is_called: Callable[[Rule], bool]) -> Decision:
-        decision = RECOMPUTE
-        for rules, default in self._parts:
-            matching = (r.decision for r in rules if _matches_result(r, result) and is_called(r))
-            found = next(matching, default)
-            if decision is RECOMPUTE:
-                decision = found
-        return decision
+        matching = (r.decision for r in self._rules if _matches_result(r, result) and is_called(r))
+        return next(matching, self._default)
 
     def _matches_call(self, rule: Rule, op: str, modules: tuple[str, ...]) -> bool:
         pattern = str(rule.op)

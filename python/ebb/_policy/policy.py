@@ -13,11 +13,11 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from ebb import _C
-from ebb._policy.compiled import compiled_parts, compiled_rules, parts_of
+from ebb._policy.compiled import compiled_rules, rules_of
 from ebb._policy.decider import Decider
 from ebb._policy.decision import MADE_AGAIN, OFFLOAD, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
-from ebb._policy.rule import Operator, Part, Rule, check_decision, operator_name, qualified_name
+from ebb._policy.rule import Operator, Rule, check_decision, operator_name, qualified_name
 from ebb._policy.text import loaded, parsed, to_toml
 from ebb._support.shown import shown
 
@@ -57,11 +57,9 @@ def _sac_context_fn(compiled: _C.Policy) -> Callable[..., Any]:
     """
 
     def contexts() -> Any:
-        parts = [
-            (tuple(rule for rule in rules if _is_known_to_torch(rule)), default)
-            for rules, default in parts_of(compiled)
-        ]
-        forward, recompute = Decider(parts), Decider(parts)
+        rules = [rule for rule in rules_of(compiled) if _is_known_to_torch(rule)]
+        default = Decision(compiled.fallback())
+        forward, recompute = Decider(rules, default), Decider(rules, default)
 
         def decide(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             decider = recompute if context.is_recompute else forward
@@ -133,8 +131,8 @@ class Policy:
         return policy
 
     @classmethod
-    def _from_parts(cls, parts: tuple[Part, ...], inputs: Decision) -> Policy:
-        return cls._from_compiled(compiled_parts(parts, inputs, late=True))
+    def _from_rules(cls, rules: tuple[Rule, ...], default: Decision, inputs: Decision) -> Policy:
+        return cls._from_compiled(compiled_rules(rules, default, inputs, late=True))
 
     def _take(self, compiled: _C.Policy) -> None:
         self._compiled = compiled
@@ -186,7 +184,7 @@ class Policy:
 
     def to_toml(self) -> str:
         """Return the text of the file that :meth:`save` writes."""
-        return to_toml(self._parts(), self.inputs)
+        return to_toml(self.rules, self.default, self.inputs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as TOML that :meth:`load` reads.
@@ -244,40 +242,32 @@ class Policy:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules, in order, with operator names as ``namespace::name``."""
-        return tuple(map(Rule._from_compiled, self._compiled.rules()))
+        return rules_of(self._compiled)
 
     @property
     def default(self) -> Decision:
         """The decision for operators that no rule matches."""
-        return self._parts()[-1][1]
+        return Decision(self._compiled.fallback())
 
     @property
     def inputs(self) -> Decision:
         """The decision for a region's inputs that have a ``grad_fn``."""
         return Decision(self._compiled.inputs())
 
-    def _parts(self) -> tuple[Part, ...]:
-        """Rules and default of each policy that :func:`ebb.policies.either` joined."""
-        return parts_of(self._compiled)
-
     def __repr__(self) -> str:
         inputs = "" if self.inputs is SAVE else f", inputs=ebb.{self.inputs.name}"
-        parts = [
-            f"ebb.Policy({list(rules)!r}, default=ebb.{default.name}{inputs})"
-            for rules, default in self._parts()
-        ]
-        return parts[0] if len(parts) == 1 else f"ebb.policies.either({', '.join(parts)})"
+        return f"ebb.Policy({list(self.rules)!r}, default=ebb.{self.default.name}{inputs})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Policy):
             return NotImplemented
         return self._key() == other._key()
 
-    def _key(self) -> tuple[Any, Decision]:
-        return (self._parts(), self.inputs)
+    def _key(self) -> tuple[tuple[Rule, ...], Decision, Decision]:
+        return (self.rules, self.default, self.inputs)
 
     def __hash__(self) -> int:
         return hash(self._key())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Policy._from_parts, self._key())
+        return (Policy._from_rules, self._key())

@@ -185,7 +185,3 @@ class Rule:
 
 
 Rule.__module__ = "ebb"  # the name for users and pickles
-
-Part: TypeAlias = "tuple[tuple[Rule, ...], Decision]"
-"""Rules, and the default where none of them matches. If a policy has several parts, the first
-decision that is not RECOMPUTE counts."""

@@ -13,10 +13,10 @@ from itertools import starmap
 from typing import Any
 
 from ebb import _C
-from ebb._policy.compiled import PRESETS, check_number, compiled_parts, compiled_rules, parts_of
+from ebb._policy.compiled import PRESETS, check_number, compiled_rules, rules_of
 from ebb._policy.decision import MADE_AGAIN, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
-from ebb._policy.rule import Part, Rule
+from ebb._policy.rule import Rule
 from ebb._support.shown import clipped, shown
 from ebb._support.sizes import number_of_bytes, whole_number
 
@@ -25,9 +25,8 @@ _RULE_KEYS = (
     "op", "decision", "every", "nth", "per_module", "module", "name", "min_bytes", "max_bytes",
     "dtype", "force",
 )  # fmt: skip
-_PART_KEYS = ("default", "rules")
 _OFFLOAD_KEYS = ("min_bytes", "in_flight_bytes", "prefetch_bytes", "keep_last")
-_POLICY_KEYS = (*_PART_KEYS, "inputs", "preset", "either")
+_POLICY_KEYS = ("default", "rules", "inputs", "preset")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -126,7 +125,8 @@ def _rules(tables: object, at: _At) -> list[Rule]:
 
 def _policy(table: object, at: _At) -> _C.Policy:
     given = at.table(table, _POLICY_KEYS)
-    rules, default = _part(given, at)
+    rules = _rules(given.get("rules", []), at / "rules")
+    default = (at / "default").decision(given.get("default", "recompute"))
     inputs = (at / "inputs").decision(given.get("inputs", "save"))
     if inputs in MADE_AGAIN:
         raise (at / "inputs").error(
@@ -134,34 +134,14 @@ def _policy(table: object, at: _At) -> _C.Policy:
         )
     if "preset" in given:
         base = _preset(given["preset"], at / "preset")
-        if "default" in given or "either" in given:
-            raise at.error("'preset' cannot be combined with 'default' or 'either'")
+        if "default" in given:
+            raise at.error("'preset' cannot be combined with 'default'")
         inputs = inputs if "inputs" in given else Decision(base.inputs())
-        first, *rest = parts_of(base)
-        parts = [((*rules, *first[0]), first[1]), *rest]
-    elif "either" in given:
-        if "default" in given or "rules" in given:
-            raise at.error(
-                "'either' cannot be combined with 'rules' or 'default'; put them into each "
-                "[[either]] table"
-            )
-        parts = [
-            _part((at / "either" / i).table(table, _PART_KEYS), at / "either" / i)
-            for i, table in enumerate((at / "either").array(given["either"]))
-        ]
-        if not parts:
-            raise (at / "either").error("must not be empty")
-    else:
-        parts = [(rules, default)]
+        rules, default = [*rules, *rules_of(base)], Decision(base.fallback())
     try:
-        return compiled_parts(parts, inputs, at.late)
+        return compiled_rules(rules, default, inputs, at.late)
     except (ValueError, NotImplementedError) as error:
         raise at.error(error) from None
-
-
-def _part(given: dict[str, Any], at: _At) -> Part:
-    default = (at / "default").decision(given.get("default", "recompute"))
-    return tuple(_rules(given.get("rules", []), at / "rules")), default
 
 
 def _preset(name: object, at: _At) -> _C.Policy:
@@ -236,17 +216,17 @@ def has_regions(path: str | os.PathLike[str]) -> bool:
 
 
 def regions_to_toml(
-    groups: Iterable[tuple[list[str], tuple[Part, ...], Decision]],
+    groups: Iterable[tuple[list[str], str]],
     offload: Mapping[str, int],
     ahead: bool,
 ) -> str:
-    """See :meth:`ebb.ModulePolicies.save`."""
+    """See :meth:`ebb.ModulePolicies.save`. `groups`: modules, and their policy as TOML."""
     head = "" if ahead else _line("ahead", ahead) + "\n"
     tables = ["[offload]\n" + "".join(starmap(_line, offload.items()))] if offload else []
-    for names, parts, inputs in groups:
+    for names, policy in groups:
         listed = "".join(f"    {json.dumps(name, ensure_ascii=False)},\n" for name in names)
         listed = listed.replace("\x7f", "\\u007f")
-        text = re.sub(r"^\[\[", "[[regions.", to_toml(parts, inputs), flags=re.M)
+        text = re.sub(r"^\[\[", "[[regions.", policy, flags=re.M)
         tables.append(f"[[regions]]\nmodules = [\n{listed}]\n{text}")
     return head + ("\n".join(tables) if tables else "regions = []\n")
 
@@ -270,16 +250,11 @@ def _rule_lines(rule: Rule) -> str:
     return lines
 
 
-def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
+def to_toml(rules: Iterable[Rule], default: Decision, inputs: Decision) -> str:
     """See :meth:`ebb.Policy.to_toml`."""
     text = "" if inputs is SAVE else _line("inputs", inputs)
-    for rules, default in parts:
-        prefix = "either." if len(parts) > 1 else ""
-        text += "\n[[either]]\n" if prefix else ""
-        text += _line("default", default)
-        for rule in rules:
-            text += f"\n[[{prefix}rules]]\n" + _rule_lines(rule)
-    return text.lstrip("\n")
+    text += _line("default", default)
+    return text + "".join("\n[[rules]]\n" + _rule_lines(rule) for rule in rules)
 
 
 def parsed(text: str, late: bool = False) -> _C.Policy:

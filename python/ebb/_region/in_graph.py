@@ -239,7 +239,7 @@ def _decide(nodes: Iterable[torch.fx.Node]) -> None:
         policy_number, name = _entered.get(number, ("", ""))
         if number not in deciders:
             policy = policy_of_number(policy_number)
-            deciders[number] = None if policy is None else Decider(policy._parts())
+            deciders[number] = None if policy is None else Decider(policy.rules, policy.default)
         decider = deciders[number]
         results = _results(node)
         if decider is None or not results or node.target is operator.getitem:

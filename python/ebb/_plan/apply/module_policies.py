@@ -171,7 +171,7 @@ class ModulePolicies:
         Raises:
             OSError: the file cannot be written.
         """
-        groups = ((names, policy._parts(), policy.inputs) for policy, names in self._groups())
+        groups = ((names, policy.to_toml()) for policy, names in self._groups())
         text = _HEAD.format(name=Path(path).name) + regions_to_toml(
             groups, self._settings.offload, self._settings.ahead
         )
