@@ -120,7 +120,7 @@ def settings():
     """The settings of OFFLOAD and of replays ahead, with replays ahead switched on."""
     ahead = ebb.config.to_dict()
     ebb.config.ahead.regions = 1
-    yield lambda: (ebb.config.to_dict(), ebb.config.to_dict())
+    yield ebb.config.to_dict
     ebb.config.update(ahead)
 
 
@@ -133,8 +133,8 @@ def test_settings_end_when_the_model_is_freed(settings):
     before = settings()
     model = nn.Sequential(nn.Linear(2, 2))
     with_settings(model)
-    assert settings()[0]["keep_last"] == 3
-    assert settings()[1]["regions"] == 0
+    assert settings()["offload.keep_last"] == 3
+    assert settings()["ahead.regions"] == 0
 
     del model
 
@@ -159,7 +159,7 @@ def test_settings_of_models_that_are_freed_in_any_order_end(settings):
 
     del first
     handle.remove()
-    assert settings()[0]["keep_last"] == 3
+    assert settings()["offload.keep_last"] == 3
     del second
 
     assert settings() == before
@@ -172,7 +172,7 @@ def test_settings_that_the_program_changes_after_a_model_was_removed_stay(settin
 
     del model
 
-    assert settings()[1]["regions"] == 2
+    assert settings()["ahead.regions"] == 2
 
 
 def test_a_name_that_says_page_does_not_use_page_pools():
