@@ -162,7 +162,7 @@ bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planner.py
 
 # The site in build/site: all pages, and the API from the docstrings. A dead link is an error.
-PAGES := README.md CONTRIBUTING.md CHANGELOG.md docs benchmarks/results tests/mutants/results integration/*/README.md examples/cpp
+PAGES := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs benchmarks/results tests/mutants/results integration/*/README.md examples/cpp
 docs: | $(BIN)/python
 	$(PIP) install --quiet "mkdocs-material==9.8.2" "mkdocstrings[python]==1.0.8"
 	rm -rf build/pages && mkdir -p build/pages

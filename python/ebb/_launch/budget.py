@@ -168,17 +168,20 @@ class Budget(ModelObserver):
             return
         agree = job.phase if isinstance(job.phase, Agree) else None
         offer = None if agree is None else _offer(agree.outcome.measured, job.budget)
+
+        def decide(most: Offer) -> Decided:
+            assert agree is not None  # there is an offer
+            return agree.decide_for(most)
+
         try:
-            is_done, decided = job.ranks.look(
-                offer,
-                job.phase.has_ended,
-                lambda most: agree and agree.decide_for(most),
-                Decided.to_json,
-                Decided.from_json,
+            answer = job.ranks.look(
+                offer, job.phase.has_ended, decide, Decided.to_json, Decided.from_json
             )
+            is_done, decided = answer
         except Exception as error:
             log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)
-            is_done, decided = True, agree and agree.decide(agree.outcome.measured)
+            is_done = True
+            decided = None if agree is None else agree.decide(agree.outcome.measured)
         if is_done:
             job.ranks = None
         if agree is not None and decided is not None:
