@@ -74,12 +74,14 @@ def test_multiprocessing_is_only_asked_for_this_process():
         assert set(used) <= OF_MULTIPROCESSING, path
 
 
-def test_cpp_starts_nothing():
+def test_cpp_starts_nothing_and_writes_only_the_disk_tier():
     sources = [p for p in (ROOT / "src").rglob("*") if p.suffix in (".h", ".cpp", ".cu")]
     assert len(sources) > 100
     for path in sources:
         code = re.sub(r"//.*", "", path.read_text())
         assert re.findall(rf"(?<!->)(?<!\.){IN_CPP}", code) == [], path
+        writes = re.findall(r"\b(ofstream|fstream|fopen|creat|mkos?temp|O_WRONLY|O_RDWR)\b", code)
+        assert writes == ["mkostemp"] * (path.name == "disk.cpp"), path
 
 
 @pytest.mark.parametrize(
