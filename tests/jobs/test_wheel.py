@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 RELEASE = torch.__version__.split("+")[0]
+ON_X86 = platform.machine() == "x86_64"
 NATIVE = f"_native/torch-{RELEASE}"
 
 
@@ -31,7 +33,8 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = (*PIP, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", folder, ROOT)
-    subprocess.run(command, env=os.environ | {"PATH": path, "EBB_TESTING": "0"}, check=True)
+    options = {"EBB_TESTING": "0", "EBB_MANYLINUX": str(int(ON_X86))}  # as `make wheel` does
+    subprocess.run(command, env=os.environ | {"PATH": path} | options, check=True)
     (found,) = folder.glob("torch_ebb-*.whl")
     return found
 
@@ -68,6 +71,38 @@ def test_it_has_nothing_that_only_tests_use(wheel, tmp_path):
     assert {"libebb.so", Path(ebb._C.__file__).name} <= {library.name for library in compiled}
     assert [name for library in compiled for name in names_for_tests(library)] == []
     assert len(names_for_tests(_testing.__file__)) > 20, "nm shows no names"
+
+
+# The newest that RHEL 8 has, which manylinux_2_28 stands for.
+NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (8,)}
+
+
+@pytest.mark.skipif(not ON_X86, reason="EBB_MANYLINUX is for x86-64")
+def test_its_libraries_load_on_systems_as_old_as_those_of_torchs_own_wheels(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path)
+    libraries = list(tmp_path.rglob("*.so"))
+    assert len(libraries) >= 2
+    for library in libraries:
+        used = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
+        needed = re.findall(r"(\S+)@([A-Z]+)_([\d.]+)$", used.stdout, re.M)
+        assert len(needed) > 20
+        for symbol, kind, version in needed:
+            assert tuple(map(int, version.split("."))) <= NEWEST[kind], (library.name, symbol)
+        dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True)
+        assert "libpthread.so.0" in dynamic.stdout  # has these functions on such systems
+
+
+def test_its_metadata_name_the_license_and_the_commit(wheel):
+    packed = zipfile.ZipFile(wheel)
+    (metadata,) = [name for name in packed.namelist() if name.endswith("dist-info/METADATA")]
+    text = packed.read(metadata).decode()
+    assert "\nLicense-Expression: BSD-3-Clause\n" in text
+    assert "\nLicense: " not in text
+    assert "\nClassifier: License ::" not in text
+    assert any(name.endswith("licenses/LICENSE") for name in packed.namelist())
+    commit = packed.read(f"ebb/{NATIVE}/commit.txt").decode().strip()
+    assert re.fullmatch("[0-9a-f]{12}(-dirty)?|unknown", commit)
 
 
 def test_it_asks_for_the_torch_that_it_is_built_against(wheel):

@@ -14,6 +14,7 @@ from ebb._launch.assignment import Assignment
 from ebb._launch.budget_phases import Agree, Ended, Measure, Start, Wait
 from ebb._launch.budgeted import Blocks, is_compiled
 from ebb._launch.budgeted_job import BudgetedJob, Messages, NoPlanError
+from ebb._launch.decided import Decided
 from ebb._launch.memory_limit import Limit
 from ebb._launch.models import ModelObserver
 from ebb._launch.save_all import SaveAll
@@ -167,13 +168,20 @@ class Budget(ModelObserver):
             return
         agree = job.phase if isinstance(job.phase, Agree) else None
         offer = None if agree is None else _offer(agree.outcome.measured, job.budget)
+
+        def decide(most: Offer) -> Decided:
+            assert agree is not None  # there is an offer
+            return agree.decide_for(most)
+
         try:
-            is_done, decided = job.ranks.look(
-                offer, job.phase.has_ended, lambda most: agree and agree.decide_for(most)
+            answer = job.ranks.look(
+                offer, job.phase.has_ended, decide, Decided.to_json, Decided.from_json
             )
+            is_done, decided = answer
         except Exception as error:
             log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)
-            is_done, decided = True, agree and agree.decide(agree.outcome.measured)
+            is_done = True
+            decided = None if agree is None else agree.decide(agree.outcome.measured)
         if is_done:
             job.ranks = None
         if agree is not None and decided is not None:
