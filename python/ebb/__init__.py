@@ -39,6 +39,7 @@ from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.placeholder import PlaceholderError, discard, discardable  # noqa: E402
 from ebb._region.region import region  # noqa: E402
 from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
+from ebb._report.metrics import metrics  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
 from ebb._report.stats import reset_stats, stats  # noqa: E402
@@ -72,6 +73,7 @@ __all__ = [
     "discard",
     "discardable",
     "mark_rows",
+    "metrics",
     "offload",
     "opaque",
     "paging",

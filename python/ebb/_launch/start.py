@@ -10,6 +10,7 @@ from _ebb_switches import is_set
 
 from ebb import _C, ahead, offload, paging
 from ebb._launch import unused_settings
+from ebb._launch.frameworks import report_to
 from ebb._launch.memory_limit import Limit, limit_of
 from ebb._launch.variables import (
     configure_from_file,
@@ -191,6 +192,7 @@ def start() -> None:
     Raises:
         ValueError: a setting is invalid, and EBB_STRICT is set; no error without EBB_STRICT.
     """
+    report_to.offer_ebb()
     given: dict[str, list[str]] = {section: [] for section in _SECTIONS}
     if path := os.environ.get("EBB_CONFIG"):
         for section in configure_from_file(path, _SECTIONS):

@@ -21,7 +21,7 @@ namespace {
 // copy yet, or if an unseen write moved the version before a recorded write made the stash
 // independent of the storage (Home::isPrivate). See Note [Stored values].
 c10::Storage fetchStash(Graph& graph, Value& value, ReplayWatch* watch = nullptr) {
-  RECORD_USER_SCOPE("ebb::reload");
+  RECORD_USER_SCOPE("ebb::reload " + graph.names.front());
   const c10::Storage living = value.home().living();
   if (!living && !value.home().isPrivate() && !value.versions().areUnmoved()) {
     return {};
@@ -71,6 +71,7 @@ class Slice {
 
   // Runs the recipes. Returns false if the watch stopped the replay.
   bool run() {
+    const ReplayTimer timer(watch_ != nullptr);
     RegionCounters counters;
     bool goesOn = true;
     uint16_t region = recipes_.front()->region;
