@@ -278,10 +278,6 @@ def test_a_plan_in_place(measured):
         model(x).backward()
         model.zero_grad()
 
-    run()
-    peak(measured)
-    run()
-    eager = measured.read()
     plan = ebb.plan(model, run, budget="60%")
     with plan.apply(model):
         run()
@@ -293,8 +289,9 @@ def test_a_plan_in_place(measured):
             ages.append(found["ebb/plan_age"])
         with plan.apply(other):
             assert "ebb/plan_age" not in measured.read(), "of which of the two plans?"
+    run()
+    eager = measured.read()
     assert ages == [2, 3, 4]
     assert abs(found["ebb/eager_peak_bytes"] / eager["ebb/peak_bytes"] - 1) < 0.02
     assert found["ebb/peak_bytes"] < 0.9 * eager["ebb/peak_bytes"]
-    assert "ebb/eager_peak_bytes" not in eager
-    assert "ebb/plan_age" not in measured.read()
+    assert not {"ebb/eager_peak_bytes", "ebb/plan_age"} & eager.keys()
