@@ -18,7 +18,7 @@ _checkpoint = library("torchtitan.distributed.activation_checkpoint", "torchtita
 _metrics = library("torchtitan.components.metrics", "torchtitan")
 
 
-class EbbAC(_checkpoint.ActivationCheckpointing):  # type: ignore[misc]
+class EbbAC(_checkpoint.ActivationCheckpointing):  # type: ignore[misc, name-defined]
     """Makes the layers regions, as ``ebb.apply(model, policy, "layers.*")`` does.
 
     Needs no wrapper modules, and no settings ``preserve_rng_state``, ``determinism_check`` and
@@ -26,7 +26,7 @@ class EbbAC(_checkpoint.ActivationCheckpointing):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(_checkpoint.ActivationCheckpointing.Config):  # type: ignore[misc]
+    class Config(_checkpoint.ActivationCheckpointing.Config):  # type: ignore[misc, name-defined]
         policy: str = "torchtitan"
         """A preset's name, a TOML file, or a line such as ``mm:save,default:recompute``."""
 
@@ -44,7 +44,7 @@ class EbbAC(_checkpoint.ActivationCheckpointing):  # type: ignore[misc]
         _metrics.logger.info(f"Applied ebb's policy {text} to {len(names)} blocks")
 
 
-class EbbMetrics(_metrics.MetricsProcessor):  # type: ignore[misc]
+class EbbMetrics(_metrics.MetricsProcessor):  # type: ignore[misc, name-defined]
     """torchtitan's metrics, and those of ebb for the last step.
 
     Attributes:
@@ -52,7 +52,7 @@ class EbbMetrics(_metrics.MetricsProcessor):  # type: ignore[misc]
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(_metrics.MetricsProcessor.Config):  # type: ignore[misc]
+    class Config(_metrics.MetricsProcessor.Config):  # type: ignore[misc, name-defined]
         """As of torchtitan's own class."""
 
     def __init__(self, config: Any, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from ebb.integrations._needs import library
 _trainer_callback = library("transformers.trainer_callback", "transformers")
 
 
-class EbbCallback(_trainer_callback.TrainerCallback):  # type: ignore[misc]
+class EbbCallback(_trainer_callback.TrainerCallback):  # type: ignore[misc, name-defined]
     """Adds the metrics of the last step to each of the Trainer's training logs, and so to all that
     the Trainer reports to: ``Trainer(.., callbacks=[EbbCallback()])``.
 
