@@ -72,6 +72,13 @@ class Slice {
   // Runs the recipes. Returns false if the watch stopped the replay.
   bool run() {
     const ReplayTimer timer(watch_ != nullptr);
+    return runRecipes();
+  }
+
+ private:
+  using Changes = KernelStateGuard::Changes;
+
+  bool runRecipes() {
     RegionCounters counters;
     bool goesOn = true;
     uint16_t region = recipes_.front()->region;
@@ -106,9 +113,6 @@ class Slice {
     pinned_.clear();
     return goesOn;
   }
-
- private:
-  using Changes = KernelStateGuard::Changes;
 
   void add(const c10::intrusive_ptr<Recipe>& recipe) {
     if (recipe->visit != graph_.numbers.visit) {
