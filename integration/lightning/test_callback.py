@@ -156,6 +156,19 @@ def test_several_optimizers_stepped_by_hand():
     ]  # fmt: skip
 
 
+def test_steps_that_are_not_logged_cost_no_call_of_log():
+    logger, callback, calls = Offline(), EbbCallback(), []
+
+    class Counts(Model):
+        def log_dict(self, found, **settings):
+            calls.append(self.trainer.global_step)
+            super().log_dict(found, **settings)
+
+    trained(Counts(), logger, callback, log_every_n_steps=3)
+    assert calls == [3, 6]
+    assert [step for step, entry in logger.logged if "ebb/passes" in entry] == [2, 5]
+
+
 def test_without_a_logger():
     trainer, observer = trained(Model(), False)
     assert trainer.logged_metrics["ebb/passes"] == 1

@@ -57,6 +57,11 @@ class EbbCallback(_callback()):  # type: ignore[misc]
         if self._measured is None or trainer.global_step == self._step:
             return  # the gradients of more batches are accumulated
         self.metrics = self._measured.read()
+        # log_dict takes milliseconds, also at a step that is not logged. Lightning's own callbacks
+        # ask the same; a release without this attribute gets each step.
+        connector = getattr(trainer, "_logger_connector", None)
+        if not getattr(connector, "should_update_logs", True):
+            return
         # Lightning's own conversion to float32 would round bytes.
         pl_module.log_dict(
             {name: torch.tensor(value, dtype=torch.float64) for name, value in self.metrics.items()}
