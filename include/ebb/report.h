@@ -70,6 +70,21 @@ EBB_API Stats stats();
 // Sets the counters to zero, but not the numbers of live recipes, live handles and open regions.
 EBB_API void resetStats();
 
+// Counts since the process started, which resetStats() does not change.
+struct Totals {
+  RegionCounters counters;              // of all regions
+  uint64_t passes = 0;                  // forwards in regions whose backward has begun
+  uint64_t replayNanoseconds = 0;       // host time of replays that backward waited for
+  uint64_t replayAheadNanoseconds = 0;  // host time of other replays
+
+  EBB_FIELDS(Totals, counters, passes, replayNanoseconds, replayAheadNanoseconds)
+};
+
+EBB_API Totals totals();
+
+// From now on, replays are timed. Before the first call, the times of totals() are 0.
+EBB_API void timeReplays();
+
 // A group of similar storages of a step. Each storage counts once.
 struct ReportRow {
   std::string region;          // region that made the storages

@@ -8,10 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from unchanged_script import check
-
-import ebb
 
 pytest.importorskip("lightning")
 
@@ -23,43 +20,6 @@ SCRIPT = Path(__file__).with_name("train.py")
 @pytest.mark.not_sanitized
 def test_unchanged_script():
     check(SCRIPT, "--checkpoint")
-
-
-@pytest.mark.sweep
-def test_a_callback_logs_what_ebb_did(capsys):
-    import lightning
-
-    class Model(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
-
-        def training_step(self, x):
-            return self.layer(x).square().mean()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    class LogEbb(lightning.Callback):
-        def on_train_batch_end(self, trainer, module, *_):
-            module.log_dict(ebb.stats(flat=True))
-
-    model = Model()
-    ebb.apply(model, ebb.policies.recompute_all, "layer")
-    trainer = lightning.Trainer(
-        max_steps=2,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[LogEbb()],
-        barebones=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(model, torch.utils.data.DataLoader(torch.randn(16, 8), batch_size=8))
-
-    assert trainer.logged_metrics["ebb/ops_replayed"] > 0
-    assert trainer.logged_metrics["ebb/bytes_dropped"] > 0
 
 
 SPAWNED = """

@@ -40,6 +40,7 @@ from ebb._region.memory_history import watch as _watch_memory_history  # noqa: E
 from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.region import region  # noqa: E402
 from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
+from ebb._report.metrics import metrics  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
 from ebb._report.stats import reset_stats, stats  # noqa: E402
@@ -68,6 +69,7 @@ __all__ = [
     "config",
     "disable",
     "experimental",
+    "metrics",
     "opaque",
     "plan",
     "policies",

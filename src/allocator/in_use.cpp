@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <vector>
 
 #include "allocator/shortage.h"
 
@@ -156,6 +157,49 @@ struct Counting {
   std::atomic<int> logs{0};
 } counting;
 
+// Bytes since the count began.
+TensorBytes counted(c10::Device device) {
+  if (device.is_cpu()) {
+    return CountingAllocator::get().bytes();
+  }
+  const auto stats = statisticsOf(device);
+  if (!stats) {
+    return {0, 0, true};
+  }
+  const auto& bytes = stats->allocated_bytes[kAll];
+  const auto now = static_cast<size_t>(bytes.current);
+  const auto peak = static_cast<size_t>(bytes.peak);
+  if (peak == counting.peakBefore && counting.logs > 0) {
+    return {now, std::max(now, counting.noted.load()), true};
+  }
+  return {now, peak, peak != counting.peakBefore};
+}
+
+void countAnew(c10::Device device) {
+  if (device.is_cpu()) {
+    CountingAllocator::get().reset();
+  } else if (const auto stats = statisticsOf(device)) {
+    const auto& bytes = stats->allocated_bytes[kAll];
+    counting.peakBefore = static_cast<size_t>(bytes.peak);
+    counting.noted = static_cast<size_t>(bytes.current);
+  }
+}
+
+struct Windows {
+  std::mutex mutex;              // guards `all` and each window
+  std::vector<PeakWindow*> all;  // that exist
+};
+
+Windows& windows() {
+  static auto* instance = new Windows;
+  return *instance;
+}
+
+PeakWindow& windowOfBudget() {
+  static auto* instance = new PeakWindow;
+  return *instance;
+}
+
 }  // namespace
 
 std::atomic<size_t> insteadOfBytesInUse{0};
@@ -196,32 +240,49 @@ std::optional<CacheBytes> cacheBytes(c10::Device device) {
 
 void useCountingAllocator() { CountingAllocator::get(); }
 
-TensorBytes tensorBytes(c10::Device device) {
-  if (device.is_cpu()) {
-    return CountingAllocator::get().bytes();
-  }
-  const auto stats = statisticsOf(device);
-  if (!stats) {
-    return {0, 0, true};
-  }
-  const auto& bytes = stats->allocated_bytes[kAll];
-  const auto now = static_cast<size_t>(bytes.current);
-  const auto peak = static_cast<size_t>(bytes.peak);
-  if (peak == counting.peakBefore && counting.logs > 0) {
-    return {now, std::max(now, counting.noted.load()), true};
-  }
-  return {now, peak, peak != counting.peakBefore};
+PeakWindow::PeakWindow() {
+  std::lock_guard<std::mutex> lock(windows().mutex);
+  windows().all.push_back(this);
 }
 
-void resetMostTensorBytes(c10::Device device) {
-  if (device.is_cpu()) {
-    CountingAllocator::get().reset();
-  } else if (const auto stats = statisticsOf(device)) {
-    const auto& bytes = stats->allocated_bytes[kAll];
-    counting.peakBefore = static_cast<size_t>(bytes.peak);
-    counting.noted = static_cast<size_t>(bytes.current);
+PeakWindow::~PeakWindow() {
+  std::lock_guard<std::mutex> lock(windows().mutex);
+  std::erase(windows().all, this);
+}
+
+void PeakWindow::begin(c10::Device device) {
+  std::lock_guard<std::mutex> lock(windows().mutex);
+  const TensorBytes part = counted(device);
+  for (PeakWindow* window : windows().all) {
+    if (window->device_ == device) {
+      window->add(part);
+    }
+  }
+  device_ = device;
+  exact_ = most_ = 0;
+  countAnew(device);
+}
+
+TensorBytes PeakWindow::read(c10::Device device) const {
+  std::lock_guard<std::mutex> lock(windows().mutex);
+  const TensorBytes part = counted(device);
+  if (device != device_) {
+    return part;
+  }
+  const size_t most = std::max(most_, part.most);
+  return {part.now, most, std::max(exact_, part.isExact ? part.most : 0) == most};
+}
+
+void PeakWindow::add(const TensorBytes& part) {
+  most_ = std::max(most_, part.most);
+  if (part.isExact) {
+    exact_ = std::max(exact_, part.most);
   }
 }
+
+TensorBytes tensorBytes(c10::Device device) { return windowOfBudget().read(device); }
+
+void resetMostTensorBytes(c10::Device device) { windowOfBudget().begin(device); }
 
 void beginNotingAllocations() { ++counting.logs; }
 

@@ -50,10 +50,35 @@ struct TensorBytes {
 // allocation of one fails.
 EBB_API void useCountingAllocator();
 
-// The bytes of tensors on a device; on the CPU, of counted tensors only.
-EBB_API TensorBytes tensorBytes(c10::Device device);
+// Note [Several peaks at a time]
+// A budget, and each reader of metrics, needs the peak since a moment of its own, but ebb's count
+// of the peak has one beginning. When one of them begins anew, the peak so far is added to what the
+// others have, and the count begins anew. So an allocation costs the same for any number of them.
 
-// Begins to count `most`.
+// The peak since begin().
+class EBB_API PeakWindow {
+ public:
+  PeakWindow();
+  ~PeakWindow();
+  PeakWindow(const PeakWindow&) = delete;
+  PeakWindow& operator=(const PeakWindow&) = delete;
+
+  // Begins to count `most`.
+  void begin(c10::Device device);
+  // The bytes of tensors on a device; on the CPU, of counted tensors only.
+  TensorBytes read(c10::Device device) const;
+
+ private:
+  void add(const TensorBytes& part);
+
+  // All members are guarded by the mutex of all windows.
+  c10::Device device_{c10::kCPU};  // of the last begin()
+  size_t exact_ = 0;               // most bytes before the count last began anew, where exact
+  size_t most_ = 0;                // the same, exact or not
+};
+
+// The same for a budget's window.
+EBB_API TensorBytes tensorBytes(c10::Device device);
 EBB_API void resetMostTensorBytes(c10::Device device);
 
 // A memory log begins, or ends, to call noteAllocated() for each allocation.

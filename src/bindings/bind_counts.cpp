@@ -14,6 +14,8 @@ namespace ebb::bindings {
 void bindCounts(py::module_& module) {
   module.def("stats", &stats);
   module.def("reset_stats", &resetStats);
+  module.def("totals", &totals);
+  module.def("time_replays", &timeReplays);
   module.def("report_on_signals", torch::wrap_pybind_function(&reportOnSignals));
   module.def(
       "allow_allocator", torch::wrap_pybind_function(&allowAllocator), py::arg("nbytes"),
@@ -26,6 +28,13 @@ void bindCounts(py::module_& module) {
     return std::tuple(bytes.now, bytes.most, bytes.isExact);
   });
   module.def("reset_most_tensor_bytes", [] { resetMostTensorBytes(deviceInUse()); });
+  py::class_<PeakWindow>(module, "PeakWindow")
+      .def(py::init<>())
+      .def("begin", [](PeakWindow& window) { window.begin(deviceInUse()); })
+      .def("read", [](const PeakWindow& window) {
+        const TensorBytes bytes = window.read(deviceInUse());
+        return std::tuple(bytes.now, bytes.most, bytes.isExact);
+      });
   module.def("begin_process_state_change", torch::wrap_pybind_function(&beginProcessStateChange));
   module.def("end_process_state_change", torch::wrap_pybind_function(&endProcessStateChange));
 }

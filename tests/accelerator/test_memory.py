@@ -8,6 +8,7 @@ import torch
 from device_leaves import needs_captures
 
 from ebb import _C, _testing
+from ebb._report.metrics import Metrics
 
 ANOTHER_CAPTURE, OTHER_ERROR = 906, 710  # CUDA's numbers
 
@@ -60,3 +61,20 @@ def test_a_profile_that_cannot_begin_counts_no_allocations(device):
 
     assert not is_exact
     del small
+
+
+def test_metrics_read_the_allocators_peak_and_never_reset_it(device):
+    first, second = Metrics(), Metrics()
+
+    large = torch.empty(1 << 22, dtype=torch.uint8, device=device)
+    del large
+    found = first.read()["ebb/peak_bytes"]
+    larger = torch.empty(1 << 24, dtype=torch.uint8, device=device)
+    now, most, is_exact = _C.tensor_bytes()
+    del larger
+
+    assert 1 << 22 <= found < 1 << 24 <= most
+    assert second.read()["ebb/peak_bytes"] == first.read()["ebb/peak_bytes"] == most
+    # The allocator's peak is from before, so it is only a limit of the peak since then.
+    assert second.read()["ebb/peak_bytes"] == most
+    assert _C.tensor_bytes() == (now - (1 << 24), most, is_exact)

@@ -17,8 +17,18 @@ from offloading import (
     sine_and_cosine,
 )
 from stand_ins import fake_accelerator
+from torch.profiler import ProfilerActivity, profile
 
 import ebb
+
+
+def test_profilers_see_the_region_of_each_copy(accelerator, x):
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        loss = forward(x, 2, name="layers.3")
+        finish_copies(accelerator)
+        loss.backward()
+    names = {event.name for event in found.events() if event.name.startswith("ebb::")}
+    assert names == {"ebb::offload layers.3", "ebb::reload layers.3"}
 
 
 def test_backward_on_another_stream(accelerator, x):

@@ -288,15 +288,27 @@ def test_backward_in_another_thread_and_a_report_meanwhile():
     assert ebb.report().timeline[-1][1:] == (0, 0)
 
 
-def test_profilers_see_replays():
-    model = blocks(1)
-    with ebb.apply(model, modules="?"):
-        loss = model(torch.randn(8, 16)).sum()
+def test_profilers_see_the_region_of_each_replay():
+    """Also of a region in another one, and of one without a name."""
+    model, x = blocks(3), torch.randn(8, 16, requires_grad=True)
+    with ebb.apply(model, modules="[01]"):
+        hidden = model(x)
+        with ebb.region(name="outer"):
+            hidden = hidden.sin().exp()
+            with ebb.region(name="inner"):
+                hidden = hidden.cos().sin()
+        with ebb.region():
+            loss = hidden.sinh().exp().sum()
         with profile(activities=[ProfilerActivity.CPU]) as found, record_function("backward"):
             loss.backward()
-    assert {"ebb::replay aten::silu.default", "ebb::replay aten::addmm.default"} <= {
-        event.name for event in found.events()
-    }
+
+    names = {event.name for event in found.events() if event.name.startswith("ebb::replay")}
+    for region in "01":
+        assert f"ebb::replay {region} aten::silu.default" in names
+        assert f"ebb::replay {region} aten::addmm.default" in names
+    assert not [name for name in names if name.startswith("ebb::replay 2")]
+    assert {"ebb::replay outer aten::sin.default", "ebb::replay inner aten::cos.default"} <= names
+    assert "ebb::replay region aten::sinh.default" in names
 
 
 @pytest.mark.sweep

@@ -385,11 +385,3 @@ def test_nothing_initialises_the_device(tmp_path):
     done = fork_server.run(["-c", program], timeout=120, cwd=tmp_path, env=os.environ | variables)
     assert done.returncode == 0, done.stderr
     assert "called before" not in done.stderr
-
-
-def test_flat_stats():
-    recorded(ebb.policies.save_matmuls)
-    flat = ebb.stats(flat=True)
-    assert all(isinstance(value, float) for value in flat.values())
-    assert all(key.startswith("ebb/") for key in flat)
-    assert flat["ebb/bytes_saved"] == ebb.stats()["total"]["bytes_saved"]

@@ -25,6 +25,7 @@ FLOORS = (
     ("_plan.choose",),
     ("_plan.apply",),
     ("_plan",),
+    ("integrations",),
     ("_launch",),
     ("__init__",),
     ("__main__", "_ebb_autoload"),
@@ -32,6 +33,9 @@ FLOORS = (
 
 # Imports inside of functions, and why.
 LAZY = {
+    ("ebb._launch.frameworks.report_to", "ebb.integrations.transformers"): (
+        "it imports transformers, and so waits until the program has done that"
+    ),
     ("_ebb_autoload", "ebb"): (
         "runs in each process that imports torch, and imports ebb where a variable asks for it"
     ),

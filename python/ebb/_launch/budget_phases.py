@@ -357,6 +357,7 @@ class Planned(Phase):
         else:
             job.messages.tell(decided.summary)
         if decided.reported is not None:
+            decided.reported.steps = 0
             planned.begins(decided.reported)
             if _C.is_reporting():
                 self.checking = Checking(decided.reported)
@@ -373,6 +374,8 @@ class Planned(Phase):
         self._since += 1
         job, memory = self.job, self.memory
         memory.step_ended()
+        if (reported := self._decided.reported) is not None:
+            reported.limit, reported.steps = memory.limit, (reported.steps or 0) + 1
         if self.checking is not None and not self.checking.step_ended(job.memory.peak):
             self.checking = None
         before, job.sized = job.sized, _C.paging_stats()["recorded_steps"]

@@ -58,7 +58,7 @@ class Decided:
             values["peak"],
             values["plain_peak"],
             values["too_small"],
-            found.settings,
+            found._settings,
             None if reported is None else ReportedPlan.from_json(reported),
         )
 

@@ -11,6 +11,7 @@ from _ebb_switches import is_set
 from ebb import _C
 from ebb._config import config
 from ebb._launch import unused_settings
+from ebb._launch.frameworks import report_to
 from ebb._launch.memory_limit import Limit, limit_of
 from ebb._launch.variables import (
     apply_config,
@@ -177,6 +178,7 @@ def start() -> None:
     Raises:
         ValueError: a setting is invalid, and EBB_STRICT is set; no error without EBB_STRICT.
     """
+    report_to.offer_ebb()
     given = apply_config(os.environ.get("EBB_CONFIG", "").strip())
     if _checked("EBB_AHEAD", _start_ahead, False):
         given["ahead"] = "EBB_AHEAD"

@@ -84,6 +84,11 @@ class PlannedMemory:
         self.was_over, self.is_over = self.is_over, is_over and self._memory.is_exact
 
     @property
+    def limit(self) -> int:
+        """Bytes of tensors within the budget, in a step that begins as the last one did."""
+        return self._memory.began + self._allowed
+
+    @property
     def _allowed(self) -> int:
         if self._beside is None:
             return self._budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ebb import _C
@@ -62,6 +62,9 @@ class ReportedPlan:
         plain: the memory and time without regions.
         passes: forwards and backwards of one step. Other fields of a report describe only the last.
         measured: the measured memory and time; None: no step was measured.
+        limit: the largest number of bytes of tensors that is within the budget, as the last step
+            began; None: unknown.
+        steps: steps that have ended under the plan, if a budget counts them; else None.
 
     Args:
         regions: the names of the plan's regions.
@@ -69,6 +72,8 @@ class ReportedPlan:
     """
 
     measured: Course | None = None
+    limit: int | None = None
+    steps: int | None = None
 
     def __init__(
         self,
@@ -203,6 +208,7 @@ class _InPlace:
     plan: ReportedPlan | None  # None: forgotten
     first: int
     last: int | None = None  # None while the plan is in place
+    passes: int = 0  # `_C.totals()["passes"]` when the plan was put in place
 
 
 _known: list[_InPlace] = []  # replaced, and not changed, because other threads may iterate over it
@@ -221,7 +227,8 @@ def begins(plan: ReportedPlan) -> None:
             if one.plan is not None
             and (one.last is None or any(one.first <= step <= one.last for step, _ in recorded))
         ]
-        _known = [*known, _InPlace(plan, now + ((now, True) in recorded))]
+        first = now + ((now, True) in recorded)
+        _known = [*known, _InPlace(plan, first, passes=int(_C.totals()["passes"]))]
 
 
 def ends(plan: ReportedPlan) -> None:
@@ -243,10 +250,21 @@ def is_in_place(plan: ReportedPlan) -> bool:
     return any(one.plan is plan and one.last is None for one in _known)
 
 
+def only_plan() -> tuple[ReportedPlan, int | None] | None:
+    """The plan in place, and how many steps have ended under it, None if unknown. None if there is
+    no plan, or more than one."""
+    in_place = [one for one in _known if one.plan is not None and one.last is None]
+    if len(in_place) != 1 or (plan := in_place[0].plan) is None:
+        return None
+    if plan.steps is not None or not plan.regions:  # without a region, ebb sees no pass
+        return plan, plan.steps
+    return plan, (int(_C.totals()["passes"]) - in_place[0].passes) // max(1, plan.passes)
+
+
 def steps_are_renumbered() -> None:
     global _known
     with _lock:
-        _known = [_InPlace(one.plan, 0) for one in _known if one.last is None]
+        _known = [replace(one, first=0) for one in _known if one.last is None]
 
 
 def plan_of_step(step: int, regions: Iterable[str]) -> ReportedPlan | None:

@@ -43,9 +43,12 @@ void leaveShare(void*) {
 }
 
 struct Books {
-  std::mutex mutex;                       // guards step
+  std::mutex mutex;                       // guards step and before
   Stats step;                             // counts of the current step
   std::atomic<bool> backwardSeen{false};  // the next outermost region begins a step
+  Totals before;                          // counts of the steps before the current one
+  std::atomic<uint64_t> replayTime{0};    // nanoseconds
+  std::atomic<uint64_t> aheadTime{0};     // nanoseconds
 };
 
 Books& books() { return leaked<Books>(); }
@@ -58,6 +61,12 @@ struct PlugIns {
 
 PlugIns& plugIns() { return leaked<PlugIns>(); }
 
+// Called when the current step ends, under the mutex.
+void addToTotals(Books& shared, bool hadBackward) {
+  shared.before.counters += shared.step.total;
+  shared.before.passes += hadBackward ? 1 : 0;
+}
+
 void tellStepBegins(uint64_t step) {
   for (const auto begins : plugIns().stepBegins) {
     begins(step);
@@ -65,6 +74,8 @@ void tellStepBegins(uint64_t step) {
 }
 
 }  // namespace
+
+std::atomic<bool> replaysAreTimed{false};
 
 LiveCounts& liveCounts() { return tlsShare != nullptr ? *tlsShare : takeShare(); }
 
@@ -94,6 +105,7 @@ void statisticsRegionEntered() {
     if (!shared.backwardSeen.exchange(false)) {
       return;
     }
+    addToTotals(shared, true);
     shared.step.regions.clear();
     shared.step.total = {};
     step = ++shared.step.step;
@@ -140,11 +152,31 @@ Stats stats() {
   return now;
 }
 
+Totals totals() {
+  Books& shared = books();
+  Totals now;
+  {
+    std::lock_guard<std::mutex> lock(shared.mutex);
+    now = shared.before;
+    now.counters += shared.step.total;
+    now.passes += shared.backwardSeen.load() ? 1 : 0;
+  }
+  now.replayNanoseconds = shared.replayTime.load();
+  now.replayAheadNanoseconds = shared.aheadTime.load();
+  return now;
+}
+
+void timeReplays() { replaysAreTimed.store(true); }
+
+void ReplayTimer::add(std::chrono::nanoseconds time) const {
+  (ahead_ ? books().aheadTime : books().replayTime) += static_cast<uint64_t>(time.count());
+}
+
 void resetStats() {
   Books& shared = books();
   {
     std::lock_guard<std::mutex> lock(shared.mutex);
-    shared.backwardSeen.store(false);
+    addToTotals(shared, shared.backwardSeen.exchange(false));
     shared.step = {};
   }
   tellStepBegins(0);

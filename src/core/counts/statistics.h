@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -39,6 +40,35 @@ bool callWhenStepBegins(void (*begins)(uint64_t step));
 
 // From now on `add` adds a plug-in's part to each result of stats(). Returns true, too.
 bool addToStats(void (*add)(Stats& stats));
+
+// Set once the program asks for the time of replays.
+extern std::atomic<bool> replaysAreTimed;
+
+// Times a run of recipes, also if it ends by an exception. Costs one load of memory if replays are
+// not timed.
+class ReplayTimer {
+ public:
+  explicit ReplayTimer(bool ahead) : ahead_(ahead) {
+    if (replaysAreTimed.load(std::memory_order_relaxed)) [[unlikely]] {
+      began_ = Clock::now();
+    }
+  }
+  ReplayTimer(const ReplayTimer&) = delete;
+  ReplayTimer& operator=(const ReplayTimer&) = delete;
+  ~ReplayTimer() {
+    if (began_ != Clock::time_point()) [[unlikely]] {
+      add(Clock::now() - began_);
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void add(std::chrono::nanoseconds time) const;
+
+  const bool ahead_;
+  Clock::time_point began_{};  // zero: not timed
+};
 
 void statisticsBackwardSeen();
 void statisticsDemoted(const std::string& op);

@@ -21,7 +21,7 @@ namespace {
 // copy yet, or if an unseen write moved the version before a recorded write made the stash
 // independent of the storage (Home::isPrivate). See Note [Stored values].
 c10::Storage fetchStash(Graph& graph, Value& value, ReplayWatch* watch = nullptr) {
-  RECORD_USER_SCOPE("ebb::reload");
+  RECORD_USER_SCOPE("ebb::reload " + graph.names.front());
   const c10::Storage living = value.home().living();
   if (!living && !value.home().isPrivate() && !value.versions().areUnmoved()) {
     return {};
@@ -71,6 +71,14 @@ class Slice {
 
   // Runs the recipes. Returns false if the watch stopped the replay.
   bool run() {
+    const ReplayTimer timer(watch_ != nullptr);
+    return runRecipes();
+  }
+
+ private:
+  using Changes = KernelStateGuard::Changes;
+
+  bool runRecipes() {
     RegionCounters counters;
     bool goesOn = true;
     uint16_t region = recipes_.front()->region;
@@ -105,9 +113,6 @@ class Slice {
     pinned_.clear();
     return goesOn;
   }
-
- private:
-  using Changes = KernelStateGuard::Changes;
 
   void add(const c10::intrusive_ptr<Recipe>& recipe) {
     if (recipe->visit != graph_.numbers.visit) {

@@ -46,7 +46,7 @@ class Rerun {
         buffers_(graph, recipe, transient, !ahead) {}
 
   void run() {
-    RECORD_USER_SCOPE("ebb::replay " + recipe_.op.name);
+    RECORD_USER_SCOPE("ebb::replay " + graph_.names[recipe_.region] + " " + recipe_.op.name);
     graph_.observers.tell(&BackwardEvents::willReplay, recipe_, ahead_);
     checkPrecision();
     checkCapture();

@@ -18,7 +18,7 @@ class OffloadStore final : public Store {
   }
 
   StashPtr put(const Context& context, Value& value, const c10::Storage& storage) override {
-    RECORD_USER_SCOPE("ebb::offload");
+    RECORD_USER_SCOPE("ebb::offload " + context.regionName());
     static const std::string kInput = "input";
     const size_t nbytes = value.home().nbytes();
     const auto account =

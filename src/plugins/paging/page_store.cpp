@@ -82,7 +82,7 @@ class PageStore final : public Store {
   bool mayBeChosen(const Value& value) const override { return value.uses().readers() == 0; }
 
   StashPtr put(const Context& context, Value& value, const c10::Storage& storage) override {
-    RECORD_USER_SCOPE("ebb::stash");
+    RECORD_USER_SCOPE("ebb::stash " + context.regionName());
     const size_t nbytes = value.home().nbytes();
     Graph& graph = *context.graph;
     PageGroupPtr& group = pagesOf(graph).group;

@@ -181,7 +181,7 @@ void Paging::bring(PageStash& stash, const c10::Storage& living) {
     stash.pool.reset();
     stash.bytes = living;
   } else if (stash.state == State::Copied) {
-    RECORD_USER_SCOPE("ebb::restore");
+    RECORD_USER_SCOPE("ebb::restore " + stash.group->region);
     takeOver(stash);
     stash.bytes = stash.copyBack();
   } else if (stash.state == State::Resident) {
@@ -290,7 +290,7 @@ void Paging::backwardBegins(PageGroup& group) {
 
 void Paging::startRestoring(PageStash& stash) {
   if (stash.state == State::Paged && stash.isHere()) {
-    RECORD_USER_SCOPE("ebb::restore");
+    RECORD_USER_SCOPE("ebb::restore " + stash.group->region);
     stash.bytes = allocate(stash.nbytes(), stash.kind.device);
     noteMade(stash);
     stash.pool->restore(stash.slot, stash.bytes, stash.fill);

@@ -61,6 +61,7 @@ py::dict fields() {
   found["RegionCounters"] = namesOfFields<RegionCounters>();
   found["TransferCounters"] = namesOfFields<TransferCounters>();
   found["Stats"] = namesOfFields<Stats>();
+  found["Totals"] = namesOfFields<Totals>();
   found["ReportRow"] = namesOfFields<ReportRow>();
   found["ReportValue"] = namesOfFields<ReportValue>();
   found["ReportReplay"] = namesOfFields<ReportReplay>();
