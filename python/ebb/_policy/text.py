@@ -261,24 +261,24 @@ def _line(key: str, value: object) -> str:
     return f"{key} = {text}\n"
 
 
-def _rule_lines(rule: Rule) -> str:
-    lines = _line("op", rule.op) + _line("decision", rule.decision)
+def _rule_line(rule: Rule) -> str:
+    """A rule as an inline table, so that a policy of many rules takes a line for each."""
+    given = {"op": rule.op, "decision": rule.decision}
     for key in _RULE_KEYS[2:]:
         value = getattr(rule, key)
         if value != Rule.__dataclass_fields__[key].default:
-            lines += _line(key, value)
-    return lines
+            given[key] = value
+    return "    { " + ", ".join(_line(*pair).rstrip("\n") for pair in given.items()) + " },\n"
 
 
 def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
     """See :meth:`ebb.Policy.to_toml`."""
     text = "" if inputs is SAVE else _line("inputs", inputs)
     for rules, default in parts:
-        prefix = "either." if len(parts) > 1 else ""
-        text += "\n[[either]]\n" if prefix else ""
+        text += "\n[[either]]\n" if len(parts) > 1 else ""
         text += _line("default", default)
-        for rule in rules:
-            text += f"\n[[{prefix}rules]]\n" + _rule_lines(rule)
+        if rules:
+            text += "rules = [\n" + "".join(map(_rule_line, rules)) + "]\n"
     return text.lstrip("\n")
 
 
