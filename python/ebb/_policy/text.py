@@ -193,7 +193,24 @@ def loaded_regions(
 ) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
     """Returns modules and their policies, the settings of OFFLOAD, and True if replays may run
     ahead. See :meth:`ebb.ModulePolicies.load`. `late`: as for `loaded`."""
-    document, at = _read(path, late)
+    return _regions(*_read(path, late))
+
+
+def policy_of(document: dict[str, Any], name: str) -> _C.Policy:
+    """As `loaded`, of a file that was read before. `name`: of the file, for errors."""
+    return _policy(document, _At(name, late=True))
+
+
+def regions_of(
+    document: dict[str, Any], name: str
+) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
+    """As `loaded_regions`, of a file that was read before. `name`: of the file, for errors."""
+    return _regions(document, _At(name, late=True))
+
+
+def _regions(
+    document: dict[str, Any], at: _At
+) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
     found = []
     known: set[str] = set()
     whole = at.table(document, ("regions", "offload", "ahead"))
@@ -261,14 +278,14 @@ def _line(key: str, value: object) -> str:
     return f"{key} = {text}\n"
 
 
-def _rule_line(rule: Rule) -> str:
+def rule_line(rule: Rule) -> str:
     """A rule as an inline table, so that a policy of many rules takes a line for each."""
     given = {"op": rule.op, "decision": rule.decision}
     for key in _RULE_KEYS[2:]:
         value = getattr(rule, key)
         if value != Rule.__dataclass_fields__[key].default:
             given[key] = value
-    return "    { " + ", ".join(_line(*pair).rstrip("\n") for pair in given.items()) + " },\n"
+    return "{ " + ", ".join(_line(*pair).rstrip("\n") for pair in given.items()) + " }"
 
 
 def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
@@ -278,7 +295,7 @@ def to_toml(parts: tuple[Part, ...], inputs: Decision) -> str:
         text += "\n[[either]]\n" if len(parts) > 1 else ""
         text += _line("default", default)
         if rules:
-            text += "rules = [\n" + "".join(map(_rule_line, rules)) + "]\n"
+            text += "rules = [\n" + "".join(f"    {rule_line(rule)},\n" for rule in rules) + "]\n"
     return text.lstrip("\n")
 
 

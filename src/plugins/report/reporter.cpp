@@ -1,4 +1,5 @@
 // The observer that writes a graph's records into a trace: see Note [The trace of a step].
+#include <ATen/autocast_mode.h>
 #include <ATen/core/TensorBody.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
@@ -58,6 +59,24 @@ struct RegionSpan final : RegionNote {
   const TraceTime entered;
 };
 
+// True if the op is autocast's cast of a weight, which autocast's cache keeps until autocast ends.
+// The conditions are those of at::autocast::cached_cast(). The program's own casts of weights run
+// outside of autocast, or with autocast enabled; autocast's cast runs inside and with it excluded.
+bool isWeightCast(const Call& call, const Arguments& arguments) {
+  if (call.op.name != "aten::_to_copy.default" || arguments.tensors().empty() ||
+      !at::autocast::is_autocast_cache_enabled()) {
+    return false;
+  }
+  const at::Tensor& weight = *arguments.tensors().front().tensor;
+  const bool isWeight = weight.scalar_type() == at::kFloat && weight.requires_grad() &&
+      weight.is_leaf() && !weight.is_view();
+  if (!isWeight || at::autocast::is_autocast_enabled(weight.device().type())) {
+    return false;
+  }
+  at::autocast::increment_nesting();
+  return at::autocast::decrement_nesting() > 0;
+}
+
 // The state of a value before the core releases its references.
 struct Closing {
   RecordRefPtr reference;
@@ -65,6 +84,8 @@ struct Closing {
   c10::weak_intrusive_ptr<c10::StorageImpl> home;
   bool droppable;  // escapedStorage() is not null
 };
+
+const char* const kWeightCast = "weight cast by autocast, whose cache keeps it";
 
 void noteClosed(const Closing& last) {
   const auto value = last.value.lock();
@@ -83,6 +104,9 @@ void noteClosed(const Closing& last) {
       record.fate = record.reason != nullptr ? Fate::Kept : Fate::Saved;
     } else if (lives) {
       record.fate = escaped ? Fate::Escaped : Fate::Result;
+    }
+    if (record.fate == Fate::Escaped && record.use.isWeightCast) {
+      record.reason = kWeightCast;
     }
   });
 }
@@ -116,6 +140,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   void willRun(
       const Context& context, ValueMap& values, const Call& call, const Arguments& arguments,
       bool replayable) override {
+    castsWeight_ = isWeightCast(call, arguments);
     if (!trace_->isProfile()) {
       return;
     }
@@ -166,6 +191,9 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     record.memory.nbytes = value.home().nbytes();
     record.memory.address = value.home().address();
     record.use.isActivation = !value.facts().madeHere && isActivation(made.tensor);
+    record.use.isWeightCast = castsWeight_ && value.facts().madeHere &&
+        made.tensor.scalar_type() ==
+            at::autocast::get_autocast_dtype(made.tensor.device().type());
     record.stack = trace_->isProfile() ? nullptr
                                        : torch::CapturedTraceback::gather(
                                              /*python=*/true, /*script=*/false, /*cpp=*/false);
@@ -291,6 +319,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 
   const StepTracePtr trace_;
   const uint64_t number_;               // of the graph, in the trace
+  bool castsWeight_ = false;            // the op that runs is autocast's cast of a weight
   std::optional<OperatorRecord> call_;  // of a profile: the op that runs
   std::vector<Closing> closing_;        // between closes() and closed()
 };
