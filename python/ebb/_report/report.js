@@ -198,7 +198,7 @@ function phases(all, end, x) {
   const backward = found("backward").filter(span => names.has(span.name));
   backward.forEach((span, i) => { span.to = i + 1 < backward.length ? backward[i + 1].from : span.to; });
   const ends = Math.max(0, ...backward.map(span => span.to));
-  const rest = ends && x(end) > x(ends) + 70 ? `<text class="strong" x="${x(ends) + 4}" y="${top - 8}">optimizer</text>` +
+  const rest = ends && end > ends && frame.right > x(ends) + 70 ? `<text class="strong" x="${x(ends) + 4}" y="${top - 8}">optimizer</text>` +
     `<line x1="${x(ends)}" x2="${x(ends)}" y1="${top - 18}" y2="${bottom}" stroke="var(--line)"/>` : "";
   return rest + [["forward", forward], ["backward", backward]].map(([phase, spans]) => {
     if (!spans.length) return "";

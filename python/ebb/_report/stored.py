@@ -50,7 +50,7 @@ def _tuples(lists: Iterable[Iterable[Any]]) -> tuple[tuple[Any, ...], ...]:
     return tuple(map(tuple, lists))
 
 
-_NUMBERS = {"int": int, "float": (int, float)}
+_NUMBERS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float)}
 
 
 def _row(given: Mapping[str, Any], stacks: list[tuple[str, ...]]) -> Row:

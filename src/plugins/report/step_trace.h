@@ -75,7 +75,7 @@ struct LineUse {
   bool packed = false;              // by autograd
   bool wasRead = false;             // input of a replay in a report
   bool isActivation = false;        // see isActivation() in record/keeper.h
-  bool isWeightCast = false;        // made by autocast from a weight
+  bool isWeightCast = false;        // may be autocast's cast of a weight
   uint32_t handlesWithStorage = 0;  // from outside: number of autograd's handles with the storage
   uint32_t node = 0;                // number of the backward node that unpacked it first
 };
