@@ -103,6 +103,18 @@ def test_a_file_that_is_no_report_is_an_error_and_writes_nothing(tmp_path, capsy
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.parametrize(
+    "path", [("budget",), ("predicted", "peak"), ("points", 0, "cuts", 0, "count")]
+)
+def test_a_plan_has_numbers(tmp_path, path):
+    document = json.loads(json.dumps(under_a_plan().to_dict()))
+    changed(document["plan"], *path, to="<img src=x>")
+    (tmp_path / "run.json").write_text(json.dumps(document))
+
+    with pytest.raises(ValueError, match=f"{path[-1]} of a plan is '<img src=x>'"):
+        ebb.Report.load(tmp_path / "run.json")
+
+
 @pytest.mark.parametrize("text", ["", "<!doctype html>", "[]", "{}", '{"step": 1', "\udcff"])
 def test_other_files_are_an_error(tmp_path, capsys, text):
     file = tmp_path / "run.json"

@@ -112,9 +112,9 @@ def test_an_autocast_inside_of_the_region_is_seen():
             self.inner = Inside()
 
         def forward(self, x):
-            with torch.autocast("cpu", enabled=False):  # keeps the cache until the region has ended
-                with ebb.region(ebb.policies.recompute_all):
-                    return self.inner(x)
+            # the outer autocast keeps the cache until the region has ended
+            with torch.autocast("cpu", enabled=False), ebb.region(ebb.policies.recompute_all):
+                return self.inner(x)
 
     model = Outer()
     with ebb.record_reports():

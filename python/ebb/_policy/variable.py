@@ -8,6 +8,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from _ebb_switches import is_set
+
 from ebb import _C
 from ebb._policy.compiled import PRESETS, parts_of
 from ebb._policy.decision import Decision
@@ -49,9 +51,9 @@ class JobPolicy:
     def of_variables() -> JobPolicy | None:
         """None if EBB is not set, if EBB_BUDGET replaces its policy, or if its file cannot be
         read."""
-        text = os.environ.get("EBB", "").strip()
-        if text in ("", "0") or os.environ.get("EBB_BUDGET", "").strip():
+        if not is_set("EBB") or os.environ.get("EBB_BUDGET", "").strip():
             return None
+        text = os.environ["EBB"]
         try:
             return JobPolicy(_contents(text) if is_file(text) else text, is_file(text))
         except (OSError, ValueError):

@@ -32,7 +32,6 @@ def render(arguments: list[str]) -> int:
         output = Path(options.output or Path(options.file).with_suffix(".html"))
         report.save(output)
     except (OSError, ValueError) as error:
-        text = str(error)
-        parser.exit(1, f"{text if text.startswith('ebb: ') else f'ebb: {text}'}\n")
+        parser.exit(1, f"ebb: {str(error).removeprefix('ebb: ')}\n")
     print(output)
     return 0

@@ -16,7 +16,7 @@ const layers = row => row.layers > 1 ? where(row) + " ×" + row.layers : where(r
 const why = row => ["kept", "copied", "escaped"].includes(row.fate) && row.reason || row.rule || row.reason;
 const colour = fate => `var(--${fate})`;
 const chip = fate => `<span class="chip" style="background:${colour(fate)}" title="${escaped(report.fates[fate])}">${escaped(fate)}</span>`;
-const shapeOf = row => `${row.shape.join("×") || "scalar"} ${row.dtype}`;
+const shapeOf = row => `${row.shape.map(n => n < 0 ? "*" : n).join("×") || "scalar"} ${row.dtype}`;
 const fileOf = source => source.replace(/^.*[\/\\]/, "");
 const stackOf = row => report.stacks[row.stack];
 const sourceOf = row => (stackOf(row)[0] || "").replace(/ in [^ ]*$/, "");
@@ -232,8 +232,8 @@ function advice() {
   $("advice-how").onclick = event => {
     const text = event.target.tagName === "BUTTON" && event.target.nextElementSibling;
     if (!text) return;
-    getSelection().selectAllChildren(text);  // where a page may not write to the clipboard, one key copies
-    if (navigator.clipboard) navigator.clipboard.writeText(text.textContent).then(() => { event.target.textContent = "copied"; }, () => {});
+    getSelection().selectAllChildren(text);  // navigator.clipboard is missing in pages without https
+    if (document.execCommand("copy")) event.target.textContent = "copied";
   };
   if (report.advice.length) show(report.advice[0]);
 }
@@ -303,12 +303,12 @@ function planCurve(plan) {
 
 function planCuts(plan, shown) {
   const each = (found, words) => Object.entries(found).map(([op, what]) => `${escaped(op)} ${words(what)}`).join(", ");
-  $("plan-cuts").innerHTML = shown.cuts.map(cut => `<tr><td class="wide names">${escaped(cut.modules)}</td><td class="number">${cut.count}</td>` +
+  $("plan-cuts").innerHTML = shown.cuts.map(cut => `<tr><td class="wide names">${escaped(cut.modules)}</td><td class="number">${escaped(cut.count)}</td>` +
     `<td class="number">${size(cut.held)}</td><td class="number">${cut.added.toFixed(2)} ms</td>` +
     `<td class="wide">${cut.is_region ? each(cut.kept, size) || "nothing" : "everything (left eager)"}</td>` +
     `<td class="wide">${each(cut.away, size) || "nothing"}</td>` +
     `<td class="wide">${Object.entries(cut.again).map(([op, what]) => `${escaped(op)} (${what.bytes ? size(what.bytes) + " freed, " : ""}` +
-      `${what.duration.toFixed(2)} ms${cut.often[op] ? `, ${cut.often[op]} times` : ""})`).join(", ") || "nothing"}</td></tr>`).join("");
+      `${what.duration.toFixed(2)} ms${cut.often[op] ? `, ${escaped(cut.often[op])} times` : ""})`).join(", ") || "nothing"}</td></tr>`).join("");
   for (const circle of $("plan-curve").querySelectorAll(".point"))
     circle.setAttribute("stroke", plan.points[circle.dataset.point] === shown ? "var(--ink)" : "none");
 }
@@ -389,15 +389,15 @@ const columns = [
   ["count", row => row.count, row => row.count, "number"],
   ["fate", row => row.fate, row => chip(row.fate)],
   ["operator", row => row.op, row => `<code>${cell(short(row.op), 30)}</code>`],
-  ["shape", row => row.shape.join("×"), row => cell(shapeOf(row), 26)],
+  ["shape", shapeOf, row => cell(shapeOf(row), 26)],
   ["module or region", where, row => cell(layers(row), 30)],
   ["line", sourceOf, row => cell(fileOf(sourceOf(row)), 24)],
   ["replays", row => row.replays, row => row.replays || "", "number"],
   ["replay ms", row => row.replay_seconds, row => milliseconds(row.replay_seconds), "number"],
   ["rule or reason", why, row => escaped(why(row)), "wide"]];
 const words = new Map();  // for each row, the text in which the filter searches
-const wordsOf = row => words.get(row) || words.set(row, [row.op, layers(row), row.region, row.fate, row.dtype,
-  row.shape.join("×"), sourceOf(row), row.rule, row.reason].join(" ").toLowerCase()).get(row);
+const wordsOf = row => words.get(row) || words.set(row, [row.op, layers(row), row.region, row.fate,
+  shapeOf(row), sourceOf(row), row.rule, row.reason].join(" ").toLowerCase()).get(row);
 let sortBy = 0, descending = true, found = [], written = 0;
 
 function table() {

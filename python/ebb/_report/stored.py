@@ -70,7 +70,20 @@ def _course(given: Mapping[str, Any]) -> Course:
     return Course(**{**given, **{key: _tuples(given[key]) for key in ("timeline", "spans")}})
 
 
+def _check_numbers(value: object, key: str = "") -> None:
+    """Checks that all of a plan but names are numbers."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_numbers(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_numbers(inner, key)
+    elif isinstance(value, str) and key not in ("modules", "spans"):
+        raise TypeError(f"{key} of a plan is {shown(value)}")
+
+
 def _plan(given: Mapping[str, Any]) -> ReportedPlan:
+    _check_numbers(given)
     points = tuple(map(_point, given["points"]))
     predicted, plain = _course(given["predicted"]), _course(given["plain"])
     plan = ReportedPlan(given["budget"], predicted, plain, (), lambda: points, given["passes"])

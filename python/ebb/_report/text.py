@@ -95,7 +95,7 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def cells(row: Row) -> list[str]:
     where = row.where + (f" x{row.layers}" if row.layers > 1 else "")
-    shape = "x".join(str(n) for n in row.shape) or "scalar"
+    shape = "x".join("*" if n < 0 else str(n) for n in row.shape) or "scalar"
     is_against = row.fate in ("kept", "copied", "escaped")  # else the rule says why
     why = (row.reason if is_against or not row.rule else "") or row.rule
     return [
