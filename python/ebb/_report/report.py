@@ -208,10 +208,10 @@ def headline(report: Report) -> str:
     step, plan = f"forward and backward {report.step}", report.plan
     if plan is None:
         return f"{step}: {_saving(report)}"
-    measured = plan.measured is not None and plan.measured.peak is not None
-    peak = plan.measured.peak if plan.measured and measured else plan.predicted.peak
-    peaks = f"{'measured' if measured else 'predicted'} peak {size(peak or 0)}"
-    return f"{step}, under a plan: {peaks}; {_times(plan.plain.peak or 0, peak or 0)}"
+    measured = plan.measured and plan.measured.peak
+    kind, peak = ("measured", measured) if measured else ("predicted", plan.predicted.peak or 0)
+    times = _times(plan.plain.peak or 0, peak)
+    return f"{step}, under a plan: {kind} peak {size(peak)}; {times}"
 
 
 def _saving(report: Report) -> str:
