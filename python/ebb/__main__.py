@@ -1,4 +1,5 @@
-"""``python -m ebb --version [--verbose]`` and ``python -m ebb [options] script.py arguments``."""
+"""``python -m ebb --version [--verbose]``, ``python -m ebb [options] script.py arguments``, and
+``python -m ebb report run.json``."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from ebb import _C
 from ebb._launch import takeover
 from ebb._launch.listing import Listing
 from ebb._launch.start import policy_from, read_budget_or_limit, start
+from ebb._report.command import render
 from ebb._support.shown import clipped
 
 
@@ -39,7 +41,14 @@ def describe() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ebb", description=ebb.__doc__.splitlines()[0])
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["report"]:
+        return render(given[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m ebb",
+        description=ebb.__doc__.splitlines()[0],
+        epilog="python -m ebb report run.json renders a report that was saved as JSON.",
+    )
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument(
         "--verbose",
@@ -76,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")
     parser.add_argument("script", nargs="?", help="the program to run with ebb")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     if options.version:
         print(describe() if options.verbose else f"ebb {ebb.__version__}")
         return 0

@@ -344,3 +344,29 @@ def test_a_kept_result_names_the_rule_that_decided():
     assert sine.rule == "rule 0, 'aten::sin'"
     assert "ebb.opaque" in sine.reason
     assert report.idle_rules == ()
+
+
+def test_experts_with_other_numbers_of_rows_share_a_row():
+    """A router gives each expert rows of its own; widths stay apart."""
+    experts = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+    wide = torch.nn.ModuleList(torch.nn.Linear(16, 16 * n) for n in (1, 2))
+    model = torch.nn.ModuleDict({"experts": experts, "wide": wide})
+    x = torch.randn(10, 16)
+    with ebb.record_reports(), ebb.region(ebb.policies.recompute_all, root=model):
+        parts = [expert(x[: n + 1]).sin().exp() for n, expert in enumerate(experts)]
+        parts += [one(x).sin().exp() for one in wide]
+        loss = sum(part.sum() for part in parts)
+    loss.backward()
+    report = ebb.report()
+
+    rows = [row for row in report.collapsed() if row.op == "aten::addmm.default"]
+
+    assert {row.where: (row.shape, row.layers) for row in rows} == {
+        "experts.0-3": ((-1, 16), 4),
+        "wide.0": ((10, 16), 1),
+        "wide.1": ((10, 32), 1),
+    }
+    of_experts = next(row for row in rows if row.layers == 4)
+    assert of_experts.bytes == sum(4 * 16 * (n + 1) for n in range(4))
+    assert "*x16 float32" in str(report)
+    assert sum(row.bytes for row in report.collapsed()) == sum(row.bytes for row in report.rows)

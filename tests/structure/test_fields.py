@@ -75,7 +75,7 @@ def test_settings_have_a_docstring(section):
 def test_rows_and_reports_have_the_fields_of_their_tables():
     for kind, fields in (
         (Row, FIELDS["ReportRow"] | {"layers"}),
-        (ebb.Report, FIELDS["Report"] | {"plan"}),
+        (ebb.Report, FIELDS["Report"] | {"plan", "policy"}),
         (ebb.Profile, FIELDS["Profile"]),
         (Operator, FIELDS["ProfileOperator"]),
         (Value, FIELDS["ProfileValue"]),
@@ -101,7 +101,7 @@ def test_the_page_of_reports_has_all_fields():
     rows, reports = fields.split("\nA report: ")
     explained = re.findall(r"^\* (`.+?`):", rows, re.M)
     assert set(re.findall(r"`(\w+)`", " ".join(explained))) == FIELDS["ReportRow"] | {"layers"}
-    assert FIELDS["Report"] | {"plan"} <= set(re.findall(r"`(\w+)`", reports))
+    assert FIELDS["Report"] | {"plan", "policy"} <= set(re.findall(r"`(\w+)`", reports))
 
 
 def test_the_page_of_reports_has_all_fields_of_a_plan():

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # a folder of the planner, or a module at the top.
 FLOORS = (
     ("_C", "_ebb_switches", "_find_native", "_support"),
-    ("_policy", "_report"),
+    ("_policy",),
+    ("_report",),
     ("policies",),
     ("_region",),
     ("_config", "experimental"),

@@ -21,16 +21,15 @@ from ebb._launch.variables import (
 )
 from ebb._plan.apply.module_policies import ModulePolicies
 from ebb._plan.choose.memory_budget import read_budget
-from ebb._policy.compiled import PRESETS
 from ebb._policy.policy import Policy
 from ebb._policy.text import has_regions, loaded, parsed
+from ebb._policy.variable import ON, is_file
 from ebb._report import files
 from ebb._support.job import print_once
 from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
 _T = TypeVar("_T")
-_ON = ("1", "true", "yes", "on")  # values of EBB that mean `recompute_all`
 _NO_GLOBS = ("auto", "none")
 
 
@@ -43,15 +42,6 @@ def _tell_of_modules_alone() -> None:
         )
 
 
-def _is_file(text: str) -> bool:
-    """True if EBB's value is a file. Names and rules take precedence over a file of that name: a
-    mistyped redirection such as ``2>1`` creates a file that is called ``1``."""
-    if os.sep in text or text.endswith((".toml", ".json")):
-        return True
-    is_name = text.lower() in _ON or text in PRESETS or ":" in text
-    return not is_name and os.path.isfile(text)
-
-
 def policy_from(text: str) -> Policy:
     """The policy that EBB names.
 
@@ -59,9 +49,9 @@ def policy_from(text: str) -> Policy:
         OSError: the file cannot be read.
         ValueError: the text is no policy.
     """
-    if text.lower() in _ON:
+    if text.lower() in ON:
         return recompute_all
-    read = loaded if _is_file(text) else parsed
+    read = loaded if is_file(text) else parsed
     return Policy._from_compiled(read(text, late=True))
 
 
@@ -148,7 +138,7 @@ def _take_over() -> None:
     try:
         from ebb._launch import takeover
 
-        if text and _is_file(text) and has_regions(text):
+        if text and is_file(text) and has_regions(text):
             names_them = f"the file of EBB={clipped(text)} lists the modules and their policies"
             if globs:
                 warn_value_ignored("EBB_MODULES", names_them)

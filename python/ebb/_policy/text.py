@@ -182,6 +182,16 @@ def parsed_regions(text: str, name: str, late: bool = False) -> Regions:
     return _regions(tomllib.loads(text), _At(name, late=late))
 
 
+def policy_of(document: dict[str, Any], name: str) -> _C.Policy:
+    """As `loaded`, of a file that was read before. `name`: of the file, for errors."""
+    return _policy(document, _At(name, late=True))
+
+
+def regions_of(document: dict[str, Any], name: str) -> Regions:
+    """As `loaded_regions`, of a file that was read before. `name`: of the file, for errors."""
+    return _regions(document, _At(name, late=True))
+
+
 def _regions(document: dict[str, Any], at: _At) -> Regions:
     found = []
     known: set[str] = set()
@@ -252,20 +262,22 @@ def _line(key: str, value: object) -> str:
     return f"{key} = {text}\n"
 
 
-def _rule_lines(rule: Rule) -> str:
-    lines = _line("op", rule.op) + _line("decision", rule.decision)
+def rule_line(rule: Rule) -> str:
+    """A rule as an inline table, so that a policy of many rules takes a line for each."""
+    given = {"op": rule.op, "decision": rule.decision}
     for key in _RULE_KEYS[2:]:
         value = getattr(rule, key)
         if value != Rule.__dataclass_fields__[key].default:
-            lines += _line(key, value)
-    return lines
+            given[key] = value
+    return "{ " + ", ".join(_line(*pair).rstrip("\n") for pair in given.items()) + " }"
 
 
 def to_toml(rules: Iterable[Rule], default: Decision, inputs: Decision) -> str:
     """See :meth:`ebb.Policy.to_toml`."""
     text = "" if inputs is SAVE else _line("inputs", inputs)
     text += _line("default", default)
-    return text + "".join("\n[[rules]]\n" + _rule_lines(rule) for rule in rules)
+    lines = "".join(f"    {rule_line(rule)},\n" for rule in rules)
+    return text + (f"rules = [\n{lines}]\n" if lines else "")
 
 
 def parsed(text: str, late: bool = False) -> _C.Policy:

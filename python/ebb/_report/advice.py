@@ -3,12 +3,16 @@ step."""
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from ebb._policy.decision import SAVE
+from ebb._policy.rule import Rule
+from ebb._policy.variable import JobPolicy
 from ebb._report.rows import Row
 from ebb._support.names import in_ranges, template
 
@@ -29,6 +33,9 @@ class Advice:
         source: the line of the program that called the operator.
         seconds: approximate reduction of a step's time.
         bytes: additional bytes that are resident when the regions end.
+        variable: the assignment that adds the rule to the policy of the job's variables, as a shell
+            takes it, such as ``"EBB=policy.toml"``; empty if the policy is not from EBB.
+        file: contents for the file that ``variable`` names; empty if it names none.
     """
 
     op: str
@@ -38,6 +45,8 @@ class Advice:
     source: str
     seconds: float
     bytes: int
+    variable: str = ""
+    file: str = ""
 
     @property
     def rule(self) -> str:
@@ -48,15 +57,17 @@ class Advice:
 
 class Replays:
     """Finds the replays that a step would not need if its policy saved more, from a report's rows,
-    values and replays."""
+    values and replays. `policy`: of the job's variables."""
 
     def __init__(
         self,
         rows: Sequence[Row],
         values: Sequence[tuple[int, int, bool]],
         replays: Sequence[tuple[Sequence[int], Sequence[int], float]],
+        policy: JobPolicy | None = None,
     ) -> None:
         self._rows, self._values, self._replays = rows, values, replays
+        self._policy = policy
         self._counted = {row.op for row in rows if " call" in row.rule}
         self._seconds = self._typical_seconds()
         self._readers = Counter(value for inputs, _, _ in replays for value in set(inputs))
@@ -113,7 +124,17 @@ class Replays:
             return None
         where = list(dict.fromkeys(row.where for row in rows if row.replays))
         names = ", ".join(in_ranges(where))
-        return Advice(op, glob, names, len(where), group[0].source, seconds, nbytes)
+        source, variable = group[0].source, self._variable(op, glob)
+        return Advice(op, glob, names, len(where), source, seconds, nbytes, *variable)
+
+    def _variable(self, op: str, glob: str) -> tuple[str, str]:
+        try:
+            if self._policy is not None:
+                value, file = self._policy.with_first(Rule(op, SAVE, module=glob or None))
+                return f"EBB={shlex.quote(value)}", file
+        except ValueError:  # the job was told that EBB is invalid, and its regions are its own
+            pass
+        return "", ""
 
     def _change(self, saved: set[int]) -> tuple[float, int]:
         """Seconds of the replays that are no longer needed, and additional resident bytes."""

@@ -19,6 +19,7 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb import _C
+from ebb._policy.variable import JobPolicy
 from ebb._report.recording import record_reports
 from ebb._report.report import check_path, headline, latest, reports
 from ebb._support.job import is_first, is_launcher, label
@@ -63,6 +64,7 @@ def start(report: str, steps: int = 0) -> None:
     """
     stop()
     record_reports(1)
+    JobPolicy.of_variables()  # reads the file of EBB before the program may change directories
     files = _Files(Path(report))
     atexit.register(files.at_exit)
     _undo.callback(atexit.unregister, files.at_exit)

@@ -22,6 +22,9 @@ class Course:
     # Milliseconds since the step began, and bytes from then on. A long timeline is thinned but
     # keeps its highest points.
     timeline: tuple[tuple[float, int], ...] = field(repr=False, default=())
+    # When regions run forward and backward: "region" or "backward", the region's name, and start
+    # and duration in milliseconds.
+    spans: tuple[tuple[str, str, float, float], ...] = field(repr=False, default=())
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ const milliseconds = seconds => seconds ? (seconds * 1e3).toFixed(2) : "";
 const short = op => op.replace(/^aten::/, "").replace(/\.default$/, "");
 const where = row => row.module || row.region;
 const layers = row => row.layers > 1 ? where(row) + " ×" + row.layers : where(row);
-const why = row => ["kept", "copied"].includes(row.fate) ? row.reason : row.rule;
+const why = row => ["kept", "copied", "escaped"].includes(row.fate) && row.reason || row.rule || row.reason;
 const colour = fate => `var(--${fate})`;
+const chip = fate => `<span class="chip" style="background:${colour(fate)}" title="${escaped(report.fates[fate])}">${escaped(fate)}</span>`;
+const shapeOf = row => `${row.shape.map(n => n < 0 ? "*" : n).join("×") || "scalar"} ${row.dtype}`;
 const fileOf = source => source.replace(/^.*[\/\\]/, "");
 const stackOf = row => report.stacks[row.stack];
 const sourceOf = row => (stackOf(row)[0] || "").replace(/ in [^ ]*$/, "");
@@ -49,16 +51,21 @@ const outcomes = { in_time: "replayed ahead in time", late: "replayed ahead late
   held: "not freed", stopped: "replayed ahead in part" };
 
 function figures() {
-  const all = [[size(report.peak_held), "peak saved for backward"], [size(report.peak_eager), "in eager"]];
-  if (report.peak_held) all.push([(report.peak_eager / report.peak_held).toFixed(1) + "×", "less memory"]);
+  const { plan } = report, course = plan && plan.measured && plan.measured.peak !== null ? plan.measured : plan && plan.predicted;
+  const [peak, eager] = plan ? [course.peak, plan.plain.peak] : [report.peak_held, report.peak_eager];
+  const all = [[size(peak), plan ? `peak of the step, ${course === plan.measured ? "measured" : "predicted"}` : "peak saved for backward"],
+    [size(eager), plan ? "in eager, predicted" : "in eager"]];
+  if (peak) all.push([(eager / peak).toFixed(1) + "×", "less memory"]);
+  if (plan && plan.plain.duration) all.push([signed(plan.predicted.duration / plan.plain.duration - 1), "time, predicted"]);
   all.push([sum(report.rows, "replays"), "results recomputed"],
     [milliseconds(sum(report.rows, "replay_seconds")) + " ms", "spent recomputing (host time)"]);
   const ahead = sum(report.rows, "ahead_seconds");
   if (ahead) all.push([milliseconds(ahead) + " ms", "of that, ahead of backward"]);
   for (const [fate, count] of Object.entries(report.ahead))
     if (count) all.push([count, "regions " + outcomes[fate]]);
-  $("title").textContent = "ebb: forward and backward " + report.step;
-  $("headline").textContent = "Each storage is counted once. Sizes are storage sizes; times are host times.";
+  $("title").textContent = `ebb: forward and backward ${report.step}` + (plan ? ", under a plan" : "");
+  $("headline").textContent = (plan ? "The first figures are those of a whole step under the plan, as in the picture below. " +
+    `All else describes forward and backward ${report.step}. ` : "") + "Each storage is counted once. Sizes are storage sizes; times are host times.";
   $("figures").innerHTML = all.map(([value, name]) => `<div><b>${escaped(value)}</b><span>${escaped(name)}</span></div>`).join("");
   const parts = Object.keys(report.fates).map(fate => [fate, sum(report.rows.filter(row => row.fate === fate), "eager")])
     .filter(([, bytes]) => bytes);
@@ -72,6 +79,7 @@ function figures() {
     [report.totals.result, "of results that the program still references"]];
   $("held").textContent = `When the regions end, ${size(report.held)} are in memory: ` +
     other.filter(([bytes]) => bytes).map(([bytes, what]) => `${size(bytes)} ${what}`).join(", ") + ".";
+  $("notes").textContent = report.notes.map(note => note + ".").join(" ");
 }
 
 const frame = { left: 78, right: 1126, top: 24, bottom: 226 };
@@ -140,15 +148,18 @@ const orange = "var(--kept)";
 const courses = [["eager, predicted", "plain", "var(--plain)"], ["predicted", "predicted", "var(--saved)"],
   ["measured", "measured", "var(--recomputed)"]];
 
-// Under a plan, shows the bytes that the step allocates, predicted and measured; else the bytes saved for backward.
+// Under a plan, shows the bytes that a step allocates, predicted and measured, with the regions of the measured or
+// else the predicted step. Without a plan, shows the bytes saved for backward.
 function memory() {
   const { plan } = report;
   const begins = Math.min(...[...report.spans.map(span => span[2]), ...report.timeline.map(point => point[0])]) * 1e3;
+  const shown = plan && (plan.measured && plan.measured.spans.length ? plan.measured : plan.predicted);
+  const spans = plan ? shown.spans : report.spans.map(([kind, name, start, seconds]) => [kind, name, start * 1e3 - begins, seconds * 1e3]);
   const points = report.timeline.map(([seconds, held, eager]) => [seconds * 1e3 - begins, held, eager]);
   const lasts = points.length ? points[points.length - 1][0] : 0;
   const lines = plan ? courses.filter(([, key]) => plan[key] && plan[key].timeline.length)
       .map(([name, key, colour]) => ({ name, key, colour, points: plan[key].timeline, place: 1 })) :
-    [{ name: "plain eager", key: "eager", colour: "var(--plain)", points, place: 2 },
+    [{ name: "in eager", key: "eager", colour: "var(--plain)", points, place: 2 },
       { name: "with ebb", key: "ebb", colour: "var(--saved)", points, place: 1 }];
   const end = plan ? Math.max(...courses.map(([, key]) => plan[key] ? plan[key].duration || 0 : 0)) : lasts;
   if (!end) return;
@@ -156,9 +167,8 @@ function memory() {
   const budget = plan && plan.budget >= 0 ? plan.budget : null;
   const [least, most] = [Math.min(0, ...all), Math.max(budget || 1, ...all)];
   const x = scale(0, end, frame.left, frame.right), y = scale(least, most, frame.bottom, frame.top);
-  const stretch = plan ? ((plan.measured || plan.predicted).duration || end) / (lasts || 1) : 1;
-  const isWhole = !plan || plan.passes === 1;  // the report describes the last forward and backward of a plan's step
-  $("memory").innerHTML = (isWhole ? phases(begins, stretch, x) : "") +
+  const isWhole = !plan || plan.passes === 1;  // else forwards and backwards alternate
+  $("memory").innerHTML = (isWhole ? phases(spans, plan ? shown.duration : 0, x) : "") +
     grid(x, ticks(0, end, round(end, 7)), time, y, byteTicks(least, most), bytes, 46) +
     lines.map(({ key, colour, points, place }) => {
       const isArea = !plan || key === "plain";
@@ -168,25 +178,29 @@ function memory() {
       `y2="${y(budget)}" stroke="${orange}" stroke-dasharray="6 4"/>`);
   $("memory-legend").innerHTML = legend([...lines.map(line => [line.name, line.colour]),
     ...(budget === null ? [] : [[`budget, ${size(budget)}`, orange]])]);
-  $("memory-note").textContent = plan ? "All memory that the training step allocates, relative to its start." +
+  $("memory-note").textContent = plan ? "All memory that a step under the plan allocates above that in use when it begins, with gradients and what the " +
+    `optimizer allocates. The strip below shows the regions of the ${shown === plan.measured ? "measured" : "predicted"} step.` +
     (isWhole ? "" : ` The step has ${plan.passes} forwards and backwards. This picture and the plan show the whole step; all else on this page shows the last forward and backward.`) :
-    "Memory saved for backward, with ebb and in eager. The strip below shows when each region runs forward and backward.";
+    "Memory saved for backward, with ebb and in eager, without parameters, gradients and the optimizer's. The strip below shows when each region runs forward and backward.";
   follow($("memory"), end, at => `${at.toFixed(2)} ms\n` + lines.map(line =>
     `${line.name}: ${size(levelAt(line.points, at, line.place))}`).join("\n"));
 }
 
-// Forward and backward as bands, and below them the outermost regions.
-function phases(begins, stretch, x) {
+// Forward and backward as bands, and below them the outermost regions. Times are milliseconds. `end`: of a step with its
+// optimizer, or 0.
+function phases(all, end, x) {
   const { top, bottom } = frame;
-  const found = kind => report.spans.filter(span => span[0] === kind)
-    .map(([, name, start, seconds]) => ({ name, from: (start * 1e3 - begins) * stretch, to: ((start + seconds) * 1e3 - begins) * stretch }))
+  const found = kind => all.filter(span => span[0] === kind).map(([, name, from, took]) => ({ name, from, to: from + took }))
     .sort((a, b) => a.from - b.from || b.to - a.to);
   let until = -1;
   const forward = found("region").filter(span => span.to > until && ((until = span.to), true));
   const names = new Set(forward.map(span => span.name));
   const backward = found("backward").filter(span => names.has(span.name));
   backward.forEach((span, i) => { span.to = i + 1 < backward.length ? backward[i + 1].from : span.to; });
-  return [["forward", forward], ["backward", backward]].map(([phase, spans]) => {
+  const ends = Math.max(0, ...backward.map(span => span.to));
+  const rest = ends && end > ends && frame.right > x(ends) + 70 ? `<text class="strong" x="${x(ends) + 4}" y="${top - 8}">optimizer</text>` +
+    `<line x1="${x(ends)}" x2="${x(ends)}" y1="${top - 18}" y2="${bottom}" stroke="var(--line)"/>` : "";
+  return rest + [["forward", forward], ["backward", backward]].map(([phase, spans]) => {
     if (!spans.length) return "";
     const from = x(spans[0].from), to = x(Math.max(...spans.map(span => span.to)));
     return `<rect x="${from}" y="${top}" width="${Math.max(0, to - from)}" height="${bottom - top}" fill="var(--band)" opacity="${phase === "forward" ? .55 : 1}"/>` +
@@ -201,9 +215,33 @@ function phases(begins, stretch, x) {
 
 function advice() {
   $("advice").hidden = !report.advice.length;
-  $("advice-rows").innerHTML = report.advice.map(one => `<tr><td class="number">${milliseconds(one.seconds)} ms</td>` +
+  $("advice-rows").innerHTML = report.advice.map((one, i) => `<tr data-advice="${i}"${i ? "" : ' class="chosen"'}><td class="number">${milliseconds(one.seconds)} ms</td>` +
     `<td class="number">${size(one.bytes)}</td><td>${cell(short(one.op), 34)}</td><td>${cell(one.where, 28)}</td>` +
-    `<td class="number">${one.layers}</td><td>${cell(fileOf(one.source), 26)}</td><td><code>${escaped(one.rule)}</code></td></tr>`).join("");
+    `<td class="number">${one.layers}</td><td>${cell(fileOf(one.source), 26)}</td></tr>`).join("");
+  const toCopy = text => `<div class="copy"><button type="button">copy</button><pre>${escaped(text)}</pre></div>`;
+  const show = one => {
+    $("advice-how").innerHTML = `<b>save ${escaped(short(one.op))} in ${escaped(one.where)}</b><p>In Python, the first rule of the policy:</p>${toCopy(one.rule)}` +
+      (one.variable ? `<p>Or without a change of the program, set:</p>${toCopy(one.variable)}` : "") +
+      (one.file ? `<p>and save as policy.toml:</p>${toCopy(one.file)}` : "");
+  };
+  $("advice-rows").onclick = event => {
+    const line = event.target.closest("tr");
+    pick($("advice-rows"), line);
+    show(report.advice[line.dataset.advice]);
+  };
+  $("advice-how").onclick = event => {
+    const text = event.target.tagName === "BUTTON" && event.target.nextElementSibling;
+    if (!text) return;
+    getSelection().selectAllChildren(text);  // navigator.clipboard is missing in pages without https
+    if (document.execCommand("copy")) event.target.textContent = "copied";
+  };
+  if (report.advice.length) show(report.advice[0]);
+}
+
+// Marks the chosen row of a table.
+function pick(body, line) {
+  for (const other of body.querySelectorAll(".chosen")) other.className = "";
+  line.className = "chosen";
 }
 
 const signed = share => `${share < 0 ? "−" : "+"}${Math.abs(share * 100).toFixed(1)} %`;
@@ -265,12 +303,12 @@ function planCurve(plan) {
 
 function planCuts(plan, shown) {
   const each = (found, words) => Object.entries(found).map(([op, what]) => `${escaped(op)} ${words(what)}`).join(", ");
-  $("plan-cuts").innerHTML = shown.cuts.map(cut => `<tr><td class="wide names">${escaped(cut.modules)}</td><td class="number">${cut.count}</td>` +
+  $("plan-cuts").innerHTML = shown.cuts.map(cut => `<tr><td class="wide names">${escaped(cut.modules)}</td><td class="number">${escaped(cut.count)}</td>` +
     `<td class="number">${size(cut.held)}</td><td class="number">${cut.added.toFixed(2)} ms</td>` +
     `<td class="wide">${cut.is_region ? each(cut.kept, size) || "nothing" : "everything (left eager)"}</td>` +
     `<td class="wide">${each(cut.away, size) || "nothing"}</td>` +
     `<td class="wide">${Object.entries(cut.again).map(([op, what]) => `${escaped(op)} (${what.bytes ? size(what.bytes) + " freed, " : ""}` +
-      `${what.duration.toFixed(2)} ms${cut.often[op] ? `, ${cut.often[op]} times` : ""})`).join(", ") || "nothing"}</td></tr>`).join("");
+      `${what.duration.toFixed(2)} ms${cut.often[op] ? `, ${escaped(cut.often[op])} times` : ""})`).join(", ") || "nothing"}</td></tr>`).join("");
   for (const circle of $("plan-curve").querySelectorAll(".point"))
     circle.setAttribute("stroke", plan.points[circle.dataset.point] === shown ? "var(--ink)" : "none");
 }
@@ -331,7 +369,7 @@ function tree() {
   const rowAt = event => tiles[event.target.dataset.tile];
   $("tree").onmousemove = event => {
     const row = rowAt(event);
-    tip(event, row && `${layers(row)}\n${short(row.op)} ${row.shape.join("×")} ${row.dtype}\n${size(row.bytes)}, ${row.fate}\n${fileOf(sourceOf(row))}`);
+    tip(event, row && `${layers(row)}\n${short(row.op)} ${shapeOf(row)}\n${size(row.bytes)}, ${row.fate}\n${fileOf(sourceOf(row))}`);
   };
   $("tree").onmouseleave = () => tip();
   $("tree").onclick = event => { if (rowAt(event)) choose(rowAt(event)); };
@@ -340,8 +378,8 @@ function tree() {
 // Shows the details of a row, with the Python stack where its storages were made.
 function choose(row) {
   const [here, ...callers] = stackOf(row);
-  $("chosen").innerHTML = `<b>${escaped(short(row.op))}</b> <span class="chip" style="background:${colour(row.fate)}">${row.fate}</span><br>` +
-    `${escaped(layers(row))}<br>${size(row.bytes)}${row.count > 1 ? ` in ${row.count} storages` : ""}, ${row.shape.join("×") || "scalar"} ${row.dtype}<br>` +
+  $("chosen").innerHTML = `<b>${escaped(short(row.op))}</b> ${chip(row.fate)}<br>` +
+    `${escaped(layers(row))}<br>${size(row.bytes)}${row.count > 1 ? ` in ${row.count} storages` : ""}, ${escaped(shapeOf(row))}<br>` +
     (row.replays ? `recomputed in ${milliseconds(row.replay_seconds)} ms<br>` : "") + `<span style="color:var(--soft)">${escaped(why(row))}</span>` +
     (here ? `<pre class="here">${escaped(here)}</pre><pre style="color:var(--soft)">${callers.map(escaped).join("\n")}</pre>` : "");
 }
@@ -349,18 +387,17 @@ function choose(row) {
 const columns = [
   ["bytes", row => row.bytes, row => size(row.bytes), "number"],
   ["count", row => row.count, row => row.count, "number"],
-  ["fate", row => row.fate, row =>
-    `<span class="chip" style="background:${colour(row.fate)}" title="${escaped(report.fates[row.fate])}">${row.fate}</span>`],
+  ["fate", row => row.fate, row => chip(row.fate)],
   ["operator", row => row.op, row => `<code>${cell(short(row.op), 30)}</code>`],
-  ["shape", row => row.shape.join("×"), row => cell(`${row.shape.join("×") || "scalar"} ${row.dtype}`, 26)],
+  ["shape", shapeOf, row => cell(shapeOf(row), 26)],
   ["module or region", where, row => cell(layers(row), 30)],
   ["line", sourceOf, row => cell(fileOf(sourceOf(row)), 24)],
   ["replays", row => row.replays, row => row.replays || "", "number"],
   ["replay ms", row => row.replay_seconds, row => milliseconds(row.replay_seconds), "number"],
-  ["rule or reason", why, row => cell(why(row), 28)]];
+  ["rule or reason", why, row => escaped(why(row)), "wide"]];
 const words = new Map();  // for each row, the text in which the filter searches
-const wordsOf = row => words.get(row) || words.set(row, [row.op, layers(row), row.region, row.fate, row.dtype,
-  row.shape.join("×"), sourceOf(row), row.rule, row.reason].join(" ").toLowerCase()).get(row);
+const wordsOf = row => words.get(row) || words.set(row, [row.op, layers(row), row.region, row.fate,
+  shapeOf(row), sourceOf(row), row.rule, row.reason].join(" ").toLowerCase()).get(row);
 let sortBy = 0, descending = true, found = [], written = 0;
 
 function table() {
@@ -397,8 +434,7 @@ $("head").onclick = event => {
 };
 $("body").onclick = event => {
   const line = event.target.closest("tr");
-  for (const other of $("body").querySelectorAll(".chosen")) other.className = "";
-  line.className = "chosen";
+  pick($("body"), line);
   choose(found[line.dataset.row]);
 };
 for (const id of ["search", "apart", "outside"]) $(id).oninput = table;

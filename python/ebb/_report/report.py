@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from ebb import _C
+from ebb._policy.variable import JobPolicy
 from ebb._report.advice import Advice, Replays
 from ebb._report.planned import ReportedPlan, plan_of_step
 from ebb._report.rows import FATES, HELD, Row, collapsed
-from ebb._report.text import advice_line, cells, duration, plan_lines, size, table
+from ebb._report.stored import FORMAT, fields_of
+from ebb._report.text import advice_lines, cells, duration, notes, plan_lines, size, table
 from ebb._support.private_files import write_private
 from ebb._support.shown import shown
 
@@ -51,6 +53,7 @@ class Report:
             duration in seconds, thread, bytes.
         plan: the :class:`ebb.Plan`, or the plan of ``EBB_BUDGET``, under which the step ran, as
             reports show it; None without a plan.
+        policy: the policy of the variable ``EBB``; None if the variable gives none.
     """
 
     FATES = FATES
@@ -66,6 +69,7 @@ class Report:
     replays: tuple[tuple[list[int], list[int], float], ...] = field(repr=False)
     spans: tuple[tuple[str, str, float, float, int, int], ...] = field(repr=False)
     plan: ReportedPlan | None = field(default=None, repr=False, compare=False)
+    policy: JobPolicy | None = field(default=None, repr=False, compare=False)
 
     @property
     def totals(self) -> dict[str, int]:
@@ -90,7 +94,13 @@ class Report:
     def advice(self) -> tuple[Advice, ...]:
         """Rules that would each save time, the best first. Empty under a plan: ``plan.points``
         shows the effect of other budgets."""
-        return () if self.plan else Replays(self.rows, self.values, self.replays).advice()
+        found = Replays(self.rows, self.values, self.replays, self.policy)
+        return () if self.plan else found.advice()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Advice that is no rule, in words."""
+        return notes(self.rows)
 
     def collapsed(self) -> tuple[Row, ...]:
         """Join rows of modules whose names differ only by numbers.
@@ -109,8 +119,9 @@ class Report:
         return [asdict(replace(row, stack=())) | {"stack": places[row.stack]} for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as a dictionary for JSON."""
+        """The report as a dictionary for JSON, with everything that :meth:`load` needs."""
         return {
+            "format": FORMAT,
             "step": self.step,
             "peak_held": self.peak_held,
             "peak_eager": self.peak_eager,
@@ -122,9 +133,31 @@ class Report:
             "rows": self._with_places(self.rows),
             "stacks": self._stacks,
             "advice": [asdict(one) | {"rule": one.rule} for one in self.advice],
+            "notes": self.notes,
             "timeline": self.timeline,
             "plan": None if self.plan is None else self.plan.to_dict(),
+            "policy": None if self.policy is None else asdict(self.policy),
+            "values": self.values,
+            "replays": self.replays,
+            "spans": self.spans,
         }
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """Read a report that :meth:`save` wrote as JSON.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the file is no report, or one of another format.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls(**fields_of(document))
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            why = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise ValueError(
+                f"ebb: {shown(str(path))} is not a report that ebb saved as JSON: {why}"
+            ) from error
 
     def text(self, rows: int = 30) -> str:
         """Return the report as a table, largest rows first.
@@ -152,12 +185,14 @@ class Report:
         if path.suffix == ".html":
             write_private(path, self._page())
         elif path.suffix == ".json":
-            write_private(path, json.dumps(self.to_dict(), indent=1) + "\n")
+            lines = (f" {json.dumps(key)}: {json.dumps(v)}" for key, v in self.to_dict().items())
+            write_private(path, "{\n" + ",\n".join(lines) + "\n}\n")
         else:
             write_private(path, self.text() + "\n")
 
     def _page(self) -> str:
         data = self.to_dict()
+        del data["values"], data["replays"]
         data["collapsed"] = self._with_places(self.collapsed())
         data["spans"] = [span for span in self.spans if span[0] in ("region", "backward")]
         data["fates"] = FATES
@@ -169,31 +204,45 @@ class Report:
 
 
 def headline(report: Report) -> str:
-    saving = ""
-    if report.peak_held > 0:
-        saving = f" ({report.peak_eager / report.peak_held:.1f} times as much)"
-    return (
-        f"forward and backward {report.step}: peak saved for backward {size(report.peak_held)}; "
-        f"{size(report.peak_eager)} in eager{saving}"
-    )
+    """A line with the peak of the step: of all that it allocates under a plan, else of the bytes
+    saved for backward."""
+    step, plan = f"forward and backward {report.step}", report.plan
+    if plan is None:
+        return f"{step}: {_saving(report)}"
+    measured = plan.measured and plan.measured.peak
+    kind, peak = ("measured", measured) if measured else ("predicted", plan.predicted.peak or 0)
+    times = _times(plan.plain.peak or 0, peak)
+    return f"{step}, under a plan: {kind} peak {size(peak)}; {times}"
+
+
+def _saving(report: Report) -> str:
+    times = _times(report.peak_eager, report.peak_held)
+    return f"peak saved for backward {size(report.peak_held)}; {times}"
+
+
+def _times(eager: int, peak: int) -> str:
+    times = f" ({eager / peak:.1f} times as much)" if peak > 0 else ""
+    return f"{size(eager)} in eager{times}"
 
 
 def _text(report: Report, most: int) -> str:
     rows = sorted(report.collapsed(), key=lambda row: (-row.bytes, -row.replay_seconds))
     lines = ["ebb, " + headline(report), ""]
+    if report.plan is not None:
+        lines += [*plan_lines(report.plan), ""]
+        lines += [f"forward and backward {report.step}: {_saving(report)}", ""]
     header = ["fate", "storages", "bytes", "in eager", "replays", "replay time", ""]
     lines += table(header, _totals(report))
     if any(report.ahead.values()):
         lines += ["", _ahead(report)]
-    if report.plan is not None:
-        lines += ["", *plan_lines(report.plan)]
+    lines += ["", *report.notes] if report.notes else []
     if report.advice:
         lines += [
             "",
             "each of these rules, added as the first rule, would save about this much time in each "
             "forward and backward:",
         ]
-        lines += [f"  {advice_line(one)}" for one in report.advice[:_MOST_ADVICE]]
+        lines += [line for one in report.advice[:_MOST_ADVICE] for line in advice_lines(one)]
     lines += ["", "storages, largest first:"]
     where = "module or region"
     header = [
@@ -270,7 +319,7 @@ def reports() -> Iterator[Report]:
         rows = tuple(Row(**row | {"stack": _of_program(row["stack"])}) for row in found.pop("rows"))
         found = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
         plan = plan_of_step(found["step"], (row.region for row in rows))
-        yield Report(rows=rows, plan=plan, **found)
+        yield Report(rows=rows, plan=plan, policy=JobPolicy.of_variables(), **found)
 
 
 _NOT_OF_PROGRAM = (f"{torch.__path__[0]}/", f"{Path(__file__).parents[1]}/", "<frozen ")

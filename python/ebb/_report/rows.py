@@ -36,7 +36,8 @@ class Row:
         region: the region that computed them.
         module: the innermost running module, if it is known.
         op: the operator that computed them, or ``"from outside"``.
-        shape: shape of the operator's result.
+        shape: shape of the operator's result; -1 where joined rows differ, see
+            :meth:`Report.collapsed`.
         dtype: dtype of the operator's result, such as ``"float32"``.
         fate: what happened to them; a key of ``Report.FATES``.
         rule: the rule that matched.
@@ -90,12 +91,14 @@ _SUMS = (
 
 
 def collapsed(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Joins rows of modules whose names differ only by numbers."""
+    """Joins rows of modules whose names differ only by numbers. Their results may have different
+    numbers of rows, as those of experts with a router have."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = (
             *(template(name) for name in (row.region, row.module)),
-            *(row.op, row.shape, row.dtype, row.fate, row.rule, row.reason, row.source),
+            *(row.op, len(row.shape), row.shape[1:] or row.shape, row.dtype),
+            *(row.fate, row.rule, row.reason, row.source),
         )
         groups.setdefault(key, []).append(row)
     return tuple(_together(group) for group in groups.values())
@@ -105,10 +108,12 @@ def _together(rows: list[Row]) -> Row:
     first = rows[0]
     if len(rows) == 1:
         return first
+    is_same = len({row.shape for row in rows}) == 1
     return replace(
         first,
         region=ranges([row.region for row in rows]),
         module=ranges([row.module for row in rows]),
+        shape=first.shape if is_same else (-1, *first.shape[1:]),
         layers=len({row.where for row in rows}),
         **{name: sum(getattr(row, name) for row in rows) for name in _SUMS},
     )

@@ -27,11 +27,24 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def advice_line(one: Advice) -> str:
+_MOST_LINES = 8  # of a file in a text
+
+
+def advice_lines(one: Advice) -> list[str]:
+    """A rule, its effect, and how to add it by variables."""
     cost = f"for {size(one.bytes)}" if one.bytes >= 0 else f"and {size(-one.bytes)}"
     op = one.op.removeprefix("aten::").removesuffix(".default")
     layers = f", {one.layers} layers" if one.layers > 1 else ""
-    return f"{duration(one.seconds)} {cost}: save {op} in {one.where}{layers}: {one.rule}"
+    lines = [f"  {duration(one.seconds)} {cost}: save {op} in {one.where}{layers}: {one.rule}"]
+    file = one.file.splitlines()
+    if not one.file:
+        lines += [f"    by variable: {one.variable}"] if one.variable else []
+    elif len(file) <= _MOST_LINES:
+        lines += [f"    by variable: {one.variable}, with this policy.toml:"]
+        lines += [f"        {line}" for line in file]
+    else:
+        lines += [f"    by variable: {one.variable}; the report as .html or .json has the file"]
+    return lines
 
 
 def plan_lines(plan: ReportedPlan) -> list[str]:
@@ -65,10 +78,26 @@ def _deviation(share: float | None) -> str:
     return "" if share is None else f" ({share:+.1%})"
 
 
+_AUTOCAST = "weight cast by autocast"  # how kWeightCast in src/plugins/report/reporter.cpp begins
+
+
+def notes(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Advice that is no rule: what else the program could change, in words."""
+    nbytes = sum(row.bytes for row in rows if row.reason.startswith(_AUTOCAST))
+    if nbytes == 0:
+        return ()
+    return (
+        f"{size(nbytes)} are weights cast by autocast, which its cache keeps until autocast ends. "
+        "If the program calls torch.set_autocast_cache_enabled(False) before it trains, ebb frees "
+        "them and backward casts the weights again",
+    )
+
+
 def cells(row: Row) -> list[str]:
     where = row.where + (f" x{row.layers}" if row.layers > 1 else "")
-    shape = "x".join(str(n) for n in row.shape) or "scalar"
-    why = row.reason if row.fate in ("kept", "copied") or not row.rule else row.rule
+    shape = "x".join("*" if n < 0 else str(n) for n in row.shape) or "scalar"
+    is_against = row.fate in ("kept", "copied", "escaped")  # else the rule says why
+    why = (row.reason if is_against or not row.rule else "") or row.rule
     return [
         size(row.bytes),
         str(row.count),

@@ -1,5 +1,7 @@
 // The observer that writes a graph's records into a trace: see Note [The trace of a step].
+#include <ATen/autocast_mode.h>
 #include <ATen/core/TensorBody.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/profiler/combined_traceback.h>
 
 #include <memory>
@@ -58,13 +60,39 @@ struct RegionSpan final : RegionNote {
   const TraceTime entered;
 };
 
+bool isAutocastOn() { return !(c10::autocast_dispatch_keyset - threadKeys().excluded()).empty(); }
+
+// True if the op may be autocast's cast of a weight, which autocast's cache keeps until autocast
+// ends. The conditions are those of at::autocast::cached_cast(), which runs inside of an autocast
+// but with autocast excluded, as under torch.autocast(enabled=False). So the caller must also know
+// that autocast was on in the region.
+bool mayBeWeightCast(const Call& call, const Arguments& arguments) {
+  if (call.op.name != "aten::_to_copy.default" || arguments.tensors().empty() ||
+      !at::autocast::is_autocast_cache_enabled()) {
+    return false;
+  }
+  const at::Tensor& weight = *arguments.tensors().front().tensor;
+  const auto device = weight.device().type();
+  const bool isWeight = weight.scalar_type() == at::kFloat && weight.requires_grad() &&
+                        weight.is_leaf() && !weight.is_view();
+  if (!isWeight || !at::autocast::is_autocast_available(device) ||
+      at::autocast::is_autocast_enabled(device)) {
+    return false;
+  }
+  at::autocast::increment_nesting();
+  return at::autocast::decrement_nesting() > 0;
+}
+
 // The state of a value before the core releases its references.
 struct Closing {
   RecordRefPtr reference;
   c10::weak_intrusive_ptr<Value> value;
   c10::weak_intrusive_ptr<c10::StorageImpl> home;
   bool droppable;  // escapedStorage() is not null
+  bool autocast;   // autocast was on in the region
 };
+
+const char* const kWeightCast = "weight cast by autocast, whose cache keeps it until autocast ends";
 
 void noteClosed(const Closing& last) {
   const auto value = last.value.lock();
@@ -83,6 +111,9 @@ void noteClosed(const Closing& last) {
       record.fate = record.reason != nullptr ? Fate::Kept : Fate::Saved;
     } else if (lives) {
       record.fate = escaped ? Fate::Escaped : Fate::Result;
+    }
+    if (record.fate == Fate::Escaped && record.use.isWeightCast && last.autocast) {
+      record.reason = kWeightCast;
     }
   });
 }
@@ -107,6 +138,7 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   std::unique_ptr<RegionNote> enters(
       const std::string& name, const std::shared_ptr<const Policy>& policy) override {
     trace_->names().addPolicy(policy);
+    noteAutocast();
     return std::make_unique<RegionSpan>(trace_, name);
   }
 
@@ -116,6 +148,8 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   void willRun(
       const Context& context, ValueMap& values, const Call& call, const Arguments& arguments,
       bool replayable) override {
+    noteAutocast();
+    castsWeight_ = mayBeWeightCast(call, arguments);
     if (!trace_->isProfile()) {
       return;
     }
@@ -166,6 +200,9 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     record.memory.nbytes = value.home().nbytes();
     record.memory.address = value.home().address();
     record.use.isActivation = !value.facts().madeHere && isActivation(made.tensor);
+    record.use.isWeightCast =
+        castsWeight_ && value.facts().madeHere &&
+        made.tensor.scalar_type() == at::autocast::get_autocast_dtype(made.tensor.device().type());
     record.stack = trace_->isProfile() ? nullptr
                                        : torch::CapturedTraceback::gather(
                                              /*python=*/true, /*script=*/false, /*cpp=*/false);
@@ -249,11 +286,13 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
   }
 
   void closes(const ValueMap& values) override {
+    noteAutocast();
     for (const auto& [storage, value] : values.all()) {
       if (const RecordRefPtr reference = recordOf(*value)) {
         const bool droppable = static_cast<bool>(escapedStorage(*value));
         closing_.push_back(
-            {reference, c10::weak_intrusive_ptr<Value>(value), value->home().storage(), droppable});
+            {reference, c10::weak_intrusive_ptr<Value>(value), value->home().storage(), droppable,
+             sawAutocast_});
       }
     }
   }
@@ -275,6 +314,8 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
         names.intern(op)};
   }
 
+  void noteAutocast() { sawAutocast_ = sawAutocast_ || isAutocastOn(); }
+
   void noteArgument(ValueMap& values, const OpTraits& op, const Argument& argument) {
     if (!argument.tensor->defined()) {
       return;
@@ -291,6 +332,8 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
 
   const StepTracePtr trace_;
   const uint64_t number_;               // of the graph, in the trace
+  bool sawAutocast_ = false;            // autocast was on in the region
+  bool castsWeight_ = false;            // the op that runs may be autocast's cast of a weight
   std::optional<OperatorRecord> call_;  // of a profile: the op that runs
   std::vector<Closing> closing_;        // between closes() and closed()
 };

@@ -75,6 +75,7 @@ struct LineUse {
   bool packed = false;              // by autograd
   bool wasRead = false;             // input of a replay in a report
   bool isActivation = false;        // see isActivation() in record/keeper.h
+  bool isWeightCast = false;        // may be autocast's cast of a weight
   uint32_t handlesWithStorage = 0;  // from outside: number of autograd's handles with the storage
   uint32_t node = 0;                // number of the backward node that unpacked it first
 };
@@ -107,7 +108,7 @@ struct RecordRows {
 struct ValueRecord {
   MadeBy origin;                      // the op that made the value
   const std::string* rule = nullptr;  // null: no policy was asked
-  const char* reason = nullptr;       // why the value is kept against the policy; else null
+  const char* reason = nullptr;       // why the value is in memory against the policy; else null
   Fate fate = Fate::Unneeded;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::DimVector sizes;  // of the tensor that the op made

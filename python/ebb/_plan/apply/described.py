@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ebb import _C
 from ebb._config import config
@@ -15,7 +15,7 @@ from ebb._plan.choose.memory_budget import BudgetError, in_all
 from ebb._plan.profile.pager import has_rows, live_bytes
 from ebb._plan.profile.profile import Profile, from_first_operator
 from ebb._plan.simulate.choice import EAGER
-from ebb._plan.simulate.dataflow import EPSILON
+from ebb._plan.simulate.dataflow import EPSILON, Call, Dataflow
 from ebb._plan.simulate.simulator import Estimate
 from ebb._plan.simulate.step import Step
 from ebb._report.planned import BudgetPoint, Course, Cut, Points, ReportedPlan, thinned
@@ -183,8 +183,27 @@ def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
     times = (time for time, _, _ in profile.allocations)
     scale = duration / profile.duration if profile.duration > 0 else 1.0
     timeline = thinned(zip(times, sums, strict=True))
-    peak = profile.peak + standing
-    return Course(peak, duration, _rounded((t * scale, size) for t, size in timeline))
+    spans = _spans(Dataflow(profile, {}).calls, lambda time: time * scale)
+    rounded = _rounded((time * scale, size) for time, size in timeline)
+    return Course(profile.peak + standing, duration, rounded, spans)
+
+
+def _marks(calls: Iterable[Call]) -> Iterable[tuple[str, str, float, float]]:
+    """When each call of a region runs forward and backward: kind, name, begin and end."""
+    for call in calls:
+        yield "region", call.region, call.begins, call.ends
+        if call.unpacked:
+            yield "backward", call.region, call.unpacked[0][0], call.unpacked[-1][0]
+
+
+def _spans(
+    calls: Iterable[Call], at: Callable[[float], float]
+) -> tuple[tuple[str, str, float, float], ...]:
+    """The spans of a `Course`; `at` gives the course's time for a recorded one."""
+    return tuple(
+        (kind, name, round(at(begins), 4), round(at(ends) - at(begins), 4))
+        for kind, name, begins, ends in _marks(calls)
+    )
 
 
 def measured_course(profile: Profile | None, duration: float) -> Course:
@@ -202,8 +221,9 @@ def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:
     duration = estimate.duration
     points = chooser.simulator.timeline(chooser.of_calls(chosen))
     timeline = thinned(point for point in points if point[0] < math.inf)
+    marks = [time for _, _, *span in _marks(step.calls) for time in span]
     clock = _without_replays(
-        step, [step.forward_ends, step.duration, *(time for time, _ in timeline)]
+        step, [step.forward_ends, step.duration, *(time for time, _ in timeline), *marks]
     )
     forward, whole = clock[step.forward_ends], max(clock.values())
     begins = forward / max(whole, EPSILON) * min(plain, duration)  # when backward begins
@@ -214,7 +234,8 @@ def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:
         return begins + (time - forward) / max(whole - forward, EPSILON) * (duration - begins)
 
     rounded = _rounded((stretched(clock[time]), size) for time, size in timeline)
-    return Course(estimate.peak, duration, rounded)
+    spans = _spans(step.calls, lambda time: stretched(clock[time]))
+    return Course(estimate.peak, duration, rounded, spans)
 
 
 def _without_replays(step: Step, times: Iterable[float]) -> dict[float, float]:

@@ -19,7 +19,7 @@ _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 
 
 # Note [How a plan is chosen]
-# Regions with the same operators, sizes and dependencies share one front of choices, see `front`.
+# Equal regions share one front of choices, see `front` and Note [Equal blocks].
 # All regions begin with the choice that needs the fewest bytes. Then the chooser goes along the
 # lower convex hulls of the fronts, from corner to corner, and takes the moves with the largest gain
 # in time per byte first. As many regions make each move as the budget allows, found by bisection.

@@ -130,8 +130,15 @@ class Fronts:
         return choice.mapped(those_here)
 
 
+# Note [Equal blocks]
+# Blocks of the same code run the same operators on rows of the same size, but the router of a
+# mixture of experts gives each block's experts another number of rows, in each step. So a plan that
+# treats such blocks as different fits the routing of the profiled step only, and has a table for
+# each block. The first dimension of a result therefore does not make blocks different. The
+# front is that of the first of them; the estimates simulate each with its own sizes.
 def _signature(step: Step, call: Call) -> Hashable:
-    """Equal for calls with the same operators, sizes and dependencies."""
+    """Equal for calls with the same operators, rows of the same sizes, and the same dependencies.
+    See Note [Equal blocks]."""
     numbers: dict[int, int] = {}
 
     def number(value: int) -> int:
@@ -142,7 +149,8 @@ def _signature(step: Step, call: Call) -> Hashable:
             operator.func_name,
             tuple(map(number, operator.inputs)),
             tuple(
-                (number(v), step.values[v].memory, step.values[v].saved) for v in operator.outputs
+                (number(v), step.values[v].shape[1:], step.values[v].dtype, step.values[v].saved)
+                for v in operator.outputs
             ),
             op in step.always_kept,
         )
