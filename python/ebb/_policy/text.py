@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -247,8 +246,7 @@ def regions_to_toml(
     for names, policy in groups:
         listed = "".join(f"    {json.dumps(name, ensure_ascii=False)},\n" for name in names)
         listed = listed.replace("\x7f", "\\u007f")
-        text = re.sub(r"^\[\[", "[[regions.", policy, flags=re.M)
-        tables.append(f"[[regions]]\nmodules = [\n{listed}]\n{text}")
+        tables.append(f"[[regions]]\nmodules = [\n{listed}]\n{policy}")
     return head + "\n".join(tables)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from _ebb_switches import is_set
 
 from ebb import _C
-from ebb._policy.compiled import PRESETS, parts_of
+from ebb._policy.compiled import PRESETS, rules_of
 from ebb._policy.decision import Decision
-from ebb._policy.rule import Part, Rule
+from ebb._policy.rule import Rule
 from ebb._policy.text import parsed, policy_of, regions_of, regions_to_toml, rule_line, to_toml
 
 ON = ("1", "true", "yes", "on")  # values that mean `recompute_all`
@@ -76,12 +76,12 @@ class JobPolicy:
         document = tomllib.loads(self.text) if self.is_file else {}
         if "regions" in document:
             regions, offload, ahead = regions_of(document, _FILE)
-            groups = ((names, *_with_first(rule, policy)) for names, policy in regions)
+            groups = ((names, _with_first(rule, policy)) for names, policy in regions)
             return _FILE, regions_to_toml(groups, offload, ahead)
         policy = policy_of(document, _FILE) if self.is_file else parsed(self.text, late=True)
-        return _FILE, to_toml(*_with_first(rule, policy))
+        return _FILE, _with_first(rule, policy)
 
 
-def _with_first(rule: Rule, policy: _C.Policy) -> tuple[tuple[Part, ...], Decision]:
-    parts = tuple(((rule, *rules), default) for rules, default in parts_of(policy))
-    return parts, Decision(policy.inputs())
+def _with_first(rule: Rule, policy: _C.Policy) -> str:
+    rules = (rule, *rules_of(policy))
+    return to_toml(rules, Decision(policy.fallback()), Decision(policy.inputs()))
