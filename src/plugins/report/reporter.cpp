@@ -60,7 +60,10 @@ struct RegionSpan final : RegionNote {
   const TraceTime entered;
 };
 
-bool isAutocastOn() { return !(c10::autocast_dispatch_keyset - threadKeys().excluded()).empty(); }
+bool isAutocastOn() {
+  const auto excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+  return !(c10::autocast_dispatch_keyset - excluded).empty();
+}
 
 // True if the op may be autocast's cast of a weight, which autocast's cache keeps until autocast
 // ends. The conditions are those of at::autocast::cached_cast(), which runs inside of an autocast
