@@ -182,7 +182,8 @@ class Stack(torch.nn.Module):
 @contextlib.contextmanager
 def keeping(how):
     """Regions keep recomputable values: for replays ahead, or while there is room."""
-    before = ebb.config.update(ahead_regions=2 if how == "ahead" else 0)["regions"]
+    before = ebb.config.ahead.regions
+    ebb.config.ahead.regions = 2 if how == "ahead" else 0
     _C.keep_while_there_is_room(1 << 40 if how == "room" else 0)
     try:
         yield

@@ -148,7 +148,8 @@ def test_settings(mode):
         loss.backward()
         return gradients_of(model)
 
-    before = ebb.config.update(ahead_regions=2 if mode == "ahead" else 0)["regions"]
+    before = ebb.config.ahead.regions
+    ebb.config.ahead.regions = 2 if mode == "ahead" else 0
     try:
         for _ in range(3):
             assert_exact(train, ["recompute_collectives"])

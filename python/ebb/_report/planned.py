@@ -163,7 +163,8 @@ def _share(measured: float | None, predicted: float | None) -> float | None:
 
 
 def _course_of(values: dict[str, Any]) -> Course:
-    return Course(**values | {"timeline": tuple(map(tuple, values["timeline"]))})
+    lists = {name: tuple(map(tuple, values[name])) for name in ("timeline", "spans")}
+    return Course(**values | lists)
 
 
 def _point_of(values: dict[str, Any]) -> BudgetPoint:
