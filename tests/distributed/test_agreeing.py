@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import asdict
 
 from torch.distributed import HashStore
 
@@ -37,13 +38,17 @@ def offer(kind="a", peak=100, budget=50, base=0, duration=1.0):
     return agreeing.Offer(kind, peak, budget, duration, base)
 
 
+def look(rank, said, gave_up, plan):
+    return rank.look(said, gave_up, plan, asdict, lambda values: agreeing.Offer(**values))
+
+
 def plans_of(ranks, offers, looks=1):
     """Each rank's plan after `looks` looks. A plan here is the offer for which it was made."""
     found = [None] * len(ranks)
     for _ in range(looks):
         for n, (rank, said) in enumerate(zip(ranks, offers, strict=True)):
             if found[n] is None:
-                is_done, plan = rank.look(said, said is None, lambda most: most)
+                is_done, plan = look(rank, said, said is None, lambda most: most)
                 found[n] = plan if is_done else None
     return found
 
@@ -68,7 +73,7 @@ def test_a_rank_that_gave_up_is_not_needed():
 
 def test_a_rank_that_gives_up_before_others_have_joined_settles_nothing():
     [first] = ranks_of(1)
-    assert first.look(None, True, None) == (True, None)
+    assert look(first, None, True, None) == (True, None)
     others = [joined(first._exchange.store.underlying_store, rank) for rank in (1, 2)]
     assert plans_of(others, [offer(peak=3), offer(peak=7)], looks=2) == [offer(peak=7)] * 2
 
@@ -76,27 +81,27 @@ def test_a_rank_that_gives_up_before_others_have_joined_settles_nothing():
 def test_a_rank_without_others_offers_plans_alone_after_a_while():
     first, second = ranks_of(2)
     for _ in range(agreeing._PATIENCE):
-        assert first.look(offer(), False, lambda most: most) == (False, None)
-    assert first.look(offer(), False, lambda most: most) == (True, offer())
-    assert second.look(None, False, None) == (False, None)
+        assert look(first, offer(), False, lambda most: most) == (False, None)
+    assert look(first, offer(), False, lambda most: most) == (True, offer())
+    assert look(second, None, False, None) == (False, None)
 
 
 def test_a_leader_that_leaves_keeps_no_other_from_its_plan():
     first, leader = ranks_of(2)
-    assert first.look(offer(), False, lambda most: most) == (False, None)
+    assert look(first, offer(), False, lambda most: most) == (False, None)
     leader._give(offer(peak=1000))
     for _ in range(2 * agreeing._PATIENCE - 1):
-        assert first.look(offer(), False, lambda most: most) == (False, None)
-    assert first.look(offer(), False, lambda most: most) == (True, offer())
+        assert look(first, offer(), False, lambda most: most) == (False, None)
+    assert look(first, offer(), False, lambda most: most) == (True, offer())
 
 
 def test_a_rank_that_comes_later_gets_the_plan_of_its_kind():
     [first] = ranks_of(1)
-    assert first.look(offer(), False, lambda most: most) == (True, offer())
+    assert look(first, offer(), False, lambda most: most) == (True, offer())
     late = joined(first._exchange.store.underlying_store, 1)
-    assert late.look(offer(peak=1000), False, None) == (True, offer())
+    assert look(late, offer(peak=1000), False, None) == (True, offer())
     other = joined(first._exchange.store.underlying_store, 2)
-    assert other.look(offer(kind="b"), False, lambda most: most) == (True, offer(kind="b"))
+    assert look(other, offer(kind="b"), False, lambda most: most) == (True, offer(kind="b"))
 
 
 class Schedule:
@@ -135,7 +140,7 @@ class Schedule:
         measured = self.steps[n] >= self.steps_to_measure[n]
         said = self.offers[n] if measured and not self.give_up[n] else None
         gave_up = measured and self.give_up[n]
-        is_done, plan = self.ranks[n].look(said, gave_up, lambda most: most)
+        is_done, plan = look(self.ranks[n], said, gave_up, lambda most: most)
         if is_done:
             self.plans[n] = plan or "gave up"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import pickle
 
 import budget_jobs
 import fork_server
@@ -17,6 +17,7 @@ from torch import nn
 import ebb
 from ebb._launch import budget_phases, checking, decided, step_memory_monitor, takeover
 from ebb._launch import budget_phases as module
+from ebb._plan.apply.module_policies import ProcessSettings
 from ebb._report.report import latest, reports
 
 CHECKED = PLANNED + len(checking._ORDER)
@@ -224,6 +225,11 @@ def test_a_measurement_that_fails_costs_no_plan(install, monkeypatch, capsys):
     assert plan_of_last_step().measured is None
 
 
+def written(decided):
+    policies = {name: policy.to_toml() for name, policy in decided.policies.items()}
+    return dataclasses.replace(decided, policies=policies, reported=None)
+
+
 def test_what_ranks_send_to_each_other(install):
     """The rank that plans tells others all that their reports show."""
     budget = install("60%")
@@ -231,11 +237,40 @@ def test_what_ranks_send_to_each_other(install):
     outcome = budget.job.phase.outcome
     decided = budget_phases.Agree(budget.job, outcome).decide(outcome.measured)
 
-    found = pickle.loads(pickle.dumps(decided))
+    text = json.dumps(decided.to_json())
+    found = type(decided).from_json(json.loads(text))
 
+    assert written(found) == written(decided)
     assert found.reported.to_dict() == decided.reported.to_dict()
     assert len(found.reported.points) > 3
-    assert len(pickle.dumps(decided)) < 500_000
+    assert found.reported.regions == decided.reported.regions
+    assert len(text) < 500_000
+
+
+def test_any_plan_is_the_same_on_another_rank():
+    """With settings of OFFLOAD, odd names, a policy for no module, and without a report."""
+    mixed = ebb.Policy(
+        [ebb.Rule("aten::mm", ebb.OFFLOAD, every=2), ebb.Rule("aten::gelu", ebb.SAVE)],
+        default=ebb.RECOMPUTE_EACH_TIME,
+        inputs=ebb.OFFLOAD,
+    )
+    names = ["", "layers.0", 'a"b', "a\\b", "a\x7fb", "[[regions]]\n", "ünï"]
+    for policies, ahead in ((dict.fromkeys(names, mixed), False), ({}, True)):
+        settings = ProcessSettings({"in_flight_bytes": 2**20, "keep_last": 3}, ahead, False)
+        plan = decided.Decided(policies, "four regions", 10, 2**60, "too small", settings, None)
+
+        found = decided.Decided.from_json(json.loads(json.dumps(plan.to_json())))
+
+        assert written(found) == written(plan)
+        assert found.reported is None
+
+
+def test_a_plan_of_another_version_is_refused():
+    """The rank then plans alone, see `look`."""
+    with pytest.raises(KeyError, match="policies"):
+        decided.Decided.from_json({})
+    with pytest.raises(ValueError, match="the plan of another rank: regions"):
+        decided.Decided.from_json({"policies": "regions = 1", "reported": None})
 
 
 PROGRAM = """

@@ -7,6 +7,7 @@ import ctypes
 import os
 import random
 import resource
+import stat
 import time
 import warnings
 
@@ -62,6 +63,19 @@ def test_cpu_tensors_go_to_disk_and_come_back(disk, elements, policy, settings):
         sent = ebb.stats()["offload"]["bytes_sent"] - before["bytes_sent"]
         assert 3 * 4 * 5 * elements <= sent <= 3 * 4 * 6 * elements
     assert os.listdir(disk) == []
+
+
+def test_the_file_has_no_name_and_is_the_owners(disk, x):
+    before = os.umask(0)  # lets all users read what a program creates without care
+    try:
+        y = forward(x)
+        file = os.stat(descriptor_of_the_file(disk))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.st_mode) == 0o600
+    assert file.st_nlink == 0
+    assert os.listdir(disk) == []
+    gradients(y, x)
 
 
 def test_the_room_is_used_again(disk):

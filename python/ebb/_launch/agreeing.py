@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -19,6 +18,8 @@ _ASKS = 4  # interval in steps at which a rank checks if another rank has reache
 _PATIENCE = 32  # steps until a rank with an offer stops expecting the offers of others
 _sessions = itertools.count()
 
+Plan = TypeVar("Plan")
+
 
 # Note [Ranks that agree]
 # No rank ever waits: each looks into the store at the end of its steps, and trains on with all
@@ -28,7 +29,7 @@ _sessions = itertools.count()
 # 1. Each rank writes its measurements, an offer. The last rank to write combines all offers.
 # 2. Ranks with the same blocks and operators (data parallelism) form a kind. The leader, the rank
 #    that exceeds its budget most, plans for its kind with the largest values that any rank of the
-#    kind measured. Stages of a pipeline are of different kinds.
+#    kind measured, and writes the plan. Stages of a pipeline are of different kinds.
 # 3. A rank plans for itself if offers are missing after _PATIENCE steps, or the plan after twice
 #    as many. Plans may then differ, which costs memory or time on a rank.
 #
@@ -71,14 +72,21 @@ class Ranks:
         return agreed is not None and step >= agreed
 
     def look(
-        self, offer: Offer | None, gave_up: bool, plan: Callable[[Offer], Any]
-    ) -> tuple[bool, Any]:
+        self,
+        offer: Offer | None,
+        gave_up: bool,
+        plan: Callable[[Offer], Plan],
+        written: Callable[[Plan], Any],
+        read: Callable[[Any], Plan],
+    ) -> tuple[bool, Plan | None]:
         """Exchange offers and plans with other ranks. Call at the end of each step; never waits.
 
         Args:
             offer: None if this rank has not measured yet.
             gave_up: True if this rank will never have an offer.
             plan: makes a plan from a combined offer.
+            written: returns a plan as values of JSON.
+            read: returns the plan that ``written`` made these values of.
 
         Returns:
             True if the exchange has ended; and this rank's plan, else None. Raises whatever a
@@ -99,10 +107,10 @@ class Ranks:
             made, patience = f"plan/{combined['leader']}", 2 * _PATIENCE
             if combined["leader"] == exchange.rank:
                 found = plan(Offer(**combined["offer"]))
-                exchange.store.set(made, pickle.dumps(found))
+                exchange.store.set(made, json.dumps(written(found)))
                 return True, found
-            if exchange.store.check([made]):
-                return True, pickle.loads(exchange.store.get(made))
+            if (values := exchange.read(made)) is not None:
+                return True, read(values)
         if self._looks <= patience:
             return False, None
         log.info("budget: offers or the plan of other ranks are missing, so this rank plans alone")

@@ -14,6 +14,7 @@ from ebb._launch.assignment import Assignment
 from ebb._launch.budget_phases import Agree, Ended, Measure, Start, Wait
 from ebb._launch.budgeted import Blocks, is_compiled
 from ebb._launch.budgeted_job import BudgetedJob, Messages, NoPlanError
+from ebb._launch.decided import Decided
 from ebb._launch.memory_limit import Limit
 from ebb._launch.models import ModelObserver
 from ebb._launch.save_all import SaveAll
@@ -169,7 +170,11 @@ class Budget(ModelObserver):
         offer = None if agree is None else _offer(agree.outcome.measured, job.budget)
         try:
             is_done, decided = job.ranks.look(
-                offer, job.phase.has_ended, lambda most: agree and agree.decide_for(most)
+                offer,
+                job.phase.has_ended,
+                lambda most: agree and agree.decide_for(most),
+                Decided.to_json,
+                Decided.from_json,
             )
         except Exception as error:
             log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ebb import _C
-from ebb._plan.apply.module_policies import ProcessSettings
+from ebb._plan.apply.module_policies import ModulePolicies, ProcessSettings
 from ebb._plan.plan import Plan, plan_of
 from ebb._plan.profile.measuring import Measured
 from ebb._policy.policy import Policy
@@ -28,6 +29,38 @@ class Decided:
     too_small: str  # why the budget is too small; empty if the plan stays within it
     settings: ProcessSettings  # settings that the policies need
     reported: ReportedPlan | None  # the plan as reports show it; None: reports do not know it
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as values of JSON, for other ranks; policies and settings as TOML."""
+        settings = self.settings
+        found = ModulePolicies(self.policies, settings.offload, ahead=settings.ahead)
+        return {
+            "policies": found._to_toml(),
+            "summary": self.summary,
+            "peak": self.peak,
+            "plain_peak": self.plain_peak,
+            "too_small": self.too_small,
+            "reported": None if self.reported is None else self.reported.to_json(),
+        }
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Decided:
+        """What `to_json` made these values of.
+
+        Raises:
+            KeyError, TypeError, ValueError: another rank has another version of ebb.
+        """
+        found = ModulePolicies._parse(values["policies"], "the plan of another rank", late=True)
+        reported = values["reported"]
+        return Decided(
+            found.policies,
+            values["summary"],
+            values["peak"],
+            values["plain_peak"],
+            values["too_small"],
+            found._settings,
+            None if reported is None else ReportedPlan.from_json(reported),
+        )
 
 
 def decided_by(plan: Plan, too_small: str = "") -> Decided:

@@ -19,6 +19,7 @@ from ebb._policy.decision import MADE_AGAIN, OFFLOAD, RECOMPUTE, SAVE, Decision
 from ebb._policy.idle_rules import warn_of_composites
 from ebb._policy.rule import Operator, Part, Rule, check_decision, operator_name, qualified_name
 from ebb._policy.text import loaded, parsed, to_toml
+from ebb._support.private_files import write_private
 from ebb._support.shown import shown
 
 _numbers = itertools.count(1)
@@ -197,8 +198,7 @@ class Policy:
         Raises:
             OSError: the file cannot be written.
         """
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(self.to_toml())
+        write_private(path, self.to_toml())
 
     @classmethod
     def parse(cls, text: str) -> Policy:

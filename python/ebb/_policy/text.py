@@ -188,12 +188,21 @@ def loaded(path: str | os.PathLike[str], late: bool = False) -> _C.Policy:
     return _policy(*_read(path, late))
 
 
-def loaded_regions(
-    path: str | os.PathLike[str], late: bool = False
-) -> tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]:
-    """Returns modules and their policies, the settings of OFFLOAD, and True if replays may run
-    ahead. See :meth:`ebb.ModulePolicies.load`. `late`: as for `loaded`."""
-    document, at = _read(path, late)
+# Modules and their policies, the settings of OFFLOAD, and True if replays may run ahead.
+Regions = tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]
+
+
+def loaded_regions(path: str | os.PathLike[str], late: bool = False) -> Regions:
+    """See :meth:`ebb.ModulePolicies.load`. `late`: as for `loaded`."""
+    return _regions(*_read(path, late))
+
+
+def parsed_regions(text: str, name: str, late: bool = False) -> Regions:
+    """As `loaded_regions`, of the text of a file; `name` names it in errors."""
+    return _regions(tomllib.loads(text), _At(name, late=late))
+
+
+def _regions(document: dict[str, Any], at: _At) -> Regions:
     found = []
     known: set[str] = set()
     whole = at.table(document, ("regions", "offload", "ahead"))
@@ -242,13 +251,15 @@ def regions_to_toml(
 ) -> str:
     """See :meth:`ebb.ModulePolicies.save`."""
     head = "" if ahead else _line("ahead", ahead) + "\n"
+    groups = list(groups)
+    head += "" if groups else "regions = []\n"
     tables = ["[offload]\n" + "".join(starmap(_line, offload.items()))] if offload else []
     for names, parts, inputs in groups:
         listed = "".join(f"    {json.dumps(name, ensure_ascii=False)},\n" for name in names)
         listed = listed.replace("\x7f", "\\u007f")
         text = re.sub(r"^\[\[", "[[regions.", to_toml(parts, inputs), flags=re.M)
         tables.append(f"[[regions]]\nmodules = [\n{listed}]\n{text}")
-    return head + ("\n".join(tables) if tables else "regions = []\n")
+    return head + "\n".join(tables)
 
 
 def _line(key: str, value: object) -> str:

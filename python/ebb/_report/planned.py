@@ -116,12 +116,55 @@ class ReportedPlan:
             "points": [_point(point) for point in self.points],
         }
 
+    def to_json(self) -> dict[str, Any]:
+        """All of the plan but `measured`, as values of JSON for `from_json` in another process."""
+        return {
+            "budget": self.budget,
+            "predicted": asdict(self.predicted),
+            "plain": asdict(self.plain),
+            "regions": sorted(self.regions),
+            "points": [asdict(point) for point in self.points],
+            "passes": self.passes,
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> ReportedPlan:
+        """The plan that `to_json` made these values of.
+
+        Raises:
+            KeyError, TypeError: a value is missing or unknown.
+        """
+        points = tuple(map(_point_of, values["points"]))
+        plan = cls(
+            values["budget"],
+            _course_of(values["predicted"]),
+            _course_of(values["plain"]),
+            values["regions"],
+            lambda: points,
+            values["passes"],
+        )
+        plan.keep_points(True)
+        return plan
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_points": self.points}  # the function itself is not pickled
 
 
 def _share(measured: float | None, predicted: float | None) -> float | None:
     return measured / predicted - 1 if measured is not None and predicted else None
+
+
+def _course_of(values: dict[str, Any]) -> Course:
+    return Course(**values | {"timeline": tuple(map(tuple, values["timeline"]))})
+
+
+def _point_of(values: dict[str, Any]) -> BudgetPoint:
+    return BudgetPoint(**values | {"cuts": tuple(map(_cut_of, values["cuts"]))})
+
+
+def _cut_of(values: dict[str, Any]) -> Cut:
+    again = {op: (freed, duration) for op, (freed, duration) in values["again"].items()}
+    return Cut(**values | {"again": again})
 
 
 def _point(point: BudgetPoint) -> dict[str, Any]:

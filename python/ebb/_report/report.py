@@ -16,6 +16,7 @@ from ebb._report.advice import Advice, Replays
 from ebb._report.planned import ReportedPlan, plan_of_step
 from ebb._report.rows import FATES, HELD, Row, collapsed
 from ebb._report.text import advice_line, cells, duration, plan_lines, size, table
+from ebb._support.private_files import write_private
 from ebb._support.shown import shown
 
 _MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # limits for the output
@@ -149,11 +150,11 @@ class Report:
         path = Path(path)
         check_path(path)
         if path.suffix == ".html":
-            path.write_text(self._page(), encoding="utf-8")
+            write_private(path, self._page())
         elif path.suffix == ".json":
-            path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+            write_private(path, json.dumps(self.to_dict(), indent=1) + "\n")
         else:
-            path.write_text(self.text() + "\n", encoding="utf-8")
+            write_private(path, self.text() + "\n")
 
     def _page(self) -> str:
         data = self.to_dict()

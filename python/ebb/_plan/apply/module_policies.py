@@ -15,10 +15,11 @@ from ebb import _C
 from ebb._config import change_until
 from ebb._policy.decision import PAGE
 from ebb._policy.policy import Policy
-from ebb._policy.text import loaded_regions, regions_to_toml
+from ebb._policy.text import Regions, loaded_regions, parsed_regions, regions_to_toml
 from ebb._region.apply import RegionHandle, apply
 from ebb._support import deferred
 from ebb._support.names import in_ranges
+from ebb._support.private_files import write_private
 from ebb.experimental.paging import reset
 
 _HEAD = """\
@@ -171,11 +172,12 @@ class ModulePolicies:
         Raises:
             OSError: the file cannot be written.
         """
+        write_private(path, _HEAD.format(name=Path(path).name) + self._to_toml())
+
+    def _to_toml(self) -> str:
+        """The policies as TOML, without the comment of a file."""
         groups = ((names, policy._parts(), policy.inputs) for policy, names in self._groups())
-        text = _HEAD.format(name=Path(path).name) + regions_to_toml(
-            groups, self._settings.offload, self._settings.ahead
-        )
-        Path(path).write_text(text, encoding="utf-8")
+        return regions_to_toml(groups, self._settings.offload, self._settings.ahead)
 
     @classmethod
     def load(cls, path: str | Path) -> ModulePolicies:
@@ -189,7 +191,16 @@ class ModulePolicies:
 
     @staticmethod
     def _load(path: str | Path, late: bool = False) -> ModulePolicies:
-        regions, settings, ahead = loaded_regions(path, late)
+        return ModulePolicies._from_regions(loaded_regions(path, late))
+
+    @staticmethod
+    def _parse(text: str, name: str, late: bool = False) -> ModulePolicies:
+        """As `_load`, of the text of a file; `name` names it in errors."""
+        return ModulePolicies._from_regions(parsed_regions(text, name, late))
+
+    @staticmethod
+    def _from_regions(found: Regions) -> ModulePolicies:
+        regions, settings, ahead = found
         return ModulePolicies(
             {
                 name: Policy._from_compiled(compiled)

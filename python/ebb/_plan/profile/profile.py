@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from ebb._support.private_files import write_private
 from ebb._support.shown import shown
 
 _FORMAT = 2  # version of the file format
@@ -126,7 +127,7 @@ class Profile:
             OSError: the file cannot be written.
         """
         document = {"format": _FORMAT, **asdict(self)}
-        Path(path).write_text(json.dumps(document) + "\n", encoding="utf-8")
+        write_private(path, json.dumps(document) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Profile:
