@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,8 @@ from ebb._launch.agreeing import Offer
 from ebb._launch.budgeted_job import BudgetedJob, NoPlanError, Phase
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
+from ebb._launch.made_for import inputs_in_words
+from ebb._launch.plan_file import PlanFileError, Terms
 from ebb._launch.step_memory_monitor import PlannedMemory
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed
 from ebb._plan.measure import window_of_all
@@ -87,6 +90,9 @@ class Outcome:
     # The difference of these peaks in bytes. Without regions, the difference is at least as large.
     more: int
     beside: int  # bytes of the program's other tensors, which are not in `measured.base`
+    # The first inputs of blocks in each step, in words, with their numbers of elements. Empty if no
+    # file keeps the plan.
+    inputs: Mapping[str, int]
 
 
 class Measure(Phase):
@@ -102,6 +108,7 @@ class Measure(Phase):
         self._calls: int | None = None  # calls of blocks in a step that counts
         self._other_calls: int | None = None  # `_calls` of the last step, if it did not count
         self._beside = 0  # `Outcome.beside`
+        self._inputs: dict[str, int] = {}  # `Outcome.inputs`
 
     def begin(self) -> None:
         blocks = self.job.blocks
@@ -115,6 +122,8 @@ class Measure(Phase):
             may_differ=True,
         )
         self._undo.callback(self._stop)
+        if self.job.file is not None:
+            blocks.evaluation.on_first = self._note_inputs
         blocks.around.watch_callers()
         self._put_policy()
         self._prepare()
@@ -123,7 +132,12 @@ class Measure(Phase):
     def end(self) -> None:
         self._undo.close()
 
+    def _note_inputs(self, name: str, inputs: object) -> None:
+        words, elements = inputs_in_words(name, inputs)
+        self._inputs[words] = elements
+
     def _stop(self) -> None:
+        self.job.blocks.evaluation.on_first = None
         self._recording.end()
         self.job.blocks.around.stop_watching_callers()
         self._settings.close()
@@ -208,6 +222,7 @@ class Measure(Phase):
         before, self._other_calls = self._other_calls, calls
         if before == calls:
             self._sequence.restart()
+            self._inputs.clear()
             self.job.blocks.put(recompute_all)
             self._calls, self._other_calls = calls, None
         return False
@@ -220,7 +235,7 @@ class Measure(Phase):
         more = largest - size if varies else 0
         parents = self.job.blocks.around.parents()
         measured = replace(self._sequence.measured(), parents=parents)
-        return Outcome(measured, varies, growth, more, self._beside)
+        return Outcome(measured, varies, growth, more, self._beside, self._inputs)
 
 
 def _restore_ahead(regions: int) -> None:
@@ -306,36 +321,43 @@ class Agree(Start):
                 "blocks save, so these stay on the device. A budget in percent counts from the "
                 "peak without these hooks; prefer a budget in bytes"
             )
-        job.enter(Planned(job, self.outcome, decided))
+        job.enter(Planned(job, decided, _terms(job, self.outcome, decided), self.outcome))
+
+
+def _terms(job: BudgetedJob, outcome: Outcome, decided: Decided) -> Terms:
+    freed = outcome.measured.freed
+    if isinstance(job.budget, int):
+        return Terms(job.budget, outcome.beside, freed)
+    return Terms(round(job.budget * (decided.plain_peak + outcome.more)), None, freed)
 
 
 class Planned(Phase):
-    """A plan is in place. Checks after each step if the plan still fits."""
+    """A plan is in place. Checks after each step if the plan still fits. `outcome`: of the measured
+    steps; None: the plan is from a file."""
 
-    def __init__(self, job: BudgetedJob, outcome: Outcome, decided: Decided) -> None:
+    def __init__(
+        self, job: BudgetedJob, decided: Decided, terms: Terms, outcome: Outcome | None = None
+    ) -> None:
         super().__init__(job)
-        self.outcome, self._decided = outcome, decided
-        budget, beside = job.budget, None
-        if isinstance(budget, int):
-            beside = outcome.beside
-        else:
-            budget = round(budget * (decided.plain_peak + outcome.more))
+        self.outcome, self.terms, self._decided = outcome, terms, decided
         self.memory = PlannedMemory(
-            job.memory, decided.peak, budget, beside, fits=not decided.too_small
+            job.memory, decided.peak, terms.budget, terms.beside, fits=not decided.too_small
         )
         self.checking: Checking | None = None  # while steps under the plan are measured
         self._since = 0  # steps that have ended under the plan
+        self._sized = 0  # steps that have recorded the sizes of page pools
         self._settings = ExitStack()  # restores the process settings that the plan has changed
 
     def begin(self) -> None:
         job = self.job
         self._put_in_place(self._decided)
-        if self.outcome.varies and job.plans == 0:
+        self._sized = _C.paging_stats()["recorded_steps"]
+        if self.outcome is not None and self.outcome.varies and job.plans == 0:
             job.messages.tell(
                 "the peak memory of steps varies; the plan is for the largest profiled step"
             )
         job.plans += 1
-        job.memory.freed = self.outcome.measured.freed
+        job.memory.freed = self.terms.freed
 
     def end(self) -> None:
         self._end_reports()
@@ -349,18 +371,37 @@ class Planned(Phase):
         decided.settings.put(self._settings)
         job.add_all()
         job.blocks.follow(decided.policies)
-        if decided.too_small:
-            why = clipped(decided.too_small, 500)
-            job.messages.tell(
-                f"{why}; ebb uses the plan with the lowest peak instead: {decided.summary}"
-            )
-        else:
-            job.messages.tell(decided.summary)
+        self._tell(decided)
         if decided.reported is not None:
             planned.begins(decided.reported)
-            if _C.is_reporting():
-                self.checking = Checking(decided.reported)
+        self._begin_checking(decided)
+        self._write(decided)
         job.memory.leave_out()
+
+    def _begin_checking(self, decided: Decided) -> None:
+        if decided.reported is not None and _C.is_reporting():
+            self.checking = Checking(decided.reported)
+
+    def _tell(self, decided: Decided) -> None:
+        summary = decided.summary
+        if decided.too_small:
+            why = clipped(decided.too_small, 500)
+            summary = f"{why}; ebb uses the plan with the lowest peak instead: {summary}"
+        self.job.messages.tell(summary)
+
+    def _write(self, decided: Decided) -> None:
+        """Keep the plan for the next start of the job."""
+        job, file = self.job, self.job.file
+        if self.outcome is None or file is None or not file.writes():
+            return
+        try:
+            path = file.write(decided, self.terms, job.blocks, self.outcome.inputs)
+        except PlanFileError as error:
+            if is_set("EBB_STRICT"):
+                raise
+            job.messages.tell(str(error))
+        else:
+            job.messages.tell(f"the next start of the job takes this plan from {clipped(path)}")
 
     def _end_reports(self) -> None:
         if self.checking is not None:
@@ -375,14 +416,14 @@ class Planned(Phase):
         memory.step_ended()
         if self.checking is not None and not self.checking.step_ended(job.memory.peak):
             self.checking = None
-        before, job.sized = job.sized, _C.paging_stats()["recorded_steps"]
+        before, self._sized = self._sized, _C.paging_stats()["recorded_steps"]
         may_measure = job.plans < _MOST_MEASURED
         if not is_step or job.blocks.have_new():
             self._measure_again(memory.in_words() if memory.is_over else "")
-        elif job.sized != before:
+        elif self._sized != before:
             return  # this step recorded the sizes of page pools, and used none
         elif memory.is_over:
-            has_changed = job.plans == 1 or self._since > _SOON or memory.was_over
+            has_changed = job.plans <= 1 or self._since > _SOON or memory.was_over
             if may_measure and has_changed:
                 self._measure_again(memory.in_words())
             else:
@@ -397,6 +438,7 @@ class Planned(Phase):
 
     def _plan_for_less(self) -> None:
         """Plan for less memory, since some steps need more than the measured ones."""
+        assert self.outcome is not None  # steps over a plan from a file are measured
         measured, memory = self.outcome.measured, self.memory
         planned_peak, why = memory.planned, memory.in_words()
         # `base` was measured without a plan, so it does not include tensors of a plan's own.

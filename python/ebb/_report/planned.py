@@ -62,6 +62,7 @@ class ReportedPlan:
         plain: the memory and time without regions.
         passes: forwards and backwards of one step. Other fields of a report describe only the last.
         measured: the measured memory and time; None: no step was measured.
+        source: the file that the plan came from; empty: it was made in this job.
 
     Args:
         regions: the names of the plan's regions.
@@ -69,6 +70,7 @@ class ReportedPlan:
     """
 
     measured: Course | None = None
+    source = ""
 
     def __init__(
         self,
