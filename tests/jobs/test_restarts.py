@@ -20,10 +20,6 @@ from ebb._launch.plan_file import StoredPlan
 from ebb._launch.taken import Taken
 
 
-def replays():
-    return _C.stats()["total"]["ops_replayed"]
-
-
 # A start that takes the plan ----------------------------------------------------------------------
 
 
@@ -65,12 +61,8 @@ def test_no_step_is_measured(start, first, monkeypatch):
 class Counting(Job):
     """Counts the operators that each step replays."""
 
-    def step(self, step):
-        self.before = replays()
-        super().step(step)
-
     def note(self, loss):
-        self.bits.append(replays() - self.before)
+        self.bits.append(_C.stats()["total"]["ops_replayed"])
 
 
 def test_the_first_step_replays_as_little_as_later_ones(start, first):
@@ -82,8 +74,7 @@ def test_the_first_step_replays_as_little_as_later_ones(start, first):
 
     job = Counting().train(3)
 
-    assert job.bits[0] == job.bits[1] == job.bits[2] < everything.bits[1]
-    assert everything.bits[0] == everything.bits[1]
+    assert 0 < job.bits[0] == job.bits[1] == job.bits[2] < everything.bits[0]
 
 
 @pytest.mark.not_sanitized
