@@ -17,8 +17,6 @@ from ebb._launch.plan_file import PlanFileError, StoredPlan
 from ebb._launch.start import budget_and_file
 from ebb._launch.taken import Taken
 
-# Files --------------------------------------------------------------------------------------------
-
 
 def cut(text):
     return text[: text.index("[[regions]]", text.index("[[regions]]") + 5)]
@@ -226,7 +224,7 @@ def test_a_file_holds_any_policy(tmp_path):
         settings = ebb.ModulePolicies(policies, {"keep_last": 3}, ahead=ahead)._settings
         plan = plan_file.Decided(policies, "four\nregions", 10, 2**60, "small", settings, None)
         terms = plan_file.Terms(2**40, None, 5)
-        stored = StoredPlan(made_for, {"a": 2, 'é"': 3}, 2, True, plan, terms)
+        stored = StoredPlan(made_for, {"a": 2, 'é"': 3}, ("b", "\n"), 2, True, plan, terms)
         text = stored.to_toml()
 
         found = StoredPlan.parse(text, "")
@@ -234,6 +232,7 @@ def test_a_file_holds_any_policy(tmp_path):
         assert found.to_toml() == text
         assert (found.made_for, found.inputs) == (made_for, {"a": 2, 'é"': 3})
         assert (found.candidate, found.is_around, found.terms) == (2, True, terms)
+        assert found.profiled == ("b", "\n")
         assert list(found.decided.policies) == list(policies)
         (tmp_path / "plan.toml").write_text(text)
         loaded = ebb.ModulePolicies.load(tmp_path / "plan.toml")
@@ -298,3 +297,28 @@ def test_jobs_that_do_not_know_of_it(tmp_path):
 def test_a_disabled_job_writes_no_file(tmp_path):
     run_job(tmp_path, EBB_BUDGET="60%@plan.toml", EBB_DISABLE="1")
     assert os.listdir(tmp_path) == []
+
+
+def test_the_command_line(tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("EBB")}
+    command = ["-m", "ebb", "--budget", "60%@plan.toml", "train.py"]
+    one, two = (fork_server.run(command, env=environment, cwd=tmp_path) for _ in range(2))
+
+    assert one.returncode == two.returncode == 0, one.stderr + two.stderr
+    assert "ebb profiles 6 steps" in one.stderr
+    assert "the plan from plan.toml" in two.stderr
+    assert one.stdout == two.stdout
+
+
+def test_a_process_without_a_rank_of_its_own_has_no_file(start, first, tmp_path, monkeypatch, told):
+    """multiprocessing may have started several that train."""
+    text = first()
+    monkeypatch.setattr(plan_file.job, "is_helper", lambda: True)
+    start("50%")
+
+    Job().train()
+
+    assert not any("plan.toml" in line for line in told())
+    assert (tmp_path / "plan.toml").read_text() == text
+    assert os.listdir(tmp_path) == ["plan.toml"]

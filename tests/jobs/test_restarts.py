@@ -10,6 +10,7 @@ import tomllib
 import pytest
 import torch
 from budget_jobs import PLANNED, ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, assert_same, regions
+from pages import can_be_shown, shown
 from torch import nn
 
 import ebb
@@ -18,7 +19,6 @@ from ebb._launch import step_memory_monitor, takeover
 from ebb._launch.budget_phases import Measure, Planned
 from ebb._launch.plan_file import StoredPlan
 from ebb._launch.taken import Taken
-
 
 # A start that takes the plan ----------------------------------------------------------------------
 
@@ -186,79 +186,6 @@ def test_evaluation_before_the_first_step(start, first, told):
     assert len(told()) == 1
 
 
-class Pair(Job):
-    """A second model of the same class, which is first called in the middle of a step."""
-
-    def __init__(self, second=Net, **settings):
-        super().__init__(**settings)
-        self.second = second()
-        self.optimizer.add_param_group({"params": list(self.second.parameters())})
-
-    def step(self, step):
-        self.optimizer.zero_grad()
-        batch = self.batch(step)
-        loss = self.model(batch).square().mean() + self.second(batch).square().mean()
-        loss.backward()
-        self.note(loss)
-        self.optimizer.step()
-
-
-def test_two_models(start, first, told):
-    expected = Pair().train()
-    first(make=Pair)
-    found = start()
-
-    job = Pair().train(1)
-    assert regions(job.model)
-    assert regions(job.second)
-    job.train(STEPS - 1)
-
-    assert len(told()) == 1
-    assert isinstance(found.job.phase, Taken)
-    assert_same(job, expected)
-
-
-def test_a_second_model_that_is_another(start, first, told):
-    first(make=Pair)
-    found = start()
-
-    def make():
-        return Pair(lambda: Net(depth=3))
-
-    make().train(1)
-
-    line = told()[-1]
-    assert "plan.toml is not for all models and optimizers of this job; ebb profiles" in line
-    assert isinstance(found.job.phase, Measure)
-
-
-class Alternating(Job):
-    """Its second optimizer steps once in two steps of the first, and marks the steps then."""
-
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.second = torch.optim.SGD(self.model.head.parameters(), lr=1e-3)
-
-    def step(self, step):
-        super().step(step)
-        if step % 2:
-            self.second.step()
-
-
-def test_a_second_optimizer_that_marks_the_steps_later(start, tmp_path, told):
-    start()
-    Alternating().train(4 * PLANNED)
-    takeover.remove()
-    assert (tmp_path / "plan.toml").exists()
-    told()
-    found = start()
-
-    Alternating().train(12)
-
-    assert len(told()) == 1
-    assert isinstance(found.job.phase, Taken)
-
-
 def test_a_report_names_the_file(start, first, tmp_path):
     first()
     with ebb.record_reports():
@@ -270,8 +197,21 @@ def test_a_report_names_the_file(start, first, tmp_path):
     assert f"(from {tmp_path / 'plan.toml'}):" in text
     assert report.plan.measured.peak <= report.plan.budget
     assert abs(report.plan.deviation["peak"]) < 0.03
-    report.save(tmp_path / "report.html")
     report.save(tmp_path / "report.json")
+
+
+@can_be_shown
+def test_the_page_of_a_plan_from_a_file(start, first, tmp_path):
+    first(make=Quiet)
+    with ebb.record_reports():
+        start()
+        Quiet().train(9)
+        report = ebb.report()
+
+    page = shown(report, tmp_path)
+
+    assert ebb._report.text.size(report.plan.measured.peak) in page["plan-figures"].html
+    assert "NaN" not in page["memory"].html + page["plan-curve"].html
 
 
 # A start that measures ----------------------------------------------------------------------------
@@ -394,7 +334,7 @@ def test_a_later_batch_that_is_larger(start, first, tmp_path, told):
     assert "the plan from plan.toml" in lines[0]
     assert "more than the budget of" in lines[1]
     assert lines[1].endswith("; ebb profiles steps again")
-    assert "the next start of the job takes this plan from" in lines[-1]
+    assert any("the next start of the job takes this plan from" in line for line in lines)
     assert_same(job, expected)
     assert type(found.job.phase) is Planned
     again = (tmp_path / "plan.toml").read_text()

@@ -52,7 +52,8 @@ _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that ta
 # Blocks change only between two steps. If a new model comes, another optimizer marks the steps, or
 # steps change for good, ebb begins again at 2. If no plan can be made yet (`Wait`), or at all
 # (`Ended`), all blocks stay recomputed: for a job with a memory budget, a slow step is better than
-# running out of memory. Under EBB_BUDGET=auto, `SaveAll` comes first.
+# running out of memory. Under EBB_BUDGET=auto, `SaveAll` comes first. If a file may have the plan,
+# `FromFile` comes before all others, then perhaps `Taken`: see Note [Plans that are taken].
 
 # Note [Steps over the budget]
 # A step may change in more ways than ebb can check in advance: sizes, dtypes, which tensors need
@@ -395,7 +396,9 @@ class Planned(Phase):
         if self.outcome is None or file is None or not file.writes():
             return
         try:
-            path = file.write(decided, self.terms, job.blocks, self.outcome.inputs)
+            outcome = self.outcome
+            names = dict.fromkeys(op.region for op in outcome.measured.profile.operators)
+            path = file.write(decided, self.terms, job.blocks, outcome.inputs, names)
         except PlanFileError as error:
             if is_set("EBB_STRICT"):
                 raise

@@ -6,7 +6,7 @@ import hashlib
 import os
 import tomllib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,8 @@ class StoredPlan:
     Attributes:
         inputs: the first inputs of blocks in measured steps, in words, with their numbers of
             elements.
+        profiled: names of the blocks for which the plan was made; those without a policy stay as
+            in eager.
         candidate: of `Blocks`.
         is_around: True if there are regions around blocks.
         checksum: of all of the file.
@@ -67,6 +69,7 @@ class StoredPlan:
 
     made_for: MadeFor
     inputs: Mapping[str, int]
+    profiled: tuple[str, ...]
     candidate: int
     is_around: bool
     decided: Decided
@@ -78,7 +81,10 @@ class StoredPlan:
         words, elements = inputs
         if changed := self.made_for.changed(now):
             return changed
-        if words in self.inputs or (len(self.inputs) > 1 and elements <= max(self.inputs.values())):
+        if words in self.inputs:
+            return ""
+        has_same_block = any(_block_of(words) == _block_of(known) for known in self.inputs)
+        if len(self.inputs) > 1 and has_same_block and elements <= max(self.inputs.values()):
             return ""
         before = clipped(", or ".join(self.inputs), 200)
         return f"the inputs of the first block were {before}, and are {clipped(words, 200)}"
@@ -104,6 +110,7 @@ class StoredPlan:
             **self.made_for.to_dict(),
             "inputs": list(self.inputs),
             "elements": list(self.inputs.values()),
+            "profiled": list(self.profiled),
             "blocks": self.candidate,
             "around": self.is_around,
             "summary": decided.summary,
@@ -144,7 +151,7 @@ class StoredPlan:
                 _reported(table, policies, path),
             )
             terms = Terms(table["limit"], None, table["freed"])
-            blocks = table["blocks"], table["around"]
+            blocks = tuple(table["profiled"]), table["blocks"], table["around"]
             return StoredPlan(MadeFor.from_dict(table), inputs, *blocks, decided, terms, checksum)
         except PlanFileError:
             raise
@@ -153,6 +160,10 @@ class StoredPlan:
         except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
             why = clipped(str(error).removeprefix("ebb: "), 200)
             raise PlanFileError(f"it is damaged: {why}") from None
+
+
+def _block_of(words: str) -> str:
+    return words.partition(": ")[0]
 
 
 def _checksum(table: Mapping[str, object], policies: ModulePolicies) -> str:
@@ -305,9 +316,14 @@ class PlanFile:
         return not has_ranks() or job.rank() == self.writer
 
     def write(
-        self, decided: Decided, terms: Terms, blocks: Blocks, inputs: Mapping[str, int]
+        self,
+        decided: Decided,
+        terms: Terms,
+        blocks: Blocks,
+        inputs: Mapping[str, int],
+        profiled: Iterable[str],
     ) -> str:
-        """Write a plan that is in place. Returns the path.
+        """Write a plan that is in place. Returns the path. `inputs`, `profiled`: of `StoredPlan`.
 
         Raises:
             PlanFileError: the file cannot be written.
@@ -318,7 +334,8 @@ class PlanFile:
         try:
             names = {block.name for block in blocks.alive()}
             is_around = not names.issuperset(decided.policies)
-            stored = StoredPlan(made_for, inputs, blocks.candidate, is_around, decided, terms)
+            of_blocks = tuple(profiled), blocks.candidate, is_around
+            stored = StoredPlan(made_for, inputs, *of_blocks, decided, terms)
             text = stored.to_toml()
             head = _HEAD.format(budget=made_for.budget.removesuffix(" bytes"), name=self.name)
             _check_may_replace(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from _ebb_switches import is_set
 
@@ -15,6 +17,7 @@ from ebb._launch.plan_file import PlanFile, PlanFileError, StoredPlan, Terms
 from ebb._launch.save_all import SaveAll
 from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.profile.measuring import base_bytes, device_of
+from ebb._policy.policy import Policy
 from ebb._support.log import log
 from ebb._support.shown import clipped
 from ebb.policies import recompute_all
@@ -134,8 +137,15 @@ class Taken(Planned):
     def __init__(self, job: BudgetedJob, stored: StoredPlan, file: PlanFile) -> None:
         is_total = isinstance(job.budget, int)
         terms = Terms(stored.terms.budget, 0 if is_total else None, stored.terms.freed)
-        super().__init__(job, stored.decided, terms)
-        self._file = file
+        self._stored, self._file = stored, file
+        super().__init__(job, replace(stored.decided, policies=self._policies(job)), terms)
+
+    def _policies(self, job: BudgetedJob) -> dict[str, Policy]:
+        """Policies of all blocks. A block that had no gradients when the plan was made recomputes
+        everything if it has some now."""
+        profiled = self._stored.profiled
+        others = (block.name for block in job.blocks.alive() if block.name not in profiled)
+        return dict.fromkeys(others, recompute_all) | dict(self._stored.decided.policies)
 
     def _tell(self, decided: Decided) -> None:
         messages = self.job.messages
@@ -155,7 +165,7 @@ class Taken(Planned):
     def blocks_added(self, model: torch.nn.Module, names: list[str]) -> None:
         if self._since == 0 and self._file.lists(model):
             self.job.blocks.count_as_used()
-            self.job.blocks.follow(self._decided.policies)
+            self.job.blocks.follow(self._policies(self.job))
 
     def step_ended(self, is_step: bool) -> None:
         if refusal := self._refusal():
