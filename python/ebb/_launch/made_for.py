@@ -128,9 +128,15 @@ def _kind_of(device: torch.device) -> str:
 
 def _limit_of(device: torch.device) -> int:
     """The limit does not depend on what other processes use."""
+    if device.type == "cpu":
+        device = devices.in_use() or device
     try:
-        return devices.allowed_of(device) if device.type == "cuda" else there_is(device)
-    except ValueError:
+        if device.type == "cpu":
+            return there_is(device)
+        if device.type == "cuda":
+            return devices.allowed_of(device)
+        return int(torch.accelerator.get_memory_info(device)[1])
+    except (ValueError, RuntimeError, NotImplementedError):
         return 0
 
 
