@@ -130,7 +130,7 @@ class Budget(ModelObserver):
     def _step_ended(self, is_step: bool) -> None:
         job = self.job
         if isinstance(job.phase, FromFile):
-            job.phase.give_way()
+            job.phase.step_has_ended()
         if isinstance(job.phase, SaveAll):
             if not job.phase.has_filled():
                 self.blocks.take()

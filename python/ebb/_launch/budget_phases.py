@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,6 @@ from ebb._launch.agreeing import Offer
 from ebb._launch.budgeted_job import BudgetedJob, NoPlanError, Phase
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
-from ebb._launch.made_for import inputs_in_words
 from ebb._launch.plan_file import PlanFileError, Terms
 from ebb._launch.step_memory_monitor import PlannedMemory
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed
@@ -91,9 +89,6 @@ class Outcome:
     # The difference of these peaks in bytes. Without regions, the difference is at least as large.
     more: int
     beside: int  # bytes of the program's other tensors, which are not in `measured.base`
-    # The first inputs of blocks in each step, in words, with their numbers of elements. Empty if no
-    # file keeps the plan.
-    inputs: Mapping[str, int]
 
 
 class Measure(Phase):
@@ -109,7 +104,6 @@ class Measure(Phase):
         self._calls: int | None = None  # calls of blocks in a step that counts
         self._other_calls: int | None = None  # `_calls` of the last step, if it did not count
         self._beside = 0  # `Outcome.beside`
-        self._inputs: dict[str, int] = {}  # `Outcome.inputs`
 
     def begin(self) -> None:
         blocks = self.job.blocks
@@ -123,8 +117,9 @@ class Measure(Phase):
             may_differ=True,
         )
         self._undo.callback(self._stop)
-        if self.job.file is not None:
-            blocks.evaluation.on_first = self._note_inputs
+        if self.job.file is not None and blocks.candidate == 0:
+            self.job.file.inputs.clear()
+            blocks.evaluation.on_first = self.job.file.note_inputs
         blocks.around.watch_callers()
         self._put_policy()
         self._prepare()
@@ -132,10 +127,6 @@ class Measure(Phase):
 
     def end(self) -> None:
         self._undo.close()
-
-    def _note_inputs(self, name: str, inputs: object) -> None:
-        words, elements = inputs_in_words(name, inputs)
-        self._inputs[words] = elements
 
     def _stop(self) -> None:
         self.job.blocks.evaluation.on_first = None
@@ -223,7 +214,8 @@ class Measure(Phase):
         before, self._other_calls = self._other_calls, calls
         if before == calls:
             self._sequence.restart()
-            self._inputs.clear()
+            if self.job.file is not None and self.job.blocks.candidate == 0:
+                self.job.file.inputs.clear()
             self.job.blocks.put(recompute_all)
             self._calls, self._other_calls = calls, None
         return False
@@ -236,7 +228,7 @@ class Measure(Phase):
         more = largest - size if varies else 0
         parents = self.job.blocks.around.parents()
         measured = replace(self._sequence.measured(), parents=parents)
-        return Outcome(measured, varies, growth, more, self._beside, self._inputs)
+        return Outcome(measured, varies, growth, more, self._beside)
 
 
 def _restore_ahead(regions: int) -> None:
@@ -396,9 +388,9 @@ class Planned(Phase):
         if self.outcome is None or file is None or not file.writes():
             return
         try:
-            outcome = self.outcome
-            names = dict.fromkeys(op.region for op in outcome.measured.profile.operators)
-            path = file.write(decided, self.terms, job.blocks, outcome.inputs, names)
+            operators = self.outcome.measured.profile.operators
+            names = dict.fromkeys(operator.region for operator in operators)
+            path = file.write(decided, self.terms, job.blocks, names)
         except PlanFileError as error:
             if is_set("EBB_STRICT"):
                 raise

@@ -16,7 +16,7 @@ import torch
 from ebb._launch.agreeing import Vote, has_ranks
 from ebb._launch.budgeted import Blocks
 from ebb._launch.decided import Decided
-from ebb._launch.made_for import MadeFor, model_in_words
+from ebb._launch.made_for import MadeFor, inputs_in_words, model_in_words
 from ebb._launch.memory_limit import Limit
 from ebb._plan.apply.module_policies import ModulePolicies
 from ebb._report.planned import BudgetPoint, Course, ReportedPlan
@@ -58,8 +58,7 @@ class StoredPlan:
     """A plan in a file.
 
     Attributes:
-        inputs: the first inputs of blocks in measured steps, in words, with their numbers of
-            elements.
+        inputs: as in `PlanFile`.
         profiled: names of the blocks for which the plan was made; those without a policy stay as
             in eager.
         candidate: of `Blocks`.
@@ -212,6 +211,8 @@ class PlanFile:
         vote: of this rank, see `Ranks.vote`.
         writer: the rank that writes the file of this rank's plan.
         now: what a plan made now is for; None: no block was called with gradients yet.
+        inputs: the inputs of the first block in each measured step, in words, with their numbers of
+            elements. Only of the first choice of blocks: see Note [Plans that are taken].
     """
 
     def __init__(self, path: str, budget: int | float | Limit, patterns: tuple[str, ...]) -> None:
@@ -220,6 +221,7 @@ class PlanFile:
         self.vote = Vote()
         self.writer = 0
         self.now: MadeFor | None = None
+        self.inputs: dict[str, int] = {}
         self._budget, self._patterns = budget, patterns
         self._models: list[tuple[weakref.ref[torch.nn.Module], str]] = []  # with words
         self._error = ""  # why no file fits
@@ -236,8 +238,8 @@ class PlanFile:
         path = Path(self.path)
         return str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
 
-    def read(self) -> int:
-        """Read the files, once. Returns the candidate for the blocks of the first one."""
+    def read(self) -> None:
+        """Read the files, once."""
         if self._found is None:
             self._found = []
             for rank, path in self._paths():
@@ -250,7 +252,6 @@ class PlanFile:
                 except (OSError, ValueError) as error:
                     self._error = self._error or f"it cannot be read: {error}"
             self.stored = self._found[0][1] if self._found else None
-        return self.stored.candidate if self.stored is not None else 0
 
     def _paths(self) -> Iterator[tuple[int, str]]:
         if job.is_helper():
@@ -285,11 +286,18 @@ class PlanFile:
         self.now = MadeFor.of_job(self._budget, self._patterns, device, self.models())
         return self.now
 
-    def choose(self, device: torch.device, inputs: tuple[str, int]) -> str:
-        """Choose the plan to take, when a block is first called with gradients: sets `stored` and
-        `vote`. Returns why none is taken; empty if one is, or if no file exists."""
+    def note_inputs(self, name: str, inputs: object) -> None:
+        """Call with the inputs of the first block that is called with gradients in a step."""
+        words, elements = inputs_in_words(name, inputs)
+        self.inputs[words] = elements
+
+    def choose(self, device: torch.device) -> str:
+        """Choose the plan to take, when a block is first called with gradients, whose inputs have
+        been noted: sets `stored` and `vote`. Returns why none is taken; empty if one is, or if no
+        file exists."""
         self.read()
         now = self.is_for(device)
+        [inputs] = self.inputs.items()
         self.stored = None
         reasons = [self._error] if self._error else []
         for rank, stored in self._found or ():
@@ -320,10 +328,9 @@ class PlanFile:
         decided: Decided,
         terms: Terms,
         blocks: Blocks,
-        inputs: Mapping[str, int],
         profiled: Iterable[str],
     ) -> str:
-        """Write a plan that is in place. Returns the path. `inputs`, `profiled`: of `StoredPlan`.
+        """Write a plan that is in place. Returns the path. `profiled`: of `StoredPlan`.
 
         Raises:
             PlanFileError: the file cannot be written.
@@ -335,7 +342,7 @@ class PlanFile:
             names = {block.name for block in blocks.alive()}
             is_around = not names.issuperset(decided.policies)
             of_blocks = tuple(profiled), blocks.candidate, is_around
-            stored = StoredPlan(made_for, inputs, *of_blocks, decided, terms)
+            stored = StoredPlan(made_for, self.inputs, *of_blocks, decided, terms)
             text = stored.to_toml()
             head = _HEAD.format(budget=made_for.budget.removesuffix(" bytes"), name=self.name)
             _check_may_replace(path)

@@ -12,7 +12,6 @@ from ebb._launch.agreeing import has_ranks
 from ebb._launch.budget_phases import Planned, Start
 from ebb._launch.budgeted_job import BudgetedJob, Phase
 from ebb._launch.decided import Decided
-from ebb._launch.made_for import inputs_in_words
 from ebb._launch.plan_file import PlanFile, PlanFileError, StoredPlan, Terms
 from ebb._launch.save_all import SaveAll
 from ebb._plan.choose.memory_budget import BudgetError
@@ -22,15 +21,19 @@ from ebb._support.log import log
 from ebb._support.shown import clipped
 from ebb.policies import recompute_all
 
+_MOST_STEPS = 2  # until a block must be called with gradients
 _SETTLED = 21  # steps until the optimizer that marks the steps is known, see Note [Steps of a job]
 
 
 # Note [Plans that are taken]
 # The plan is put in place when a block is first called with gradients, before that call: all blocks
-# are regions that recompute everything until then, so any policy may follow. There are two
-# exceptions. A plan with regions around blocks waits for the end of the first step, since the
-# modules around the first block run already. A model that is first called later in the step
-# follows the plan when it is met, if the plan was made for it.
+# are regions that recompute everything until then, so any policy may follow. Exceptions:
+# * A plan with regions around blocks, or for other blocks (Note [Other blocks]), waits for the end
+#   of the first step, since the modules around the first block run already.
+# * A model that is first called later in the step follows the plan when it is met, if the plan was
+#   made for it too.
+# * If the model itself is the only block, its first call is no region. Then ebb decides in the
+#   second step.
 #
 # The first step allocates gradients and optimizer states, so ebb checks bytes from the second on.
 
@@ -44,6 +47,7 @@ class FromFile(Phase):
         self.otherwise, self._file = otherwise, job.file
         self._names: list[str] = []  # of blocks, not announced yet
         self._late: StoredPlan | None = None  # put in place at the end of the step
+        self._steps = 0  # steps that have ended without a call of a block with gradients
 
     def begin(self) -> None:
         self.job.blocks.evaluation.on_first = self._decide
@@ -52,24 +56,35 @@ class FromFile(Phase):
         self.job.blocks.evaluation.on_first = None
 
     def on_new_model(self, model: torch.nn.Module) -> None:
-        candidate = self._file.read()
-        blocks = self.job.blocks
-        if candidate and not blocks.alive() and not has_ranks():
-            blocks.use(candidate)
+        self._file.read()
         self.otherwise.on_new_model(model)
 
     def announce(self, names: list[str]) -> None:
         self._names += names
 
-    def give_way(self) -> None:
-        """Call at the end of the first step: another phase begins."""
-        if self._late is None:
-            self._file.is_for(self._device())
-            has_file = self._file.stored is not None
-            self._refuse("the first step called no block with gradients" if has_file else "")
+    def step_has_ended(self) -> None:
+        """Call at the end of a step: another phase begins, if it may."""
+        stored, blocks = self._late, self.job.blocks
+        if stored is None:
+            self._give_way()
+        elif stored.candidate == blocks.candidate:
+            blocks.take()
+            self._take(stored)
+        else:
+            blocks.use(stored.candidate)
+            self.job.add_all()
+            blocks.count_as_used()
+            self._take(stored)
+
+    def _give_way(self) -> None:
+        """No block was called with gradients."""
+        self._steps += 1
+        has_file = self._file.stored is not None
+        if has_file and self._steps < _MOST_STEPS and not has_ranks():
             return
-        self.job.blocks.take()
-        self._take(self._late)
+        self._file.is_for(self._device())
+        why = "the first steps called no block with gradients"
+        self._refuse(why if has_file else "")
 
     def _decide(self, name: str, inputs: object) -> None:
         """Take the plan, or let the other phase begin. `inputs`: of the block `name`.
@@ -89,7 +104,9 @@ class FromFile(Phase):
 
     def _choose(self, name: str, inputs: object) -> None:
         job, file = self.job, self._file
-        why = file.choose(self._device(), inputs_in_words(name, inputs))
+        file.inputs.clear()
+        file.note_inputs(name, inputs)
+        why = file.choose(self._device())
         is_auto = isinstance(self.otherwise, SaveAll)
         stored = file.stored
         if stored is not None and is_auto and has_ranks():
@@ -104,7 +121,7 @@ class FromFile(Phase):
         if is_auto:
             job.budget = stored.terms.budget
             _C.keep_while_there_is_room(0)
-        if stored.is_around:
+        if stored.is_around or stored.candidate != job.blocks.candidate:
             self._late = stored
             job.blocks.evaluation.on_first = None
         else:
@@ -121,8 +138,6 @@ class FromFile(Phase):
     def _refuse(self, why: str) -> None:
         """Begin the other phase. `why`: in words, empty if the user need not know."""
         job = self.job
-        if job.blocks.candidate:
-            job.blocks.use(0)
         job.add_all()
         if why:
             job.messages.tell(f"no plan from {self._file.name}: {clipped(why, 500)}")

@@ -41,15 +41,15 @@ def text_of(path):
         return file.read()
 
 
-def check_restart(wrap, files):
+def check_restart(wrap, files, **settings):
     expected, *_ = train(wrap)
     path = os.path.join(folder(), "plan.toml")
-    found, chosen, *_ = start(path, wrap)
+    found, chosen, *_ = start(path, wrap, **settings)
     assert_same(found, expected)
     dist.barrier()
     assert sorted(os.listdir(os.path.dirname(path))) == files
 
-    found, again, told, plans, times = start(path, wrap)
+    found, again, told, plans, times = start(path, wrap, **settings)
 
     assert (plans, times) == (0, 1), told
     assert again == chosen != {}
@@ -75,7 +75,7 @@ def stage(model):
 
 @on_two_ranks
 def test_stages_of_a_pipeline_have_files_of_their_own():
-    check_restart(stage, ["plan.rank1.toml", "plan.toml"])
+    check_restart(stage, ["plan.rank1.toml", "plan.toml"], prepare=together)
 
 
 def check_measured(paths, why, wrap=DistributedDataParallel, **settings):
