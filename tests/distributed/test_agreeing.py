@@ -165,3 +165,63 @@ def test_ranks_of_a_kind_get_one_plan_if_they_step_together():
             }
             assert None not in plans, seed
             assert len(plans) <= 1, seed
+
+
+# Votes on plans from files -----------------------------------------------------------------------
+
+
+def voters(size):
+    store = HashStore()
+    return [joined(store, rank, size) for rank in range(size)]
+
+
+def votes_of(votes):
+    """What each rank that has voted learns, after each vote."""
+    outcomes, ranks = [], voters(len(votes))
+    for n, (rank, vote) in enumerate(zip(ranks, votes, strict=True)):
+        rank.vote(vote)
+        outcomes.append([other.refusal() for other in ranks[: n + 1]])
+    return outcomes
+
+
+def test_ranks_that_all_take_their_plans():
+    votes = [agreeing.Vote("a", "1"), agreeing.Vote(), agreeing.Vote("b", "2")]
+    assert votes_of(votes) == [[None], [None] * 2, [""] * 3]
+
+
+def test_one_rank_that_takes_no_plan_is_enough():
+    votes = [agreeing.Vote("a", "1"), agreeing.Vote(why="no file"), agreeing.Vote("a", "1")]
+    assert votes_of(votes) == [[None], *[["rank 1: no file"] * n for n in (2, 3)]]
+
+
+def test_ranks_of_one_model_with_different_plans():
+    votes = [agreeing.Vote("a", "1"), agreeing.Vote("b", "2"), agreeing.Vote("a", "2")]
+    why = "rank 2: files of ranks have different plans"
+    assert votes_of(votes)[-1] == [why] * 3
+
+
+def test_a_rank_that_never_votes_keeps_no_other_from_its_plan():
+    first, _ = voters(2)
+    first.vote(agreeing.Vote("a", "1"))
+    assert [first.refusal() for _ in range(agreeing._PATIENCE)] == [None] * agreeing._PATIENCE
+    assert first.refusal() == ""
+
+
+def test_in_no_order_of_votes_some_ranks_take_their_plans_and_others_do_not():
+    """Unless a vote comes later than all other ranks wait."""
+    choices = [agreeing.Vote("a", "1"), agreeing.Vote("a", "2"), agreeing.Vote(why="changed")]
+    for seed in range(300):
+        generator = random.Random(seed)
+        ranks = voters(generator.randint(2, 4))
+        votes = [generator.choices(choices, [8, 1, 1])[0] for _ in ranks]
+        fate = [None] * len(ranks)
+        waiting = list(range(len(ranks)))
+        while None in fate:
+            n = generator.randrange(len(ranks))
+            if n in waiting:
+                waiting.remove(n)
+                ranks[n].vote(votes[n])
+            elif fate[n] is None:
+                fate[n] = ranks[n].refusal()
+        assert len(set(fate)) == 1, (seed, votes, fate)
+        assert (fate[0] == "") == (len(set(votes)) == 1 and not votes[0].why)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from budget_jobs import STEPS, Job, Quiet, peak_of, regions
+from budget_jobs import STEPS, Job, Quiet, assert_same, peak_of, regions
 
 import ebb
 from ebb import _testing
 from ebb._launch import budgeted_job, takeover
+from ebb._launch.taken import Taken
 from ebb._plan.profile import link, measuring
 from ebb._plan.profile.link import Link
 from ebb._plan.simulate.simulator import Simulator
@@ -119,3 +120,26 @@ def test_a_probe_that_fails_ends_no_job(disk, trained, told, monkeypatch):
     trained("60%")
 
     assert any("; predicted peak " in line for line in told())
+
+
+def test_a_restart_with_the_plan_in_a_file(fast_disk, start, tmp_path, told):
+    expected = Job().train(STEPS)
+    start("60%")
+    Job().train(STEPS + 2)
+    during = ebb.config.to_dict()
+    takeover.remove()
+    assert during != fast_disk
+    told()
+    found = start("60%")
+
+    before = ebb.stats()["offload"]["bytes_sent"]
+    job = Job().train(1)
+    assert ebb.stats()["offload"]["bytes_sent"] > before
+    assert ebb.config.to_dict() == during
+    job.train(STEPS - 1)
+
+    assert isinstance(found.job.phase, Taken)
+    assert len(told()) == 1
+    assert_same(job, expected)
+    takeover.remove()
+    assert ebb.config.to_dict() == fast_disk

@@ -10,8 +10,9 @@ from planned_programs import UNet, double
 from torch import nn
 
 from ebb import _C
-from ebb._launch import budgeted_job
+from ebb._launch import budgeted_job, takeover
 from ebb._launch import other_blocks as module
+from ebb._launch.taken import Taken
 
 MORE = STEPS + 3 * budgeted_job.number_of_steps([])  # steps, for all candidates
 
@@ -106,3 +107,37 @@ def test_named_blocks_stay(install, told):
     install("50%", "down.*", "up.*")
     found.train(MORE)
     assert [line for line in told() if "other modules as regions" in line] == []
+
+
+@pytest.mark.parametrize("model", [UNet, Bare])
+def test_a_restart_with_the_plan_in_a_file(start, told, model):
+    """Other modules are the blocks from the first step on."""
+    _C.use_counting_allocator()
+    expected, plain = train(model)
+    train(model, "55%", start)
+    takeover.remove()
+    told()
+    found = start("55%")
+
+    job, peaks = train(model)
+
+    (line,) = told()
+    assert "the plan from plan.toml, without profiling" in line
+    assert isinstance(found.job.phase, Taken)
+    assert set(regions(job.model)) == {""}
+    assert_same(job, expected)
+    gradients = sum(parameter.nbytes for parameter in job.model.parameters())
+    assert max(peaks[1:]) + gradients <= 0.56 * (plain[-1] + gradients) + 4096
+
+
+def test_a_restart_of_another_job_has_the_usual_blocks(start, told):
+    train(UNet, "55%", start)
+    takeover.remove()
+    told()
+    start("60%")
+
+    job = Pictures(UNet).train(1)
+
+    assert "no plan from plan.toml: the budget was" in told()[0]
+    assert "" not in regions(job.model)
+    assert len(regions(job.model)) > 1

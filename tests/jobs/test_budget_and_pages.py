@@ -12,6 +12,8 @@ from torch import nn
 
 import ebb
 from ebb import _C
+from ebb._launch import takeover
+from ebb._launch.taken import Taken
 
 WIDTH, ROWS, LIVE = 64, 512, 0.2
 
@@ -164,3 +166,22 @@ def test_more_rows_than_any_measured_step_had(install, monkeypatch):
 
     assert ebb.stats()["paging"]["overflows"] > 0
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize("kind", [Noting, AlsoTheOptimizer])
+def test_a_restart_with_the_plan_in_a_file(kind, start, told):
+    expected = kind(Net).train(STEPS)
+    start("50%")
+    kind(Net).train(STEPS)
+    takeover.remove()
+    told()
+    found = start("50%")
+
+    job = kind(Net).train(1)
+    assert any(map(pages, regions(job.model).values()))
+    job.train(STEPS - 1)
+
+    assert isinstance(found.job.phase, Taken)
+    assert len(told()) == 1
+    assert ebb.stats()["paging"]["pool_bytes"] > 0
+    assert_same(job, expected)

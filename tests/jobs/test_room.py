@@ -73,6 +73,34 @@ def test_without_room_a_plan_is_made_and_no_step_is_lost(script):
     assert "is too small" in errors  # all that there is is in use: what needs least was planned
 
 
+def test_a_restart_takes_the_plan_that_was_made(script, tmp_path):
+    expected, _ = job(script, -1, "")
+    budget = f"auto:100GiB@{tmp_path / 'plan.toml'}"
+    _, errors = job(script, -1, budget)
+    assert not (tmp_path / "plan.toml").exists()  # there was no plan
+    assert "no plan from" not in errors
+
+    job(script, 2, budget)
+    found, errors = job(script, -1, budget)
+
+    assert found["losses"] == expected["losses"]
+    assert found["given_up"] == 0
+    assert found["replayed"] > 0
+    assert "the plan from plan.toml, without profiling: " in errors
+    assert "ebb saves all activations" not in errors
+
+
+def test_a_restart_with_another_limit_saves_all(script, tmp_path):
+    expected, _ = job(script, -1, "")
+    job(script, 2, f"auto:100GiB@{tmp_path / 'plan.toml'}")
+
+    found, errors = job(script, -1, f"auto:200GiB@{tmp_path / 'plan.toml'}")
+
+    assert found == expected | {"given_up": 0, "replayed": 0}
+    assert "no plan from plan.toml: the budget was auto:107374182400, and is auto:2147" in errors
+    assert "ebb saves all activations while less than 200.0 GiB of memory is in use" in errors
+
+
 @pytest.mark.sweep
 def test_a_senseless_limit_is_ignored(script):
     expected, _ = job(script, -1, "")

@@ -37,6 +37,13 @@ Plan = TypeVar("Plan")
 # at which all ranks begin to measure. That step is some steps ahead of the rank's own, since other
 # ranks may have run more steps already.
 
+# Note [Ranks that vote]
+# If a file may have the plan, each rank votes at the end of its first step. A rank that has taken a
+# plan looks for the votes of the others at the end of its steps, until all have voted or _PATIENCE
+# steps have passed. If the file of one rank does not fit, or ranks with one model have taken
+# different plans, all ranks measure, as without a file. Until then a rank that has taken a plan
+# runs under it.
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -49,17 +56,61 @@ class Offer:
     base: int  # as in Measured
 
 
+@dataclass(frozen=True)
+class Vote:
+    """A rank's vote on plans from files: either the plan that it has taken, or why it takes none. A
+    rank without blocks has neither."""
+
+    model: str = ""  # identifies ranks that must have the same plan
+    plan: str = ""  # identifies the plan
+    why: str = ""
+
+
 class Ranks:
-    """Connects this rank to the other ranks of the job."""
+    """Connects this rank to the other ranks of the job.
+
+    Attributes:
+        first: the first rank of those that share this rank's plan; None: unknown.
+    """
+
+    first: int | None = None
 
     def __init__(self, exchange: StoreExchange) -> None:
         self._exchange = exchange
         self._has_called = False  # True if this rank has asked the others to measure
         self._looks = 0  # number of calls of `look` with an offer
+        self._polls = 0  # number of calls of `refusal`
 
     def join(self) -> None:
         """Count this rank among those whose offers the others need."""
         self._exchange.store.add("joined", 1)
+
+    def vote(self, vote: Vote) -> None:
+        """Vote once, at the end of the first step. See Note [Ranks that vote]. Raises whatever a
+        failing store raises."""
+        store, why = self._exchange.store, vote.why
+        if vote.plan:
+            first = store.compare_set(f"file/{vote.model}", "", json.dumps(vote.plan))
+            if json.loads(first) != vote.plan:
+                why = "files of ranks have different plans"
+        if why:
+            store.compare_set("refused", "", json.dumps(f"rank {self._exchange.rank}: {why}"))
+        store.add("votes", 1)
+
+    def refusal(self) -> str | None:
+        """Why the ranks take no plan from files; empty if all take one, None while votes are
+        missing. Call after `vote`, at the end of each step; never waits. Raises whatever a failing
+        store raises."""
+        self._polls += 1
+        has_all = self._exchange.store.add("votes", 0) >= self._exchange.size
+        why = self._exchange.read("refused")  # ranks write it before they are counted
+        if why is not None:
+            return str(why)
+        return "" if has_all or self._polls > _PATIENCE else None
+
+    def leave(self) -> None:
+        """Tell the others that this rank will have no offer."""
+        self._give(None)
 
     def begins(self, step: int, is_full: bool) -> bool:
         """True if all ranks begin to measure now. Call at the end of each step. `is_full`: True if
@@ -104,6 +155,7 @@ class Ranks:
             combined = kinds.get(offer.kind)
             if combined is None:  # this rank joined later, and no other is of its kind
                 return True, plan(offer)
+            self.first = combined["first"]
             made, patience = f"plan/{combined['leader']}", 2 * _PATIENCE
             if combined["leader"] == exchange.rank:
                 found = plan(Offer(**combined["offer"]))
@@ -130,7 +182,7 @@ class Ranks:
 
 
 def _combined(offers: Values) -> dict[str, dict[str, Any]]:
-    """For each kind, the combined offer and the rank that plans."""
+    """For each kind: the combined offer, the rank that plans, and the first rank."""
     kinds: dict[str, Values] = {}
     for rank, offer in offers:
         kinds.setdefault(offer["kind"], []).append((rank, offer))
@@ -141,7 +193,8 @@ def _combined(offers: Values) -> dict[str, dict[str, Any]]:
         leader = -max(lacks)[1]
         most = {name: max(offer[name] for _, offer in members) for name in members[0][1]}
         most["budget"] = min(offer["budget"] for _, offer in members)
-        combined[kind] = {"leader": leader, "offer": most}
+        first = min(rank for rank, _ in members)
+        combined[kind] = {"leader": leader, "first": first, "offer": most}
     return combined
 
 

@@ -17,8 +17,10 @@ from ebb._launch.budgeted_job import BudgetedJob, Messages, NoPlanError
 from ebb._launch.decided import Decided
 from ebb._launch.memory_limit import Limit
 from ebb._launch.models import ModelObserver
+from ebb._launch.plan_file import PlanFile, PlanFileError
 from ebb._launch.save_all import SaveAll
 from ebb._launch.step_clock import StepClock
+from ebb._launch.taken import FromFile, first_phase
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError
 from ebb._plan.profile.measuring import Measured
 from ebb._support import devices
@@ -41,6 +43,7 @@ class Budget(ModelObserver):
         text: str,
         patterns: tuple[str, ...],
         assignment: Assignment,
+        file: str = "",
     ) -> None:
         self._clock = StepClock(self._at_boundary, self._give_up)
         self.blocks = Blocks(patterns)
@@ -50,8 +53,10 @@ class Budget(ModelObserver):
             self.blocks,
             self._clock.optimizers,
             Messages(text, assignment),
+            PlanFile(file, budget, patterns) if file else None,
         )
-        self.job.phase = Start(self.job) if limit is None else SaveAll(self.job, limit)
+        self._save_all = None if limit is None else SaveAll(self.job, limit)
+        self.job.enter(first_phase(self.job, self._save_all))
         self._steps = 0  # steps that have ended, without those in which all was saved
         self._has_compiled = False  # torch.compile has compiled a module of a model
 
@@ -61,8 +66,8 @@ class Budget(ModelObserver):
         undo.callback(self._stop)
         atexit.register(self._at_exit)
         undo.callback(atexit.unregister, self._at_exit)
-        if isinstance(self.job.phase, SaveAll):
-            self.job.phase.start(undo)
+        if self._save_all is not None:
+            self._save_all.start(undo)
 
     def on_new_model(self, model: torch.nn.Module) -> None:
         """Find the blocks of a model, before its first forward."""
@@ -76,8 +81,10 @@ class Budget(ModelObserver):
             self._has_compiled |= any(map(is_compiled, model.modules()))
             if why := devices.why_uncounted():
                 self._give_up(why)
-            elif names and torch.is_grad_enabled():
-                self.job.phase.announce(names)
+            elif names:
+                if self.job.file is not None:
+                    self.job.file.met(model)
+                self.job.phase.blocks_added(model, names)
         except Exception as error:
             self._fail(error)
 
@@ -108,7 +115,7 @@ class Budget(ModelObserver):
             self._look_at_ranks()
         except Exception as error:
             self.job.ranks = None
-            if isinstance(error, BudgetError) and is_set("EBB_STRICT"):
+            if isinstance(error, BudgetError | PlanFileError) and is_set("EBB_STRICT"):
                 self._stop()
                 raise
             self._fail(error)
@@ -122,6 +129,8 @@ class Budget(ModelObserver):
 
     def _step_ended(self, is_step: bool) -> None:
         job = self.job
+        if isinstance(job.phase, FromFile):
+            job.phase.step_has_ended()
         if isinstance(job.phase, SaveAll):
             if not job.phase.has_filled():
                 self.blocks.take()
@@ -132,10 +141,19 @@ class Budget(ModelObserver):
         self._steps += 1
         if self._steps == 1 and job.ranks is None:
             job.ranks = ranks_of_job()
+            self._vote()
         if job.phase.has_ended:
             return
         job.memory.step_ended()
         job.phase.step_ended(is_step)
+
+    def _vote(self) -> None:
+        job = self.job
+        if job.file is not None and job.ranks is not None:
+            try:
+                job.ranks.vote(job.file.vote)
+            except Exception as error:  # the type depends on the store
+                log.info("budget: this rank cannot vote: %s", error)
 
     def _wait(self, why: str) -> None:
         """Keep all blocks recomputed until a plan is possible."""
@@ -182,6 +200,8 @@ class Budget(ModelObserver):
             log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)
             is_done = True
             decided = None if agree is None else agree.decide(agree.outcome.measured)
+        if job.file is not None and job.ranks.first is not None:
+            job.file.writer = job.ranks.first
         if is_done:
             job.ranks = None
         if agree is not None and decided is not None:

@@ -14,6 +14,7 @@ from ebb._launch.agreeing import Offer
 from ebb._launch.budgeted_job import BudgetedJob, NoPlanError, Phase
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
+from ebb._launch.plan_file import PlanFileError, Terms
 from ebb._launch.step_memory_monitor import PlannedMemory
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed
 from ebb._plan.measure import window_of_all
@@ -49,7 +50,8 @@ _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that ta
 # Blocks change only between two steps. If a new model comes, another optimizer marks the steps, or
 # steps change for good, ebb begins again at 2. If no plan can be made yet (`Wait`), or at all
 # (`Ended`), all blocks stay recomputed: for a job with a memory budget, a slow step is better than
-# running out of memory. Under EBB_BUDGET=auto, `SaveAll` comes first.
+# running out of memory. Under EBB_BUDGET=auto, `SaveAll` comes first. If a file may have the plan,
+# `FromFile` comes before all others, then perhaps `Taken`: see Note [Plans that are taken].
 
 # Note [Steps over the budget]
 # A step may change in more ways than ebb can check in advance: sizes, dtypes, which tensors need
@@ -115,6 +117,9 @@ class Measure(Phase):
             may_differ=True,
         )
         self._undo.callback(self._stop)
+        if self.job.file is not None and blocks.candidate == 0:
+            self.job.file.inputs.clear()
+            blocks.evaluation.on_first = self.job.file.note_inputs
         blocks.around.watch_callers()
         self._put_policy()
         self._prepare()
@@ -124,6 +129,7 @@ class Measure(Phase):
         self._undo.close()
 
     def _stop(self) -> None:
+        self.job.blocks.evaluation.on_first = None
         self._recording.end()
         self.job.blocks.around.stop_watching_callers()
         self._settings.close()
@@ -208,6 +214,8 @@ class Measure(Phase):
         before, self._other_calls = self._other_calls, calls
         if before == calls:
             self._sequence.restart()
+            if self.job.file is not None and self.job.blocks.candidate == 0:
+                self.job.file.inputs.clear()
             self.job.blocks.put(recompute_all)
             self._calls, self._other_calls = calls, None
         return False
@@ -306,36 +314,43 @@ class Agree(Start):
                 "blocks save, so these stay on the device. A budget in percent counts from the "
                 "peak without these hooks; prefer a budget in bytes"
             )
-        job.enter(Planned(job, self.outcome, decided))
+        job.enter(Planned(job, decided, _terms(job, self.outcome, decided), self.outcome))
+
+
+def _terms(job: BudgetedJob, outcome: Outcome, decided: Decided) -> Terms:
+    freed = outcome.measured.freed
+    if isinstance(job.budget, int):
+        return Terms(job.budget, outcome.beside, freed)
+    return Terms(round(job.budget * (decided.plain_peak + outcome.more)), None, freed)
 
 
 class Planned(Phase):
-    """A plan is in place. Checks after each step if the plan still fits."""
+    """A plan is in place. Checks after each step if the plan still fits. `outcome`: of the measured
+    steps; None: the plan is from a file."""
 
-    def __init__(self, job: BudgetedJob, outcome: Outcome, decided: Decided) -> None:
+    def __init__(
+        self, job: BudgetedJob, decided: Decided, terms: Terms, outcome: Outcome | None = None
+    ) -> None:
         super().__init__(job)
-        self.outcome, self._decided = outcome, decided
-        budget, beside = job.budget, None
-        if isinstance(budget, int):
-            beside = outcome.beside
-        else:
-            budget = round(budget * (decided.plain_peak + outcome.more))
+        self.outcome, self.terms, self._decided = outcome, terms, decided
         self.memory = PlannedMemory(
-            job.memory, decided.peak, budget, beside, fits=not decided.too_small
+            job.memory, decided.peak, terms.budget, terms.beside, fits=not decided.too_small
         )
         self.checking: Checking | None = None  # while steps under the plan are measured
         self._since = 0  # steps that have ended under the plan
+        self._sized = 0  # steps that have recorded the sizes of page pools
         self._settings = ExitStack()  # restores the process settings that the plan has changed
 
     def begin(self) -> None:
         job = self.job
         self._put_in_place(self._decided)
-        if self.outcome.varies and job.plans == 0:
+        self._sized = _C.paging_stats()["recorded_steps"]
+        if self.outcome is not None and self.outcome.varies and job.plans == 0:
             job.messages.tell(
                 "the peak memory of steps varies; the plan is for the largest profiled step"
             )
         job.plans += 1
-        job.memory.freed = self.outcome.measured.freed
+        job.memory.freed = self.terms.freed
 
     def end(self) -> None:
         self._end_reports()
@@ -349,19 +364,40 @@ class Planned(Phase):
         decided.settings.put(self._settings)
         job.add_all()
         job.blocks.follow(decided.policies)
-        if decided.too_small:
-            why = clipped(decided.too_small, 500)
-            job.messages.tell(
-                f"{why}; ebb uses the plan with the lowest peak instead: {decided.summary}"
-            )
-        else:
-            job.messages.tell(decided.summary)
+        self._tell(decided)
         if decided.reported is not None:
             decided.reported.steps = 0
             planned.begins(decided.reported)
-            if _C.is_reporting():
-                self.checking = Checking(decided.reported)
+        self._begin_checking(decided)
+        self._write(decided)
         job.memory.leave_out()
+
+    def _begin_checking(self, decided: Decided) -> None:
+        if decided.reported is not None and _C.is_reporting():
+            self.checking = Checking(decided.reported)
+
+    def _tell(self, decided: Decided) -> None:
+        summary = decided.summary
+        if decided.too_small:
+            why = clipped(decided.too_small, 500)
+            summary = f"{why}; ebb uses the plan with the lowest peak instead: {summary}"
+        self.job.messages.tell(summary)
+
+    def _write(self, decided: Decided) -> None:
+        """Keep the plan for the next start of the job."""
+        job, file = self.job, self.job.file
+        if self.outcome is None or file is None or not file.writes():
+            return
+        try:
+            operators = self.outcome.measured.profile.operators
+            names = dict.fromkeys(operator.region for operator in operators)
+            path = file.write(decided, self.terms, job.blocks, names)
+        except PlanFileError as error:
+            if is_set("EBB_STRICT"):
+                raise
+            job.messages.tell(str(error))
+        else:
+            job.messages.tell(f"the next start of the job takes this plan from {clipped(path)}")
 
     def _end_reports(self) -> None:
         if self.checking is not None:
@@ -378,14 +414,14 @@ class Planned(Phase):
             reported.limit, reported.steps = memory.limit, (reported.steps or 0) + 1
         if self.checking is not None and not self.checking.step_ended(job.memory.peak):
             self.checking = None
-        before, job.sized = job.sized, _C.paging_stats()["recorded_steps"]
+        before, self._sized = self._sized, _C.paging_stats()["recorded_steps"]
         may_measure = job.plans < _MOST_MEASURED
         if not is_step or job.blocks.have_new():
             self._measure_again(memory.in_words() if memory.is_over else "")
-        elif job.sized != before:
+        elif self._sized != before:
             return  # this step recorded the sizes of page pools, and used none
         elif memory.is_over:
-            has_changed = job.plans == 1 or self._since > _SOON or memory.was_over
+            has_changed = job.plans <= 1 or self._since > _SOON or memory.was_over
             if may_measure and has_changed:
                 self._measure_again(memory.in_words())
             else:
@@ -400,6 +436,7 @@ class Planned(Phase):
 
     def _plan_for_less(self) -> None:
         """Plan for less memory, since some steps need more than the measured ones."""
+        assert self.outcome is not None  # steps over a plan from a file are measured
         measured, memory = self.outcome.measured, self.memory
         planned_peak, why = memory.planned, memory.in_words()
         # `base` was measured without a plan, so it does not include tensors of a plan's own.

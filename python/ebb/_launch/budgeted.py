@@ -44,21 +44,32 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class Evaluation:
-    """Detects evaluation: calls of blocks without gradients before the first with gradients."""
+    """Detects evaluation: calls of blocks without gradients before the first with gradients.
+
+    Attributes:
+        has_run: True if a block was called without gradients in this step.
+        on_first: called before the first call with gradients in each step, with the name of the
+            block and its arguments.
+    """
 
     def __init__(self) -> None:
-        self.has_run = False  # True if a block was called without gradients in this step
+        self.has_run = False
+        self.on_first: Callable[[str, object], None] | None = None
         self._is_over = False  # True if a block was called with gradients in this step
+        self._lock = threading.Lock()  # the threads of nn.DataParallel call blocks together
 
-    def called(self, has_gradients: bool) -> None:
+    def called(self, has_gradients: bool, name: str, inputs: object) -> None:
         if self._is_over:
             return
         if not has_gradients:
             self.has_run = True
             return
-        self._is_over = True
-        if self.has_run:
+        with self._lock:
+            is_first, self._is_over = not self._is_over, True
+        if is_first and self.has_run:
             _C.reset_most_tensor_bytes()
+        if is_first and self.on_first is not None:
+            self.on_first(name, inputs)
 
     def step_ended(self) -> None:
         self.has_run = self._is_over = False
@@ -88,7 +99,7 @@ class Block:
                 return function(*args, **kwargs)
             return self._run_in_region(function, *args, **kwargs)
         has_gradients = torch.is_grad_enabled()
-        self._evaluation.called(has_gradients)
+        self._evaluation.called(has_gradients, self.name, (args, kwargs))
         if not has_gradients:  # autograd saves nothing, so a region would free no memory
             return function(*args, **kwargs)
         if self.policy is not None and other_work.foreign_recompute_active():
@@ -283,6 +294,10 @@ class Blocks:
     def met_recomputation(self) -> bool:
         """True if a function of the job recomputed a block."""
         return any(block.met_recomputation for block in self._all)
+
+    def count_as_used(self) -> None:
+        """Count all blocks as called with gradients: a plan from a file names those that are."""
+        self._used = set(self.alive())
 
     def have_new(self) -> bool:
         """True if a block added since the last `take` has been called with gradients."""

@@ -11,6 +11,7 @@ from ebb._launch.agreeing import Ranks
 from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Blocks
 from ebb._launch.other_blocks import OtherBlocks
+from ebb._launch.plan_file import PlanFile
 from ebb._launch.step_memory_monitor import StepMemory
 from ebb._plan.profile.measuring import RECOMPUTED, device_of, offload_steps
 from ebb._support.job import print_first
@@ -85,6 +86,11 @@ class Phase:
         """Called with the blocks of a new model."""
         self.job.messages.announce_profiling(names, self.job.models)
 
+    def blocks_added(self, model: torch.nn.Module, names: list[str]) -> None:
+        """Called when a new model has blocks."""
+        if torch.is_grad_enabled():
+            self.announce(names)
+
     def step_ended(self, is_step: bool) -> None:
         """Called at the end of each step; `is_step` as in `StepClock`."""
 
@@ -96,9 +102,9 @@ class BudgetedJob:
         budget: bytes, or a share of the peak that a step without regions allocates.
         models, optimizers: of the job, as far as ebb has seen them.
         ranks: the other ranks; None: there are none, or the ranks have agreed.
+        file: keeps the plan for the next start; None: the user has named no file.
         plans: how many measurements led to a plan.
         beside: at the first measurement, see `Outcome.beside`.
-        sized: steps that recorded the sizes of page pools.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class BudgetedJob:
         blocks: Blocks,
         optimizers: Iterable[torch.optim.Optimizer],
         messages: Messages,
+        file: PlanFile | None = None,
     ) -> None:
         self.budget, self.blocks, self.messages = budget, blocks, messages
         self.models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -114,7 +121,8 @@ class BudgetedJob:
         self.memory = StepMemory()
         self.other_blocks = OtherBlocks(blocks)
         self.ranks: Ranks | None = None
-        self.plans = self.sized = 0
+        self.file = file
+        self.plans = 0
         self.beside: int | None = None
         self.phase = Phase(self)
 

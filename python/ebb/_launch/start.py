@@ -118,13 +118,41 @@ def _budget_text() -> str:
     return os.environ.get("EBB_BUDGET", "").strip()
 
 
+def budget_and_file(text: str) -> tuple[str, str]:
+    """Split a value of EBB_BUDGET such as ``40%@plan.toml`` into the budget and the absolute path;
+    the path is empty if the value names no file.
+
+    Raises:
+        ValueError: the part after the @ is no path.
+    """
+    budget, at, path = text.partition("@")
+    path = path.strip()
+    if at and not (path and path.isprintable()):
+        raise ValueError(
+            f"ebb: after the @, a budget must have the path of a file, such as 40%@plan.toml; got "
+            f"{shown(text)}"
+        )
+    return budget.strip(), os.path.abspath(path) if path else ""
+
+
 def read_budget_or_limit(text: str) -> int | float | Limit:
-    """Bytes or a share; for ``auto``, the limit on memory in use.
+    """Bytes or a share; for ``auto``, the limit on memory in use. The text may end with the file of
+    the plan, such as ``@plan.toml``.
 
     Raises:
         ValueError: the text is neither.
     """
-    return limit_of(text) or read_budget(text)
+    budget, _ = budget_and_file(text)
+    return limit_of(budget) or read_budget(budget)
+
+
+def _keep_path() -> tuple[str, str]:
+    """The budget in words, and its file; the variable has the absolute path from now on, for child
+    processes that start after a change of the working directory."""
+    budget, file = budget_and_file(_budget_text())
+    if file:
+        os.environ["EBB_BUDGET"] = f"{budget}@{file}"
+    return budget, file
 
 
 def _take_over() -> None:
@@ -157,7 +185,8 @@ def _take_over() -> None:
                     "EBB_MODULES",
                     "a budget needs modules to plan for. Leave EBB_MODULES unset, or name modules",
                 )
-            takeover.install_budget(budget, clipped(_budget_text()), named, calls)
+            words, file = _keep_path()
+            takeover.install_budget(budget, clipped(words), named, calls, file)
     except Exception as error:
         warn_setting_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
 

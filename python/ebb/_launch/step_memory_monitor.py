@@ -83,6 +83,10 @@ class PlannedMemory:
         is_over = self._memory.peak > max(self._allowed + slack, self._accepted)
         self.was_over, self.is_over = self.is_over, is_over and self._memory.is_exact
 
+    def set_beside(self, beside: int) -> None:
+        """Set the argument `beside`."""
+        self._beside = beside
+
     @property
     def limit(self) -> int:
         """Bytes of tensors within the budget, in a step that begins as the last one did."""

@@ -63,6 +63,7 @@ def install_budget(
     text: str,
     patterns: tuple[str, ...],
     calls: tuple[Policy, str] | None = None,
+    file: str = "",
 ) -> Budget:
     """Take over from now on, with a memory budget instead of policies for modules.
 
@@ -72,11 +73,12 @@ def install_budget(
         patterns: globs over names of modules that are planned; empty: ebb finds the blocks.
         calls: the policy of torch.utils.checkpoint calls outside planned modules, and the user's
             text for that policy. Default: recompute everything, as torch does.
+        file: absolute path of the file that keeps the plan; empty: none. See `PlanFile`.
     """
     remove()
     policy, said = calls or (recompute_all, "")
     assignment = Assignment(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
-    planned = Budget(budget, text, patterns, assignment)
+    planned = Budget(budget, text, patterns, assignment, file)
     assignment.blocks = planned.blocks
     _take_over(assignment, planned)
     planned.start(_undo)

@@ -194,7 +194,7 @@ def regions_of(document: dict[str, Any], name: str) -> Regions:
 def _regions(document: dict[str, Any], at: _At) -> Regions:
     found = []
     known: set[str] = set()
-    whole = at.table(document, ("regions", "offload", "ahead"))
+    whole = at.table(document, ("regions", "offload", "ahead", "plan"))  # [plan]: see PlanFile
     ahead = whole.get("ahead", True)
     if not isinstance(ahead, bool):
         raise (at / "ahead").error(f"must be true or false; got {shown(ahead)}")
@@ -237,12 +237,19 @@ def regions_to_toml(
     groups: Iterable[tuple[list[str], str]],
     offload: Mapping[str, int],
     ahead: bool,
+    plan: Mapping[str, object] | None = None,
 ) -> str:
-    """See :meth:`ebb.ModulePolicies.save`. `groups`: modules, and their policy as TOML."""
+    """See :meth:`ebb.ModulePolicies.save`.
+
+    Args:
+        groups: modules, and their policy as TOML.
+        plan: the table with this name.
+    """
     head = "" if ahead else _line("ahead", ahead) + "\n"
     groups = list(groups)
     head += "" if groups else "regions = []\n"
-    tables = ["[offload]\n" + "".join(starmap(_line, offload.items()))] if offload else []
+    named = {"plan": plan, "offload": offload}
+    tables = [f"[{name}]\n" + "".join(starmap(_line, t.items())) for name, t in named.items() if t]
     for names, policy in groups:
         listed = "".join(f"    {json.dumps(name, ensure_ascii=False)},\n" for name in names)
         listed = listed.replace("\x7f", "\\u007f")
@@ -253,7 +260,7 @@ def regions_to_toml(
 def _line(key: str, value: object) -> str:
     if isinstance(value, Decision):
         value = value.name.lower()
-    elif not isinstance(value, bool | int | str):
+    elif not isinstance(value, bool | int | float | str | list):
         value = str(value).removeprefix("torch.")  # a dtype
     # TOML allows no surrogates, and the character DEL only as an escape
     text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

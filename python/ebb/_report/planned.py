@@ -68,6 +68,7 @@ class ReportedPlan:
         limit: the largest number of bytes of tensors that is within the budget, as the last step
             began; None: unknown.
         steps: steps that have ended under the plan, if a budget counts them; else None.
+        source: the file that the plan came from; empty: it was made in this job.
 
     Args:
         regions: the names of the plan's regions.
@@ -77,6 +78,7 @@ class ReportedPlan:
     measured: Course | None = None
     limit: int | None = None
     steps: int | None = None
+    source = ""
 
     def __init__(
         self,

@@ -49,7 +49,8 @@ def advice_lines(one: Advice) -> list[str]:
 
 def plan_lines(plan: ReportedPlan) -> list[str]:
     budget = f"{size(abs(plan.budget))} {'below' if plan.budget < 0 else 'above'}"
-    lines = [f"plan for a budget of {budget} the memory in use when the step begins:"]
+    source = f" (from {plan.source})" if plan.source else ""
+    lines = [f"plan for a budget of {budget} the memory in use when the step begins{source}:"]
     if plan.passes > 1:
         lines.append(
             f"  a step has {plan.passes} forwards and backwards; apart from these lines, the "

@@ -73,7 +73,7 @@ def ranks_of_node(name: str) -> int:
     return 1
 
 
-def _is_helper() -> bool:
+def is_helper() -> bool:
     """True if multiprocessing started this process and it has no rank of its own."""
     if multiprocessing.parent_process() is None:
         return False
@@ -82,7 +82,7 @@ def _is_helper() -> bool:
 
 def is_first() -> bool:
     """True if this process prints for its job."""
-    return rank() == 0 and not _is_helper()
+    return rank() == 0 and not is_helper()
 
 
 def is_launcher() -> bool:
@@ -94,7 +94,7 @@ def label() -> str:
     """The part of file names that identifies this process in its job; empty for the first."""
     number = rank()
     started_by_another = multiprocessing.parent_process() is not None
-    if not _is_helper():
+    if not is_helper():
         return f"rank{number}" if number > 0 or started_by_another else ""
     which = "-".join(map(str, multiprocessing.current_process()._identity))
     return (f"rank{number}." if number > 0 else "") + f"process{which}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -14,3 +16,20 @@ def write_private(path: str | os.PathLike[str], text: str) -> None:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def replace_private(path: str, text: str) -> None:
+    """As `write_private`, at once: a process that reads the file, or that is ended meanwhile, finds
+    the text from before or the new one. The file is another one then, so links to it end."""
+    folder, name = os.path.split(path)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{name[:100]}.", dir=folder)  # mode 0600
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise

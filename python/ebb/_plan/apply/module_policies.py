@@ -174,10 +174,10 @@ class ModulePolicies:
         """
         write_private(path, _HEAD.format(name=Path(path).name) + self._to_toml())
 
-    def _to_toml(self) -> str:
-        """The policies as TOML, without the comment of a file."""
+    def _to_toml(self, plan: Mapping[str, object] | None = None) -> str:
+        """The policies as TOML, without the comment of a file. `plan`: see `PlanFile`."""
         groups = ((names, policy.to_toml()) for policy, names in self._groups())
-        return regions_to_toml(groups, self._settings.offload, self._settings.ahead)
+        return regions_to_toml(groups, self._settings.offload, self._settings.ahead, plan)
 
     @classmethod
     def load(cls, path: str | Path) -> ModulePolicies:

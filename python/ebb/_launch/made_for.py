@@ -1,0 +1,192 @@
+"""What a budget's plan was made for: a plan in a file is taken only for the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ebb._config import config
+from ebb._launch.agreeing import has_ranks
+from ebb._launch.memory_limit import Limit, there_is
+from ebb._support import devices
+from ebb._support.shown import clipped
+
+_NEAR = 0.02  # share by which memory limits may differ: a kernel reserves more or less
+_DIGITS = 16  # of a hash
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """What a plan was made for.
+
+    Attributes:
+        budget: in words that do not depend on how the user wrote it.
+        torch_release, ebb_release: of this process.
+        device: kind of the device.
+        memory_limit: bytes that the job may use on the device; 0: unknown.
+        ranks: how many ranks the job has.
+        settings: EBB_MODULES, and a hash of the settings in ``ebb.config``.
+        models: the class and a hash of each model with blocks, in the order of their first
+            forwards.
+    """
+
+    budget: str
+    torch_release: str
+    ebb_release: str
+    device: str
+    memory_limit: int
+    ranks: int
+    settings: str
+    models: tuple[str, ...]
+
+    @staticmethod
+    def of_job(
+        budget: int | float | Limit,
+        patterns: tuple[str, ...],
+        device: torch.device,
+        models: Iterable[str],
+    ) -> MadeFor:
+        """What a plan of this job is made for."""
+        return MadeFor(
+            _in_words(budget),
+            torch.__version__,
+            sys.modules["ebb"].__version__,
+            _kind_of(device),
+            _limit_of(device),
+            dist.get_world_size() if has_ranks() else 1,
+            f"{','.join(patterns)} {_hash(_config_in_words())}".strip(),
+            tuple(models),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "models": list(self.models)}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> MadeFor:
+        """What `to_dict` made these values of.
+
+        Raises:
+            KeyError, TypeError: a value is missing, or has another type.
+        """
+        found = {field.name: values[field.name] for field in fields(MadeFor)}
+        for name, value in found.items():
+            kind = {"models": list}.get(name, int if name in ("memory_limit", "ranks") else str)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise TypeError(f"{name} has the wrong type")
+        return MadeFor(**found | {"models": tuple(map(str, found["models"]))})
+
+    def changed(self, now: MadeFor) -> str:
+        """What has changed; empty if a plan that was made for this fits `now`. Models that `now`
+        does not have yet may come later."""
+        words = {
+            "budget": "the budget",
+            "torch_release": "torch",
+            "ebb_release": "ebb",
+            "device": "the device",
+        }
+        for name, what in words.items():
+            before, after = getattr(self, name), getattr(now, name)
+            if before != after:
+                return f"{what} was {clipped(before)}, and is {clipped(after)}"
+        before, after = self.memory_limit, now.memory_limit
+        if abs(before - after) > _NEAR * max(before, after):
+            return f"the memory limit was {before} bytes, and is {after}"
+        if self.ranks != now.ranks:
+            return f"the job had {self.ranks} ranks, and has {now.ranks}"
+        if self.settings != now.settings:
+            return "EBB_MODULES or settings in ebb.config have changed"
+        if self.models[: len(now.models)] != now.models:
+            return "the model has changed (its class, modules or parameters)"
+        return ""
+
+
+def _in_words(budget: int | float | Limit) -> str:
+    if isinstance(budget, Limit):
+        return f"auto:{budget.given}" if budget.given else "auto"
+    return f"{100 * budget:.10g}%" if isinstance(budget, float) else f"{budget} bytes"
+
+
+def _config_in_words() -> str:
+    settings = config.to_dict()
+    if "offload.disk" in settings:  # each start may have a folder of its own
+        settings["offload.disk"] = bool(settings["offload.disk"])
+    return json.dumps(settings, default=str)
+
+
+def _kind_of(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    return f"cuda {torch.cuda.get_device_name(device)}"
+
+
+def _limit_of(device: torch.device) -> int:
+    """The limit does not depend on what other processes use."""
+    if device.type == "cpu":
+        device = devices.in_use() or device
+    try:
+        if device.type == "cpu":
+            return there_is(device)
+        if device.type == "cuda":
+            return devices.allowed_of(device)
+        return int(torch.accelerator.get_memory_info(device)[1])
+    except (ValueError, RuntimeError, NotImplementedError):
+        return 0
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:_DIGITS]
+
+
+def model_in_words(model: torch.nn.Module) -> str:
+    """A model's class, and a hash of its modules, parameters and buffers without their values."""
+    lines = [f"{name} {_class_of(module)}" for name, module in model.named_modules()]
+    for kind in (model.named_parameters, model.named_buffers):
+        for name, tensor in kind():
+            lines.append(
+                f"{name} {_tensor_in_words(tensor)} {tensor.requires_grad} {tensor.device.type}"
+            )
+    return f"{_class_of(model)} {_hash(chr(10).join(lines))}"
+
+
+def _class_of(module: torch.nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+def _tensor_in_words(tensor: torch.Tensor) -> str:
+    try:
+        shape = str(list(tensor.shape))
+    except RuntimeError:  # of a lazy module
+        shape = "?"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{shape}"
+
+
+def inputs_in_words(name: str, inputs: object) -> tuple[str, int]:
+    """The tensors with which a block was called, and how many elements they have. `inputs`: nested
+    tuples, lists and dictionaries. Autocast changes what a block computes with, so the words name
+    it."""
+    tensors = list(_tensors_in(inputs))
+    words = ", ".join(map(_tensor_in_words, tensors))
+    device = tensors[0].device.type if tensors else "cpu"
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        words += (
+            f" under autocast to {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
+        )
+    return f"{name}: {words}", sum(tensor.numel() for tensor in tensors)
+
+
+def _tensors_in(value: object) -> Iterable[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors_in(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item)

@@ -1,0 +1,384 @@
+"""The file that keeps a budget's plan for the next start of the job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tomllib
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebb._launch.agreeing import Vote, has_ranks
+from ebb._launch.budgeted import Blocks
+from ebb._launch.decided import Decided
+from ebb._launch.made_for import MadeFor, inputs_in_words, model_in_words
+from ebb._launch.memory_limit import Limit
+from ebb._plan.apply.module_policies import ModulePolicies
+from ebb._report.planned import BudgetPoint, Course, ReportedPlan
+from ebb._support import job
+from ebb._support.private_files import replace_private
+from ebb._support.shown import clipped
+
+_MOST_BYTES = 1 << 26  # of a file; no plan is as large
+_HEAD = """\
+# Plan of EBB_BUDGET={budget}@{name}. The next start of the job uses it from the first step on if
+# all that [plan] says of the job still holds. Otherwise ebb plans anew and replaces this file.
+# EBB={name} applies the policies without a budget.
+
+"""
+
+
+class PlanFileError(ValueError):
+    """The file has no plan for this job, or cannot be written; the message says why."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the bytes of steps under a plan are compared with.
+
+    Attributes:
+        budget: bytes that a step may allocate; with a budget in bytes, that all tensors may take.
+        beside: bytes of tensors that a budget in bytes does not count; None: the budget is for a
+            step.
+        freed: as in `Measured`.
+    """
+
+    budget: int
+    beside: int | None
+    freed: int
+
+
+@dataclass(frozen=True)
+class StoredPlan:
+    """A plan in a file.
+
+    Attributes:
+        inputs: as in `PlanFile`.
+        profiled: names of the blocks for which the plan was made; those without a policy stay as
+            in eager.
+        candidate: of `Blocks`.
+        is_around: True if there are regions around blocks.
+        checksum: of all of the file.
+    """
+
+    made_for: MadeFor
+    inputs: Mapping[str, int]
+    profiled: tuple[str, ...]
+    candidate: int
+    is_around: bool
+    decided: Decided
+    terms: Terms
+    checksum: str = ""
+
+    def changed(self, now: MadeFor, inputs: tuple[str, int]) -> str:
+        """What has changed since the plan was made; empty if it fits."""
+        words, elements = inputs
+        if changed := self.made_for.changed(now):
+            return changed
+        if words in self.inputs:
+            return ""
+        has_same_block = any(_block_of(words) == _block_of(known) for known in self.inputs)
+        if len(self.inputs) > 1 and has_same_block and elements <= max(self.inputs.values()):
+            return ""
+        before = clipped(", or ".join(self.inputs), 200)
+        return f"the inputs of the first block were {before}, and are {clipped(words, 200)}"
+
+    def to_toml(self) -> str:
+        """The text of a file, without its head.
+
+        Raises:
+            ValueError: the text could not be read again.
+        """
+        text = self._with(self._table())
+        policies = ModulePolicies._parse(text, "the plan")  # policies as they are read
+        return self._with(self._table() | {"checksum": _checksum(self._table(), policies)})
+
+    def _with(self, table: dict[str, object]) -> str:
+        settings = self.decided.settings
+        found = ModulePolicies(self.decided.policies, settings.offload, ahead=settings.ahead)
+        return found._to_toml(table)
+
+    def _table(self) -> dict[str, object]:
+        decided, terms, reported = self.decided, self.terms, self.decided.reported
+        table: dict[str, object] = {
+            **self.made_for.to_dict(),
+            "inputs": list(self.inputs),
+            "elements": list(self.inputs.values()),
+            "profiled": list(self.profiled),
+            "blocks": self.candidate,
+            "around": self.is_around,
+            "summary": decided.summary,
+            "peak": decided.peak,
+            "plain_peak": decided.plain_peak,
+            "too_small": decided.too_small,
+            "limit": terms.budget,
+            "freed": terms.freed,
+        }
+        if reported is not None:
+            table["step_limit"] = reported.budget
+            for name, course in (("", reported.predicted), ("plain_", reported.plain)):
+                if course.duration is not None:
+                    table[f"{name}duration"] = round(course.duration, 3)
+        return table
+
+    @staticmethod
+    def parse(text: str, name: str, path: str = "") -> StoredPlan:
+        """What `to_toml` made this text of. `name`: of the file. `path`: for reports.
+
+        Raises:
+            PlanFileError: the text is damaged.
+        """
+        try:
+            table = dict(tomllib.loads(text)["plan"])
+            policies = ModulePolicies._parse(text, name, late=True)
+            checksum = table.pop("checksum")
+            if checksum != _checksum(table, policies):
+                raise PlanFileError("it was changed after ebb had written it")
+            inputs = dict(zip(table["inputs"], table["elements"], strict=True))
+            decided = Decided(
+                policies.policies,
+                table["summary"],
+                table["peak"],
+                table["plain_peak"],
+                table["too_small"],
+                policies._settings,
+                _reported(table, policies, path),
+            )
+            terms = Terms(table["limit"], None, table["freed"])
+            blocks = tuple(table["profiled"]), table["blocks"], table["around"]
+            return StoredPlan(MadeFor.from_dict(table), inputs, *blocks, decided, terms, checksum)
+        except PlanFileError:
+            raise
+        except KeyError as error:
+            raise PlanFileError(f"it is damaged: {error} is missing") from None
+        except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
+            why = clipped(str(error).removeprefix("ebb: "), 200)
+            raise PlanFileError(f"it is damaged: {why}") from None
+
+
+def _block_of(words: str) -> str:
+    return words.partition(": ")[0]
+
+
+def _checksum(table: Mapping[str, object], policies: ModulePolicies) -> str:
+    text = policies._to_toml(table)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _reported(table: Mapping[str, Any], policies: ModulePolicies, path: str) -> ReportedPlan | None:
+    """The plan as reports show it: the file has no other budgets, and no timeline."""
+    if "step_limit" not in table:
+        return None
+    budget, duration, plain = (
+        table["step_limit"],
+        table.get("duration"),
+        table.get("plain_duration"),
+    )
+    point = BudgetPoint(budget, table["peak"], duration or 0.0, 0, True, ())
+    reported = ReportedPlan(
+        budget,
+        Course(table["peak"], duration),
+        Course(table["plain_peak"], plain),
+        policies.policies,
+        lambda: (point,),
+    )
+    reported.source = path
+    reported.keep_points(True)
+    return reported
+
+
+# Note [Plans in files]
+# ebb reads the file before the first forward of the first model, and decides when a block is first
+# called with gradients: only then does ebb know the inputs of the first step.
+# Ranks may have different plans:
+# * Ranks that share a plan have one file, which the first of them writes: rank 0 writes
+#   `plan.toml`, rank n `plan.rankn.toml` (the first rank of a stage of a pipeline).
+# * A rank takes the first of these files that was made for a model like its own.
+# * If the file of any rank does not fit, all ranks measure: see Note [Ranks that vote].
+# A process that multiprocessing started without a rank of its own reads and writes no file: several
+# such processes may train at the same time.
+class PlanFile:
+    """The file of a budget's plan, and those of other ranks.
+
+    Attributes:
+        path: the path that the user gave.
+        stored: the plan that was taken, or may be; None: there is none.
+        vote: of this rank, see `Ranks.vote`.
+        writer: the rank that writes the file of this rank's plan.
+        now: what a plan made now is for; None: no block was called with gradients yet.
+        inputs: the inputs of the first block in each measured step, in words, with their numbers of
+            elements. Only of the first choice of blocks: see Note [Plans that are taken].
+    """
+
+    def __init__(self, path: str, budget: int | float | Limit, patterns: tuple[str, ...]) -> None:
+        self.path = path
+        self.stored: StoredPlan | None = None
+        self.vote = Vote()
+        self.writer = 0
+        self.now: MadeFor | None = None
+        self.inputs: dict[str, int] = {}
+        self._budget, self._patterns = budget, patterns
+        self._models: list[tuple[weakref.ref[torch.nn.Module], str]] = []  # with words
+        self._error = ""  # why no file fits
+        self._found: list[tuple[int, StoredPlan]] | None = None  # files that could be read
+
+    @property
+    def name(self) -> str:
+        return clipped(os.path.basename(self.path), 100)
+
+    def path_of(self, rank: int) -> str:
+        """The file that a rank writes."""
+        if rank == 0:
+            return self.path
+        path = Path(self.path)
+        return str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
+
+    def read(self) -> None:
+        """Read the files, once."""
+        if self._found is None:
+            self._found = []
+            for rank, path in self._paths():
+                try:
+                    if (text := _text_of(path)) is not None:
+                        stored = StoredPlan.parse(text, self.name, clipped(path))
+                        self._found.append((rank, stored))
+                except PlanFileError as error:
+                    self._error = self._error or str(error)
+                except (OSError, ValueError) as error:
+                    self._error = self._error or f"it cannot be read: {error}"
+            self.stored = self._found[0][1] if self._found else None
+
+    def _paths(self) -> Iterator[tuple[int, str]]:
+        if job.is_helper():
+            return
+        yield 0, self.path
+        if has_ranks() or job.rank() > 0:
+            path = Path(self.path)
+            begin, end = f"{path.stem}.rank", path.suffix
+            try:
+                names = os.listdir(path.parent)
+            except OSError:
+                return
+            inside = (
+                name[len(begin) : len(name) - len(end)]
+                for name in names
+                if name.startswith(begin) and name.endswith(end)
+            )
+            for rank in sorted(int(number) for number in inside if number.isdecimal()):
+                yield rank, self.path_of(rank)
+
+    def met(self, model: torch.nn.Module) -> None:
+        """Call with each model that has blocks, in the order of their first forwards."""
+        if all(known() is not model for known, _ in self._models):
+            self._models.append((weakref.ref(model), model_in_words(model)))
+
+    def models(self) -> tuple[str, ...]:
+        """The models that have been met and still exist, in words."""
+        return tuple(words for model, words in self._models if model() is not None)
+
+    def is_for(self, device: torch.device) -> MadeFor:
+        """Set `now`, before a plan changes settings."""
+        self.now = MadeFor.of_job(self._budget, self._patterns, device, self.models())
+        return self.now
+
+    def note_inputs(self, name: str, inputs: object) -> None:
+        """Call with the inputs of the first block that is called with gradients in a step."""
+        words, elements = inputs_in_words(name, inputs)
+        self.inputs[words] = elements
+
+    def choose(self, device: torch.device) -> str:
+        """Choose the plan to take, when a block is first called with gradients, whose inputs have
+        been noted: sets `stored` and `vote`. Returns why none is taken; empty if one is, or if no
+        file exists."""
+        self.read()
+        now = self.is_for(device)
+        [inputs] = self.inputs.items()
+        self.stored = None
+        reasons = [self._error] if self._error else []
+        for rank, stored in self._found or ():
+            changed = stored.changed(now, inputs)
+            if not changed:
+                self.stored, self.writer = stored, rank
+                self.vote = Vote(" ".join(now.models), stored.checksum)
+                return ""
+            reasons.append(changed)
+        self.vote = Vote(why=reasons[-1] if reasons else "there is no file")
+        return reasons[-1] if reasons else ""
+
+    def lists(self, model: torch.nn.Module) -> bool:
+        """True if the plan that was taken is for this model too, which has just been met."""
+        if self.stored is None:
+            return False
+        models = self.models()
+        return self.stored.made_for.models[: len(models)] == models
+
+    def writes(self) -> bool:
+        """True if this process writes the file of its plan."""
+        if self.now is None or job.is_helper():
+            return False
+        return not has_ranks() or job.rank() == self.writer
+
+    def write(
+        self,
+        decided: Decided,
+        terms: Terms,
+        blocks: Blocks,
+        profiled: Iterable[str],
+    ) -> str:
+        """Write a plan that is in place. Returns the path. `profiled`: of `StoredPlan`.
+
+        Raises:
+            PlanFileError: the file cannot be written.
+        """
+        assert self.now is not None
+        path = self.path_of(job.rank())
+        made_for = MadeFor(**vars(self.now) | {"models": self.models()})
+        try:
+            names = {block.name for block in blocks.alive()}
+            is_around = not names.issuperset(decided.policies)
+            of_blocks = tuple(profiled), blocks.candidate, is_around
+            stored = StoredPlan(made_for, self.inputs, *of_blocks, decided, terms)
+            text = stored.to_toml()
+            head = _HEAD.format(budget=made_for.budget.removesuffix(" bytes"), name=self.name)
+            _check_may_replace(path)
+            replace_private(path, head + text)
+        except (OSError, ValueError, NotImplementedError) as error:
+            why = clipped(str(error).removeprefix("ebb: "), 300)
+            raise PlanFileError(
+                f"the plan could not be written to {clipped(path)}: {why}"
+            ) from None
+        return path
+
+
+def _text_of(path: str) -> str | None:
+    """The text of a file; None if there is none.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    if not os.path.lexists(path):
+        return None
+    if not os.path.isfile(path):
+        raise OSError(f"{clipped(path)} is no file")
+    if os.path.getsize(path) > _MOST_BYTES:
+        raise OSError("it is too large for a plan")
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _check_may_replace(path: str) -> None:
+    """Raises PlanFileError if the path is something else than a plan: a mistyped path must not cost
+    the user a file."""
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise PlanFileError("it is no file")
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            begin = file.read(1 << 16)
+    except FileNotFoundError:
+        return
+    if begin.strip() and not any(mark in begin for mark in (_HEAD[:22], "[plan]", "[[regions]]")):
+        raise PlanFileError("the file exists and is no plan of ebb, which does not replace it")
