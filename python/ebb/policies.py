@@ -76,6 +76,12 @@ def save_only_these_names(*names: str) -> Policy:
 
     Raises:
         TypeError: a name is not a string.
+
+    Examples:
+        >>> x = torch.ones(3, requires_grad=True)
+        >>> with ebb.region(ebb.policies.save_only_these_names("h")):
+        ...     h = ebb.checkpoint_name(x.sin(), "h")
+        ...     loss = h.cos().sum()
     """
     return Policy([Rule("*", SAVE, name=name) for name in names])
 
@@ -110,6 +116,9 @@ def megatron(*modules: str) -> Policy:
 
     Raises:
         ValueError: a name is not one of these.
+
+    Examples:
+        >>> policy = ebb.policies.megatron("core_attn", "layernorm")
 
     Source: https://github.com/NVIDIA/Megatron-LM, ``TransformerConfig.recompute_modules``
     """

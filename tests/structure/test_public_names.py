@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -54,6 +55,36 @@ def test_names_of_classes(kind):
     found = {name for name in dir(kind) if name[0] != "_"} - fields.keys()
 
     assert found == set(METHODS[kind].split()) - fields.keys()
+
+
+# The example of a class that a function returns or raises is the function's.
+BY_FUNCTIONS = {
+    "BudgetError": "plan",
+    "PageOverflowError": "paging",
+    "PlaceholderError": "discard",
+    "Plan": "plan",
+    "Profile": "profile",
+    "ReplayMismatch": "verify",
+    "Report": "report",
+    "discardable": "discard",
+    "paging": "mark_rows",
+}
+
+
+@pytest.mark.parametrize("module", ["ebb", "ebb.policies", "ebb.experimental"])
+def test_each_name_has_an_example(module):
+    names = sys.modules[module].__all__
+    named = [BY_FUNCTIONS.get(name, name) for name in names]
+    described = {name: getattr(sys.modules[module], name, None) for name in named}
+    plain = (ebb.Policy, type(ebb.SAVE), type(ebb))  # presets, decisions, modules
+
+    without = [
+        name
+        for name, value in described.items()
+        if not isinstance(value, plain) and ">>>" not in (inspect.getdoc(value) or "")
+    ]
+
+    assert without == []
 
 
 def test_programs_call_functions_that_the_library_has():

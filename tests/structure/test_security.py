@@ -19,6 +19,7 @@ OF_MULTIPROCESSING = {"parent_process", "current_process", "util"}
 CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "fork", "spawnv", "execv"}
 CALLS |= {"loads", "load"}  # of torch and pickle; those below are of TOML, JSON and ebb itself
 HARMLESS = {"json.loads", "json.load", "tomllib.loads", "tomllib.load"}
+HARMLESS |= {"Policy.load", "Report.load"}  # TOML, JSON
 HARMLESS |= {"torch.compile", "re.compile"}
 RUNS_THE_SCRIPT = ROOT / "python/ebb/__main__.py"
 WRITES_FILES = ROOT / "python/ebb/_support/private_files.py"

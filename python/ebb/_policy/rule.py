@@ -92,6 +92,13 @@ class Rule:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range, or two exclude each other. :class:`Policy` checks
             some of this.
+
+    Examples:
+        >>> rules = [
+        ...     ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp.*", every=2),
+        ...     ebb.Rule("*", ebb.OFFLOAD, min_bytes="16MiB", dtype="bfloat16"),
+        ... ]
+        >>> policy = ebb.Policy(rules, default=ebb.RECOMPUTE)
     """
 
     op: Operator

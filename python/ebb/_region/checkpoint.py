@@ -67,8 +67,9 @@ def checkpoint(
     Examples:
         >>> w = torch.ones(3, 3, requires_grad=True)
         >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, use_reentrant=False).sum().backward()
-        >>> sac = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts,
-        ...     [torch.ops.aten.mm.default])
+        >>> from functools import partial
+        >>> from torch.utils.checkpoint import create_selective_checkpoint_contexts
+        >>> sac = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
         >>> ebb.checkpoint(torch.mm, torch.ones(2, 3), w, context_fn=sac).sum().backward()
     """
     if policy is not None and context_fn is not noop_context_fn:

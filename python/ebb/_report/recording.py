@@ -102,6 +102,14 @@ class record_reports:
     Raises:
         TypeError: ``steps`` is not an integer.
         ValueError: ``steps`` is negative or too large.
+
+    Examples:
+        >>> with ebb.record_reports():
+        ...     with ebb.region():
+        ...         loss = torch.ones(3, requires_grad=True).sin().cos().sum()
+        ...     loss.backward()
+        >>> ebb.report().rows[0].fate
+        'recomputed'
     """
 
     def __init__(self, steps: int = 1) -> None:

@@ -31,6 +31,12 @@ def stats() -> dict[str, Any]:
 
 
 def reset_stats() -> None:
-    """Set the counters of :func:`stats` to zero. Objects alive stay counted."""
+    """Set the counters of :func:`stats` to zero. Objects alive stay counted.
+
+    Examples:
+        >>> ebb.reset_stats()
+        >>> ebb.stats()["regions"]
+        {}
+    """
     _C.reset_stats()
     planned.steps_are_renumbered()
