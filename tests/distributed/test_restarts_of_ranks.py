@@ -161,7 +161,7 @@ def test_a_stage_that_has_changed():
         return model
 
     path = os.path.join(folder(), "plan.toml")
-    start(path, stage)
+    start(path, stage, prepare=together)
     dist.barrier()
     expected, *_ = train(other)
 

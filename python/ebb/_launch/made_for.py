@@ -20,6 +20,7 @@ from ebb._support.shown import clipped
 
 _NEAR = 0.02  # share by which memory limits may differ: a kernel reserves more or less
 _DIGITS = 16  # of a hash
+MODEL_CHANGED = "the model has changed (its class, modules or parameters)"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class MadeFor:
         if self.settings != now.settings:
             return "EBB_MODULES or settings in ebb.config have changed"
         if self.models[: len(now.models)] != now.models:
-            return "the model has changed (its class, modules or parameters)"
+            return MODEL_CHANGED
         return ""
 
 

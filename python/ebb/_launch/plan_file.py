@@ -16,7 +16,7 @@ import torch
 from ebb._launch.agreeing import Vote, has_ranks
 from ebb._launch.budgeted import Blocks
 from ebb._launch.decided import Decided
-from ebb._launch.made_for import MadeFor, inputs_in_words, model_in_words
+from ebb._launch.made_for import MODEL_CHANGED, MadeFor, inputs_in_words, model_in_words
 from ebb._launch.memory_limit import Limit
 from ebb._plan.apply.module_policies import ModulePolicies
 from ebb._report.planned import BudgetPoint, Course, ReportedPlan
@@ -307,8 +307,10 @@ class PlanFile:
                 self.vote = Vote(" ".join(now.models), stored.checksum)
                 return ""
             reasons.append(changed)
-        self.vote = Vote(why=reasons[-1] if reasons else "there is no file")
-        return reasons[-1] if reasons else ""
+        # The files of other ranks are for other models.
+        why = next((one for one in reasons if one != MODEL_CHANGED), "".join(reasons[:1]))
+        self.vote = Vote(why=why or "there is no file")
+        return why
 
     def lists(self, model: torch.nn.Module) -> bool:
         """True if the plan that was taken is for this model too, which has just been met."""
