@@ -76,7 +76,11 @@ class RegionScope {
   }
 
   void exit(PyObject* self, bool failed) {
-    if (!policy_ || std::exchange(hasNoEffect_, false)) {
+    if (!policy_) {
+      return;
+    }
+    if (std::exchange(hasNoEffect_, false)) {
+      forgetResults(self);
       return;
     }
     TORCH_CHECK(id_ != 0, "ebb: region '", name_, "' was left but had not been entered");
@@ -84,9 +88,7 @@ class RegionScope {
       leaveWithResults(self);
     } else {
       leaveRegion(std::exchange(id_, 0));
-      if (leave_) {
-        py::setattr(self, "_results", py::none());
-      }
+      forgetResults(self);
     }
     if (logs_) {
       callMethod(self, "_log_left");
@@ -104,6 +106,13 @@ class RegionScope {
   }
 
  private:
+  // Only a region that a plug-in leaves has a list of results.
+  void forgetResults(PyObject* self) const {
+    if (leave_) {
+      py::setattr(self, "_results", py::none());
+    }
+  }
+
   // Calls the plug-in's function with the id, the region's results, a flag (true if the program
   // named the results), and another (true if a result has a backward). The function leaves the
   // region, even if it throws, and returns an object for `_refill_before_backward`, or None.

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 import torch
@@ -90,6 +91,16 @@ def test_a_region_object_made_outside_counts_where_it_is_entered(x):
     with region:
         y = x.sin().cos()
     assert recomputes(lambda: y)
+
+
+def test_results_of_a_region_without_effect_are_forgotten(x):
+    region = ebb.region(escapes="placeholder")
+    with ebb.disable(), region:
+        y = x.sin().cos()
+        region.returns(y)
+    gone = weakref.ref(y)
+    del y
+    assert gone() is None
 
 
 def test_inside_of_a_region_it_is_refused(x):

@@ -97,6 +97,27 @@ struct Closing {
 
 const char* const kWeightCast = "weight cast by autocast, whose cache keeps it until autocast ends";
 
+// The fate of a value once its region has ended. `kept`: ebb keeps its bytes; `escaped`: the
+// program refers to them, and ebb could drop them; `lives`: its memory exists.
+Fate fateAtEnd(const ValueRecord& record, bool kept, bool escaped, bool lives) {
+  if (record.fate == Fate::Recomputed) {
+    return escaped ? Fate::Escaped : record.fate;
+  }
+  if (record.fate != Fate::Unneeded) {
+    return record.fate;
+  }
+  if (record.rule == nullptr) {
+    return kept ? Fate::Outside : record.fate;
+  }
+  if (kept) {
+    return record.reason != nullptr ? Fate::Kept : Fate::Saved;
+  }
+  if (lives) {
+    return escaped ? Fate::Escaped : Fate::Result;
+  }
+  return record.fate;
+}
+
 void noteClosed(const Closing& last) {
   const auto value = last.value.lock();
   const bool kept = value && value->home().bytes();
@@ -104,17 +125,7 @@ void noteClosed(const Closing& last) {
   const auto home = last.home.lock();
   last.reference->update([&](ValueRecord& record) {
     const bool lives = home && home->nbytes() == record.memory.nbytes;
-    if (record.fate == Fate::Recomputed) {
-      record.fate = escaped ? Fate::Escaped : record.fate;
-    } else if (record.fate != Fate::Unneeded) {
-      return;
-    } else if (record.rule == nullptr) {
-      record.fate = kept ? Fate::Outside : record.fate;
-    } else if (kept) {
-      record.fate = record.reason != nullptr ? Fate::Kept : Fate::Saved;
-    } else if (lives) {
-      record.fate = escaped ? Fate::Escaped : Fate::Result;
-    }
+    record.fate = fateAtEnd(record, kept, escaped, lives);
     if (record.fate == Fate::Escaped && record.use.isWeightCast && last.autocast) {
       record.reason = kWeightCast;
     }
