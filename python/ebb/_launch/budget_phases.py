@@ -397,7 +397,9 @@ class Planned(Phase):
                 raise
             job.messages.tell(str(error))
         else:
-            job.messages.tell(f"the next start of the job takes this plan from {clipped(path)}")
+            job.messages.tell(
+                f"the next start of the job takes this plan from {clipped(path, 1000)}"
+            )
 
     def _end_reports(self) -> None:
         if self.checking is not None:

@@ -245,7 +245,7 @@ class PlanFile:
             for rank, path in self._paths():
                 try:
                     if (text := _text_of(path)) is not None:
-                        stored = StoredPlan.parse(text, self.name, clipped(path))
+                        stored = StoredPlan.parse(text, self.name, clipped(path, 1000))
                         self._found.append((rank, stored))
                 except PlanFileError as error:
                     self._error = self._error or str(error)
@@ -352,7 +352,7 @@ class PlanFile:
         except (OSError, ValueError, NotImplementedError) as error:
             why = clipped(str(error).removeprefix("ebb: "), 300)
             raise PlanFileError(
-                f"the plan could not be written to {clipped(path)}: {why}"
+                f"the plan could not be written to {clipped(path, 1000)}: {why}"
             ) from None
         return path
 
@@ -366,7 +366,7 @@ def _text_of(path: str) -> str | None:
     if not os.path.lexists(path):
         return None
     if not os.path.isfile(path):
-        raise OSError(f"{clipped(path)} is no file")
+        raise OSError(f"{clipped(path, 1000)} is no file")
     if os.path.getsize(path) > _MOST_BYTES:
         raise OSError("it is too large for a plan")
     return Path(path).read_text(encoding="utf-8")
