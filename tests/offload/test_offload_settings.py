@@ -13,7 +13,7 @@ from ebb._support import job
     [
         ({"min_bytes": -1}, "min_bytes must be from 0"),
         ({"min_bytes": "big"}, "min_bytes must be a number of bytes, such as"),
-        ({"pinned_limit": "3 GX"}, "units: B, KiB"),
+        ({"pinned_limit": "3 GX"}, "units: B; KiB"),
         ({"in_flight_bytes": 1 << 64}, "in_flight_bytes must be from 0"),
         ({"keep_last": -2}, "keep_last must be from 0"),
     ],
@@ -65,7 +65,8 @@ def launched(monkeypatch):
 )
 def test_a_limit_of_a_node_is_divided_among_its_ranks(launched, variables, ranks):
     launched(**variables)
-    found = ebb.config.update(offload_pinned_limit="1GiB/node", offload_disk_limit="10 GiB/Node")
+    ebb.config.update(offload_pinned_limit="1GiB/node", offload_disk_limit="10 GiB/Node")
+    found = ebb.config.to_dict()
     assert found["offload.pinned_limit"] == (1 << 30) // ranks
     assert found["offload.disk_limit"] == (10 << 30) // ranks
 

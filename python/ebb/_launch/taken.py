@@ -113,7 +113,9 @@ class FromFile(Phase):
             why = "with several ranks, auto takes no plan from a file"
         if why or stored is None:
             if why and is_set("EBB_STRICT"):
-                raise PlanFileError(f"ebb: EBB_BUDGET: no plan from {clipped(file.path)}: {why}")
+                raise PlanFileError(
+                    f"ebb: EBB_BUDGET: no plan from {clipped(file.path, 1000)}: {why}"
+                )
             self._refuse(why)
             return
         if stored.decided.too_small and is_set("EBB_STRICT"):
