@@ -203,7 +203,7 @@ def test_the_time_of_replays(measured):
 
 
 def test_replays_ahead_have_a_time_of_their_own(measured):
-    ebb.ahead.configure(regions=1)
+    ebb.config.ahead.regions = 1
     with ebb.apply(model := blocks(6), modules="?"):
         for _ in range(20):
             measured.begin()
@@ -279,6 +279,7 @@ def test_a_plan_in_place(measured):
         model.zero_grad()
 
     plan = ebb.plan(model, run, budget="60%")
+    others, _, _ = measured._peak.read()  # bytes of tensors that earlier tests have left
     with plan.apply(model):
         run()
         measured.begin()
@@ -293,5 +294,5 @@ def test_a_plan_in_place(measured):
     eager = measured.read()
     assert ages == [2, 3, 4]
     assert abs(found["ebb/eager_peak_bytes"] / eager["ebb/peak_bytes"] - 1) < 0.02
-    assert found["ebb/peak_bytes"] < 0.9 * eager["ebb/peak_bytes"]
+    assert found["ebb/peak_bytes"] - others < 0.9 * (eager["ebb/peak_bytes"] - others)
     assert not {"ebb/eager_peak_bytes", "ebb/plan_age"} & eager.keys()
