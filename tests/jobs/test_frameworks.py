@@ -285,6 +285,26 @@ def test_a_job_without_frameworks_pays_nothing():
     assert time.perf_counter() - begin < 0.01  # 1,000 imports
 
 
+def test_several_may_wait_for_one_module(tmp_path, monkeypatch):
+    (tmp_path / "waited_for.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    finders = [
+        AfterImport({"waited_for": lambda module, n=n: seen.append((n, module.value))})
+        for n in range(3)
+    ]
+    for finder in finders:
+        finder.install()
+    try:
+        module = importlib.import_module("waited_for")
+        importlib.reload(module)
+    finally:
+        for finder in finders:
+            finder.remove()
+        del sys.modules["waited_for"]
+    assert sorted(seen) == [(0, 1), (0, 1), (1, 1), (1, 1), (2, 1), (2, 1)]
+
+
 DEEPSPEED = "deepspeed.runtime.activation_checkpointing.checkpointing"
 
 

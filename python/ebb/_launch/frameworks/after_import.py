@@ -35,8 +35,10 @@ class AfterImport(importlib.abc.MetaPathFinder):
         then = self._wanted.get(name)
         if then is None:
             return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
+        # Only the finders behind this one: another AfterImport would ask this one in turn.
+        others = list(sys.meta_path)
+        for finder in others[others.index(self) + 1 :] if self in others else others:
+            find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 _call_after(spec, then)
@@ -57,7 +59,9 @@ def _call_after(spec: ModuleSpec, then: Then) -> None:
         if module.__spec__ is not spec:  # the loader may load others, as a zip file's does
             execute(module)
             return
-        del loader.exec_module  # before the module runs: it may import others with this loader
+        # Before the module runs: it may import others with this loader. Two may have replaced it.
+        with suppress(AttributeError):
+            del loader.exec_module
         execute(module)
         then(module)
 

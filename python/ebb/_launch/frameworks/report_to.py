@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from types import ModuleType
 
@@ -9,6 +10,7 @@ from ebb._launch.frameworks.after_import import AfterImport
 from ebb._support.log import log
 
 
+@functools.cache
 def offer_ebb() -> None:
     """Add ``"ebb"`` to the names that transformers knows, now or once it is imported."""
     AfterImport({"transformers.integrations.integration_utils": _add}).install()
