@@ -153,7 +153,10 @@ def test_no_memory_for_pools(host_headroom, step):
             torch.ops.late.limit(0, -1)  # until pools have been made
         return found
 
-    with pytest.warns(UserWarning, match=r"could not allocate the page pools.*Lower device_limit"):
+    with pytest.warns(
+        UserWarning,
+        match=r"could not allocate the page pools.*Lower ebb.config.paging.device_limit",
+    ):
         found = run()
     torch.ops.late.limit(-1, -1)
 
@@ -172,7 +175,8 @@ def test_no_pinned_memory_for_the_second_tier(bracketed, step):
     with (
         accelerator.limited(host=torch.ops.late.host_usage()[0] + 4096),
         pytest.warns(
-            UserWarning, match=r"could not allocate .* of pinned memory .*Lower host_headroom"
+            UserWarning,
+            match=r"could not allocate .* of pinned memory .*Lower ebb.config.paging.host",
         ),
     ):
         assert step(bracketed=bracketed)
