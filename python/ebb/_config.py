@@ -222,16 +222,20 @@ def _read(name: str) -> Any:
     return getattr(*_setting(name))
 
 
-def _write(settings: Mapping[str, object]) -> None:
-    """Change settings; none if one is invalid."""
-    changed: dict[Section, dict[str, Any]] = {}
+def _checked(settings: Mapping[str, object]) -> dict[Section, dict[str, Any]]:
+    """The same settings by section, as C++ has them. Raises if one is invalid."""
+    found: dict[Section, dict[str, Any]] = {}
     for name, value in settings.items():
         section, setting = _setting(name)
-        found = section._settings()[setting]
-        of_section = changed.setdefault(section, {})
-        of_section[setting] = found.to_native(found.check(setting, value))
+        which = section._settings()[setting]
+        found.setdefault(section, {})[setting] = which.to_native(which.check(setting, value))
+    return found
+
+
+def _write(settings: Mapping[str, object]) -> None:
+    """Change settings; none if one is invalid."""
     with ExitStack() as undo:
-        for section, of_section in changed.items():
+        for section, of_section in _checked(settings).items():
             before = section._read()
             section._put(before | of_section)
             undo.callback(section._put, before)
@@ -250,9 +254,7 @@ def change_until(undo: ExitStack, settings: Mapping[str, object]) -> None:
 
 class _Patch(ContextDecorator, AbstractContextManager[None]):
     def __init__(self, settings: Mapping[str, object]) -> None:
-        for name, value in settings.items():
-            section, setting = _setting(name)
-            section._settings()[setting].check(setting, value)
+        _checked(settings)
         self._settings = settings
         self._undo: list[ExitStack] = []  # of the blocks that are open
 

@@ -238,7 +238,7 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
         streams[0].wait_stream(streams[1])
         del h
         with streams[1], ebb.region(EVERYTHING, "b"):
-            Keep.apply(ebb.experimental.mark_rows(x + 2, n))  # what "a" has paged is let go
+            Keep.apply(ebb.experimental.mark_rows(x + 2, n))  # frees what "a" has paged
         with streams[0]:
             scratch = [torch.zeros_like(x) for _ in range(4)]
         with streams[1]:

@@ -259,7 +259,7 @@ def test_marks_that_make_no_sense(x, rows, error, message):
 def test_a_second_count():
     with ebb.region(EVERYTHING):
         h = ebb.experimental.mark_rows(torch.ones(R, D), torch.tensor(3))
-        ebb.experimental.mark_rows(h, torch.tensor(4))  # nobody has read it yet
+        ebb.experimental.mark_rows(h, torch.tensor(4))  # before any operator reads it
         _read = h.exp()
         with pytest.raises(ValueError, match="with another row count"):
             ebb.experimental.mark_rows(h, torch.tensor(5))

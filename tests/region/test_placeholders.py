@@ -1,4 +1,4 @@
-"""discard: memory that is given up outside of regions, and comes back before backward."""
+"""discard frees a tensor after its region; backward restores it."""
 
 from __future__ import annotations
 

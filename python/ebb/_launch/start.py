@@ -200,7 +200,7 @@ def start() -> None:
     report_to.offer_ebb()
     given = apply_config(os.environ.get("EBB_CONFIG", "").strip())
     if _checked("EBB_AHEAD", _start_ahead, False):
-        given["ahead"] = "EBB_AHEAD"
+        given["ahead"] = ", ".join(filter(None, (given.get("ahead"), "EBB_AHEAD")))
     warn_unknown_variables()
     _check_rank()
     if not is_set("EBB_DISABLE"):

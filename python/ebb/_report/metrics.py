@@ -66,7 +66,7 @@ def _counts(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, int
 
 
 _lock = threading.Lock()  # guards `_own`
-_own: Metrics | None = None  # of `metrics`; None: nobody has called it
+_own: Metrics | None = None  # what `metrics` reads; None before its first call
 
 
 def metrics() -> dict[str, int | float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ebb._policy.variable import JobPolicy
-from ebb._report.planned import BudgetPoint, Course, Cut, ReportedPlan
+from ebb._report.planned import ReportedPlan
 from ebb._report.rows import FATES, Row
 from ebb._support.shown import shown
 
@@ -66,10 +66,6 @@ def _row(given: Mapping[str, Any], stacks: list[tuple[str, ...]]) -> Row:
     return row
 
 
-def _course(given: Mapping[str, Any]) -> Course:
-    return Course(**{**given, **{key: _tuples(given[key]) for key in ("timeline", "spans")}})
-
-
 def _check_numbers(value: object, key: str = "") -> None:
     """Checks that all of a plan but names are numbers."""
     if isinstance(value, dict):
@@ -82,19 +78,6 @@ def _check_numbers(value: object, key: str = "") -> None:
         raise TypeError(f"{key} of a plan is {shown(value)}")
 
 
-def _plan(given: Mapping[str, Any]) -> ReportedPlan:
+def _plan(given: dict[str, Any]) -> ReportedPlan:
     _check_numbers(given)
-    points = tuple(map(_point, given["points"]))
-    predicted, plain = _course(given["predicted"]), _course(given["plain"])
-    plan = ReportedPlan(given["budget"], predicted, plain, (), lambda: points, given["passes"])
-    plan.measured = None if given["measured"] is None else _course(given["measured"])
-    return plan
-
-
-def _point(given: Mapping[str, Any]) -> BudgetPoint:
-    return BudgetPoint(**{**given, "cuts": tuple(map(_cut, given["cuts"]))})
-
-
-def _cut(given: Mapping[str, Any]) -> Cut:
-    again = {op: (what["bytes"], what["duration"]) for op, what in given["again"].items()}
-    return Cut(**{**given, "again": again})
+    return ReportedPlan.from_json(given)
