@@ -12,6 +12,7 @@ import pytest
 from _ebb_switches import NAMES
 
 import ebb
+from ebb._launch import start
 from ebb._launch.variables import apply_config
 
 GOOD = """
@@ -147,3 +148,19 @@ def test_EBB_AHEAD_counts_more_than_the_file(tmp_path):
     found = json.loads(done.stdout)
     assert (found["offload.min_bytes"], found["ahead.regions"]) == (1, 1)
     assert done.stderr == ""
+
+
+def test_a_setting_is_called_by_all_that_set_it(monkeypatch):
+    named = []
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("EBB_CONFIG", "ahead.limit=1MiB,offload.keep_last=1")
+    monkeypatch.setenv("EBB_AHEAD", "1")
+    monkeypatch.setattr(start.unused_settings, "watch", lambda given, may_plan: named.append(given))
+
+    start.start()
+
+    value = "EBB_CONFIG=ahead.limit=1MiB,offload.keep_last=1"
+    assert named == [
+        {"ahead": f"[ahead] of {value}, EBB_AHEAD", "offload": f"[offload] of {value}"}
+    ]
