@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +13,6 @@ from torch.profiler import ProfilerActivity
 
 import ebb
 from ebb import _C, _testing
-from ebb._plan.profile.profile import Operator
 
 WIDTH = 16
 
@@ -170,40 +165,6 @@ def test_runtimes_are_medians_and_the_rest_is_of_one_step():
 
     assert names(found) == names(once)
     assert len({value.made for value in found.values}) > 1
-
-
-def test_files(tmp_path):
-    found = ebb.profile(step_of(model()))
-    path = tmp_path / "profile.json"
-    found.save(path)
-
-    assert ebb.Profile.load(path) == found
-    document = json.loads(path.read_text())
-    assert document["format"] == 2
-    assert set(document["operators"][0]) == {one.name for one in dataclasses.fields(Operator)}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda d: d.pop("format"),
-        lambda d: d.update(format=1),
-        lambda d: d.pop("values"),
-        lambda d: d["operators"][0].update(colour="red"),
-        lambda d: d["operators"][0].pop("runtime"),
-        lambda d: d["allocations"].append([1]),
-    ],
-)
-def test_a_file_that_is_no_profile(change, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # messages clip long paths
-    path = Path("profile.json")
-    ebb.profile(step_of(model())).save(path)
-    document = json.loads(path.read_text())
-    change(document)
-    path.write_text(json.dumps(document))
-
-    with pytest.raises(ValueError, match=r"profile\.json' is not a profile"):
-        ebb.Profile.load(path)
 
 
 def test_steps_that_differ():

@@ -50,14 +50,6 @@ def test_policies_and_plans(tmp_path):
     assert list(ebb.ModulePolicies.load(tmp_path / "modules.toml").policies) == ["0"]
 
 
-def test_profiles(tmp_path):
-    layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
-    x = torch.randn(2, 4)
-    with ebb.apply(layer, ebb.policies.recompute_all, ["1"]):
-        ebb.profile(lambda: layer(x).sum().backward()).save(tmp_path / "profile.json")
-    assert mode(tmp_path / "profile.json") == 0o600
-
-
 def test_a_file_that_exists_keeps_its_permissions(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("a longer text than what comes")

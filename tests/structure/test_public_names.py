@@ -35,7 +35,7 @@ METHODS = {
     ebb.ModulePolicies: "apply load save",
     ebb.Plan: "apply explain measure pareto policies save summary",
     ebb.Policy: "default explain inputs load parse rules save to_sac to_toml",
-    ebb.Profile: "load peak save",
+    ebb.Profile: "peak",
     ebb.Report: "FATES advice collapsed eager held load notes plan policy save text to_dict totals",
 }
 FEW_NAMES, FEW_VARIABLES = 35, 9

@@ -1,19 +1,14 @@
-"""Profile. In: the record of one step, from C++ or a file. Out: operators, values and memory."""
+"""Profile. In: the record of one step, from C++. Out: operators, values and memory."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
-from ebb._support.private_files import write_private
 from ebb._support.shown import shown
-
-_FORMAT = 2  # version of the file format
 
 
 @dataclass(frozen=True)
@@ -120,36 +115,9 @@ class Profile:
         """The peak of the bytes that the step allocated."""
         return max(accumulate((size for _, _, size in self.allocations), initial=0))
 
-    def save(self, path: str | Path) -> None:
-        """Write the profile as JSON.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        document = {"format": _FORMAT, **asdict(self)}
-        write_private(path, json.dumps(document) + "\n")
-
-    @staticmethod
-    def load(path: str | Path) -> Profile:
-        """Read a file that :meth:`save` wrote.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: the file is no profile, or has another format.
-        """
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            if (version := document.pop("format")) != _FORMAT:
-                raise ValueError(f"its format version is {shown(version)}, expected {_FORMAT}")
-            return profile_of(document)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"ebb: {shown(str(path))} is not a profile of this release: {error}"
-            ) from error
-
 
 def profile_of(fields: dict[str, Any]) -> Profile:
-    """Build a profile from the dictionary that C++ or a file gives."""
+    """Build a profile from the dictionary that C++ gives."""
     converted = {
         "operators": tuple(
             Operator(**op | {"inputs": tuple(op["inputs"]), "outputs": tuple(op["outputs"])})
