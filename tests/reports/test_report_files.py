@@ -213,6 +213,22 @@ def test_a_job_that_is_terminated_writes_its_report_and_ends_as_without_ebb(tmp_
     assert "; report: " in run.stderr
 
 
+def test_disk_full_keeps_earlier_report_and_leaves_no_other_file(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text("earlier")
+    os.utime(path, (0, 0))
+    program = LONGER + (
+        "import resource\nstep()\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))"
+    )
+
+    run = run_program(program, EBB_REPORT=str(path))
+
+    assert run.returncode == 0
+    assert "ebb: could not write the report: OSError: " in run.stderr
+    assert path.read_text() == "earlier"
+    assert os.listdir(tmp_path) == ["r.json"]
+
+
 def test_a_program_that_handles_a_signal_sees_no_handler_of_ebb(tmp_path):
     program = LONGER + (
         "assert signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)) is signal.SIG_DFL\n"

@@ -23,6 +23,7 @@ from ebb._policy.variable import JobPolicy
 from ebb._report.recording import record_reports
 from ebb._report.report import check_path, headline, latest, reports
 from ebb._support.job import is_first, is_launcher, label
+from ebb._support.private_files import replace_private
 
 _HINT = (
     "If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb finds no blocks)"
@@ -125,10 +126,7 @@ class _Files:
             return
         name = f"{self._report.stem}.{label()}" if label() else self._report.stem
         path = self._place(self._report.with_name(name + self._report.suffix))
-        # A process that is killed while it writes leaves the earlier report.
-        new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-        last.save(new)
-        new.replace(path)
+        replace_private(str(path), last._in_format(path.suffix))
         if is_last and is_first():
             print(f"ebb: {headline(last)}; report: {path}", file=sys.stderr)
 

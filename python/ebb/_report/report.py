@@ -182,13 +182,16 @@ class Report:
         """
         path = Path(path)
         check_path(path)
-        if path.suffix == ".html":
-            write_private(path, self._page())
-        elif path.suffix == ".json":
+        write_private(path, self._in_format(path.suffix))
+
+    def _in_format(self, suffix: str) -> str:
+        """The content of a file with this suffix."""
+        if suffix == ".html":
+            return self._page()
+        if suffix == ".json":
             lines = (f" {json.dumps(key)}: {json.dumps(v)}" for key, v in self.to_dict().items())
-            write_private(path, "{\n" + ",\n".join(lines) + "\n}\n")
-        else:
-            write_private(path, self.text() + "\n")
+            return "{\n" + ",\n".join(lines) + "\n}\n"
+        return self.text() + "\n"
 
     def _page(self) -> str:
         data = self.to_dict()
