@@ -5,6 +5,7 @@ A separate module, so that ebb is not imported unless an environment variable re
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from contextlib import suppress
@@ -19,7 +20,11 @@ def start() -> None:
     """
     alone = "EBB" not in os.environ and os.environ.get("EBB_MODULES")  # ebb reports this
     budget = os.environ.get("EBB_BUDGET", "").strip()  # any value: ebb reports invalid ones
-    if not (is_set("EBB") or alone or budget or unknown_names()) or is_set("EBB_DISABLE"):
+    if is_set("EBB_DISABLE"):
+        return
+    if not (is_set("EBB") or alone or budget or unknown_names()):
+        if any(map(is_set, _NEED_EBB)):
+            atexit.register(_tell_of_settings_alone, os.getpid())
         return
     if "ebb" in sys.modules:
         return  # ebb is being imported, and reads the variables itself
@@ -28,10 +33,29 @@ def start() -> None:
     except Exception as error:
         if is_set("EBB_STRICT"):
             raise SystemExit(str(error)) from error
-        if sys.stderr is not None:
+        if sys.stderr is not None and os.environ.get("RANK", "0") == "0":
             with suppress(OSError, ValueError):  # stderr may be closed
                 message = f"could not be imported, so the job runs without ebb: {error!r}"
                 print(f"ebb: {message}", file=sys.stderr)
+
+
+# Settings that change only what ebb does: without EBB or EBB_BUDGET, the program must import ebb.
+_NEED_EBB = ("EBB_AHEAD", "EBB_CONFIG", "EBB_REPORT", "EBB_VERIFY")
+
+
+def _tell_of_settings_alone(process: int) -> None:
+    """Call at exit, with the process that imported torch."""
+    is_started = "torch.distributed.run" in sys.modules or os.environ.get("RANK", "0") != "0"
+    if "ebb" in sys.modules or is_started or os.getpid() != process or sys.stderr is None:
+        return
+    names = [name for name in _NEED_EBB if is_set(name)]
+    have = "has" if len(names) == 1 else "have"
+    with suppress(OSError, ValueError):  # stderr may be closed
+        print(
+            f"ebb: {', '.join(names)} {have} no effect, because the program did not import ebb. "
+            "Set EBB=1 (or EBB_BUDGET) to use ebb without a change of the program",
+            file=sys.stderr,
+        )
 
 
 def lightning_callbacks(package: str = "lightning.pytorch") -> list[Any]:

@@ -33,7 +33,7 @@ from ebb._policy.decision import (  # noqa: E402
 )
 from ebb._policy.policy import Policy  # noqa: E402
 from ebb._policy.rule import Rule  # noqa: E402
-from ebb._region.apply import apply  # noqa: E402
+from ebb._region.apply import apply, remove  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
 from ebb._region.disable import disable  # noqa: E402
 from ebb._region.memory_history import watch as _watch_memory_history  # noqa: E402
@@ -76,6 +76,7 @@ __all__ = [
     "profile",
     "record_reports",
     "region",
+    "remove",
     "report",
     "reset_stats",
     "stats",

@@ -34,7 +34,7 @@ def describe() -> str:
             f"compiler {_C.compiler}",
             f"python {platform.python_version()} on {platform.machine()}",
             f"cuda {torch.version.cuda or 'no'}",
-            f"cuda kernels {'yes' if (native / 'libebb_cuda.so').exists() else 'no'}",
+            f"page kernels for cuda {'yes' if (native / 'libebb_cuda.so').exists() else 'no'}",
             f"plug-ins {_C.plugins or 'none'}",
         ]
     )
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--list-modules",
         action="store_true",
-        help="run the first two steps of the program, and print which modules could be regions",
+        help="run the program until each model has run twice, and print possible regions",
     )
     parser.add_argument("--budget", help="memory budget, as in EBB_BUDGET")
     parser.add_argument(

@@ -6,6 +6,7 @@ import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+_OLDEST = [2, 11]  # torch release that ebb can be built against
 NATIVE = Path(__file__).parent / "_native"  # has a folder torch-<release> for each torch release
 
 
@@ -33,11 +34,16 @@ def find(running: str, native: Path = NATIVE) -> Path:
         )
     if release(running) not in folders:
         releases = sorted(folders, key=numbers)
+        build = (
+            f" Or build ebb against torch {release(running)}, in a checkout: "
+            "pip install --no-build-isolation --no-deps --force-reinstall ."
+        )
+        is_too_old = numbers(release(running))[:2] < _OLDEST
         raise ImportError(
             f"ebb was built against torch {', '.join(releases)}, but torch {running} is running. "
             "Likely causes: 1. torch was changed after ebb was installed; 2. another environment's "
             "torch comes first on sys.path. Install a torch that fits: pip install "
-            f"torch=={releases[-1]}. Or build ebb against torch {release(running)}, in a checkout: "
-            "pip install --no-build-isolation --no-deps --force-reinstall ."
+            f"torch=={releases[-1]}."
+            f"{'' if is_too_old else build}"
         )
     return folders[release(running)]

@@ -335,6 +335,25 @@ def test_modules_are_listed(tmp_path):
 
 
 @pytest.mark.sweep
+def test_model_without_blocks_is_listed(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\n"
+        "from torch.nn import Linear, ReLU, Sequential\n"
+        "model = Sequential(Linear(4, 4), ReLU(), Linear(4, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for step in range(5):\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+
+    done = run("-m", "ebb", "--list-modules", path)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1].split()[-2:] == ["the", "model"]
+
+
+@pytest.mark.sweep
 def test_spawned_workers_inherit_it(script):
     path = script.with_name("spawns.py")
     path.write_text(

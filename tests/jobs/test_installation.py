@@ -51,11 +51,11 @@ def test_the_verbose_version_names_all_parts(capsys, monkeypatch, tmp_path):
     assert re.fullmatch("[0-9a-f]{7,}(-dirty)?|unknown", found["commit"])
 
     monkeypatch.setattr(ebb._C, "__file__", str(tmp_path / "_C.so"))
-    assert described(capsys)["cuda kernels"] == "no"
+    assert described(capsys)["page kernels for cuda"] == "no"
     (tmp_path / "libebb_cuda.so").touch()
     (tmp_path / "commit.txt").write_text("0123456789ab-dirty\n")
     found = described(capsys)
-    assert found["cuda kernels"] == "yes"
+    assert found["page kernels for cuda"] == "yes"
     assert found["commit"] == "0123456789ab-dirty"
 
 

@@ -179,3 +179,11 @@ def test_a_name_that_says_page_does_not_use_page_pools():
     rule = ebb.Rule("*", ebb.SAVE, name="page")
     assert not ebb.ModulePolicies({"0": ebb.Policy([rule])})._settings.pages
     assert ebb.ModulePolicies({"0": ebb.Policy({"aten::mm": ebb.PAGE})})._settings.pages
+
+
+def test_names_are_no_globs_and_policies_no_text():
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"no module matches '\*'; ModulePolicies takes exact"):
+        ebb.ModulePolicies({"*": ebb.policies.save_all}).apply(model)
+    with pytest.raises(TypeError, match=r"ebb.Policy.parse\('save_matmuls'\); got 'save_all'"):
+        ebb.ModulePolicies({"0": "save_all"})

@@ -372,3 +372,67 @@ def test_classes_with_a_base_that_is_no_module(kind):
     assert type(copy.deepcopy(model)) is type(model)
     handle.remove()
     assert type(model) is kind
+
+
+def test_remove_restores_copy_without_handle():
+    model = nn.Sequential(Layer(4), Layer(4))
+    handle = ebb.apply(model, ebb.Policy({}, default=ebb.RECOMPUTE), modules="[01]")
+    twin = copy.deepcopy(model)
+
+    assert ebb.remove(twin) == ("0", "1")
+
+    assert type(twin[0]) is Layer
+    assert ebb.remove(twin) == ()
+    assert ebb.apply(twin, modules="0").names == ("0",)  # may be a region again
+    with pytest.raises(ValueError, match=r"'0' is already a region.*ebb\.remove"):
+        ebb.apply(model, modules="0")  # the original still has its regions
+    handle.remove()
+    assert type(model[0]) is Layer
+
+
+def test_handle_after_remove_leaves_newer_regions():
+    model = nn.Sequential(Layer(4), Layer(4))
+    rule = ebb.Policy([ebb.Rule("aten::*", ebb.SAVE, module="1")], default=ebb.RECOMPUTE)
+    old = ebb.apply(model, rule, modules="[01]")
+    ebb.remove(model)
+    assert type(model[1]) is Layer
+    new = ebb.apply(model, rule, modules="[01]")
+
+    old.remove()
+
+    before = ebb.stats()["total"]["bytes_saved"]
+    model(torch.randn(2, 4)).sum().backward()
+    assert ebb.stats()["total"]["bytes_saved"] > before  # the rule of module 1 still has effect
+    new.remove()
+    assert type(model[1]) is Layer
+    with pytest.raises(RuntimeError, match="already called"):
+        old.remove()
+
+
+def test_remove_changes_nothing_if_forward_was_wrapped():
+    model = nn.Sequential(Layer(4), Layer(4))
+    ebb.apply(model, modules="[01]")
+    inner = model[1].forward
+    model[1].forward = lambda x: inner(x)
+
+    with pytest.raises(RuntimeError, match=r"module '1' was replaced after ebb\.apply"):
+        ebb.remove(model)
+
+    assert type(model[0]) is not Layer
+    del model[1].forward
+    assert ebb.remove(model) == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("modules", "error", "message"),
+    [
+        (nn.Linear(2, 2), TypeError, "not a module; pass its name"),
+        ([], ValueError, "modules is empty"),
+    ],
+)
+def test_invalid_modules_raise(modules, error, message):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(error, match=message):
+        ebb.apply(model, modules=modules)
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
+        ebb.remove("model")

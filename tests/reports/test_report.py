@@ -51,7 +51,7 @@ def test_rules_that_decided_on_nothing(tmp_path):
         "rule 0, 'aten::linear'",
         "rule 1, 'aten::addmm', in modules that match '*.pu'",
     )
-    assert "by earlier rules): rule 0, 'aten::linear'; rule 1" in str(report)
+    assert "an earlier rule decided): rule 0, 'aten::linear'; rule 1" in str(report)
     assert recorded(ebb.policies.recompute_all).idle_rules == ()
 
 

@@ -213,6 +213,26 @@ def test_a_job_that_is_terminated_writes_its_report_and_ends_as_without_ebb(tmp_
     assert "; report: " in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"EBB_REPORT": "r.html", "EBB_VERIFY": "1"}, "EBB_REPORT, EBB_VERIFY have no effect"),
+        ({"EBB_AHEAD": "1"}, "EBB_AHEAD has no effect"),
+        ({"EBB_AHEAD": "1", "EBB_DISABLE": "1"}, ""),
+        ({"EBB_AHEAD": "1", "RANK": "1"}, ""),
+        ({"EBB_AHEAD": "0"}, ""),
+        ({}, ""),
+    ],
+)
+def test_settings_without_ebb_are_named_at_exit(variables, says):
+    run = run_program("import torch", **variables)
+
+    lines = [line for line in run.stderr.splitlines() if line.startswith("ebb: ")]
+    assert len(lines) == bool(says)
+    assert not says or f"{says}, because the program did not import ebb. Set EBB=1" in lines[0]
+    assert "ebb: " not in run_program("import torch, ebb", EBB_AHEAD="1").stderr
+
+
 def test_disk_full_keeps_earlier_report_and_leaves_no_other_file(tmp_path):
     path = tmp_path / "r.json"
     path.write_text("earlier")

@@ -17,7 +17,7 @@ NAMES = {
     "ebb": (
         "BudgetError ModulePolicies OFFLOAD PAGE Plan Policy Profile RECOMPUTE RECOMPUTE_EACH_TIME "
         "ReplayMismatch Report Rule SAVE apply config disable experimental metrics opaque plan "
-        "policies profile record_reports region report reset_stats stats verify"
+        "policies profile record_reports region remove report reset_stats stats verify"
     ),
     "ebb.experimental": "PageOverflowError PlaceholderError discard discardable mark_rows paging",
     "ebb.experimental.paging": "found_inf microbatch reset run_step step step_ok",
@@ -33,7 +33,7 @@ NAMES_OF_OTHERS = {
 }
 METHODS = {
     ebb.ModulePolicies: "apply load save",
-    ebb.Plan: "apply explain measure pareto policies save summary",
+    ebb.Plan: "apply explain measure pareto policies pool_bytes save summary",
     ebb.Policy: "default explain inputs load parse rules save to_sac to_toml",
     ebb.Profile: "peak",
     ebb.Report: "FATES advice collapsed eager held load notes plan policy save text to_dict totals",

@@ -29,6 +29,7 @@ from ebb._plan.profile.measuring import (
 from ebb._plan.profile.profile import without_evaluation
 from ebb._plan.profile.recording import Purpose, Recording
 from ebb._report import planned
+from ebb._report.text import size
 from ebb._support import devices
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
@@ -263,7 +264,8 @@ def _choose_other_blocks(job: BudgetedJob, why: str, least: Decided | None = Non
     measure(job)
     names = clipped(", ".join(in_ranges(block.name for block in job.blocks.alive())), 300)
     reason, _, _ = clipped(why, 300).partition(". ")
-    job.messages.tell(f"{reason}; ebb profiles again with other modules as regions: {names}")
+    where = "" if least is None else " with these regions"
+    job.messages.tell(f"{reason}{where}; ebb profiles again with other modules as regions: {names}")
     return True
 
 
@@ -297,7 +299,12 @@ class Agree(Start):
         try:
             return decided_by(plan_of(measured, budget))
         except BudgetError as error:
-            return least_of(measured, budget, str(error).removeprefix("ebb: "))
+            why = str(error).removeprefix("ebb: ")
+            if self.job.messages.beside_limit is not None:  # the user gave no budget
+                needed = size(error.minimum + self.job.messages.beside_limit)
+                uses = why.partition(". ")[2]
+                why = f"the memory limit is too small; the job needs at least {needed}. {uses}"
+            return least_of(measured, budget, why)
         finally:
             took = time.perf_counter() - began
             if took > max(_LONG, _LONG_STEPS * measured.duration * 1e-3):

@@ -37,6 +37,8 @@ class Messages:
         self.text = text
         self.assignment = assignment
         self.announced = False  # True once a line has named the blocks
+        # With the budget `auto`: bytes of the limit that plans cannot use.
+        self.beside_limit: int | None = None
 
     def tell(self, what: str) -> None:
         log.info("budget: %s", what)

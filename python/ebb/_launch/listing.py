@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -64,7 +64,9 @@ class Listing(models.ModelObserver):
             raise SystemExit(0)
 
     def _rows(self) -> tuple[Row, ...]:
-        return tuple(report().rows) if _C.reports() else ()
+        with suppress(RuntimeError):  # no region has run
+            return tuple(report().rows)
+        return ()
 
     def print_found(self) -> None:
         """Print the table once."""

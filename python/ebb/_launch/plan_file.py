@@ -350,7 +350,9 @@ class PlanFile:
             _check_may_replace(path)
             replace_private(path, head + text)
         except (OSError, ValueError, NotImplementedError) as error:
-            why = clipped(str(error).removeprefix("ebb: "), 300)
+            # `strerror` does not name a temporary file.
+            words = getattr(error, "strerror", None) or str(error)
+            why = clipped(words.removeprefix("ebb: "), 300)
             raise PlanFileError(
                 f"the plan could not be written to {clipped(path, 1000)}: {why}"
             ) from None

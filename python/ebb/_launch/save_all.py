@@ -96,6 +96,7 @@ class SaveAll(Phase):
         _C.keep_while_there_is_room(0)
         beside = max(0, _C.bytes_in_use() - base_bytes(list(job.models), list(job.optimizers)))
         job.budget = max(1, self._limit - beside)
+        job.messages.beside_limit = beside
         what = f"a budget of {size(job.budget)}" if beside < self._limit else "the lowest peak"
         job.messages.tell(
             f"memory is too small to save all activations: ebb profiles steps, then plans for "

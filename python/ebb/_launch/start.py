@@ -67,6 +67,10 @@ def _check_rank() -> None:
 
 def _check_verify() -> None:
     text = os.environ.get("EBB_VERIFY", "")
+    if text.strip().lower() in ON:
+        os.environ["EBB_VERIFY"] = text = "1"
+    elif text and not is_set("EBB_VERIFY"):
+        os.environ["EBB_VERIFY"] = text = "0"
     if text in ("", "0", "1", "demote"):
         return
     # C++ reads the variable when it first needs the mode, and would raise there.

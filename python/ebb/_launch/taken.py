@@ -114,7 +114,8 @@ class FromFile(Phase):
         if why or stored is None:
             if why and is_set("EBB_STRICT"):
                 raise PlanFileError(
-                    f"ebb: EBB_BUDGET: no plan from {clipped(file.path, 1000)}: {why}"
+                    f"ebb: EBB_BUDGET: no plan from {clipped(file.path, 1000)}: {why}. "
+                    "Delete the file to plan anew"
                 )
             self._refuse(why)
             return
@@ -142,7 +143,9 @@ class FromFile(Phase):
         job = self.job
         job.add_all()
         if why:
-            job.messages.tell(f"no plan from {self._file.name}: {clipped(why, 500)}")
+            job.messages.tell(
+                f"no plan from {self._file.name}: {clipped(why, 500)}; the next plan replaces it"
+            )
         job.enter(self.otherwise)
         if self._names:
             job.phase.announce(self._names)

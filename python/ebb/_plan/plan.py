@@ -74,9 +74,13 @@ class Plan:
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak
         self.spread = measured.spread
-        self.pool_bytes = chooser.simulator.pool_bytes(chooser.of_calls(chosen))
         self._chooser, self._chosen = chooser, chosen
         self._reported: planned.ReportedPlan | None = None  # made by the last apply()
+        self._others = ""  # why other modules are not regions, for the summary
+
+    @property
+    def pool_bytes(self) -> int:
+        return self._chooser.simulator.pool_bytes(self._chooser.of_calls(self._chosen))
 
     @property
     def policies(self) -> dict[str, Policy]:
@@ -140,6 +144,7 @@ class Plan:
         return (
             f"ebb: {len(self.policies)} {many} ({regions}); predicted peak {size(self.peak)} "
             f"({share:.0%} of eager's {size(self.plain_peak)}), {self._more_time()}{ahead}"
+            f"{self._others}"
         )
 
     def _more_time(self) -> str:
@@ -351,14 +356,22 @@ def _planned(
     for names in block_candidates(model):
         measured = measure(step, model, [glob.escape(name) for name in names], given)
         try:
-            return plan_of(measured, given)
+            found = plan_of(measured, given)
         except BudgetError as error:
             tried.append((error, ", ".join(in_ranges(name or "the model" for name in names))))
+        else:
+            if tried:
+                found._others = f"; lowest budget of faster choices of regions: {_lowest(tried)}"
+            return found
     least, _ = min(tried, key=lambda pair: pair[0].minimum)
-    lowest = "; ".join(f"{size(error.minimum)} with {clipped(what, 100)}" for error, what in tried)
     raise BudgetError(
-        f"{least}. Lowest possible budget for each choice of regions: {lowest}", least.minimum
+        f"{least}. Lowest possible budget for each choice of regions: {_lowest(tried)}",
+        least.minimum,
     )
+
+
+def _lowest(tried: Iterable[tuple[BudgetError, str]]) -> str:
+    return "; ".join(f"{size(error.minimum)} with {clipped(what, 100)}" for error, what in tried)
 
 
 def _globs(modules: str | Iterable[str]) -> Sequence[str]:

@@ -43,11 +43,13 @@ class RegionHandle:
         self, modules: dict[str, torch.nn.Module], numbered: list[torch.nn.Module]
     ) -> None:
         self._modules: dict[str, torch.nn.Module] | None = modules
+        self._regions = {name: mark(module).region for name, module in modules.items()}
         self._numbered = numbered  # modules whose forward tells ebb that they run
         self.names = tuple(modules)
 
     def remove(self) -> None:
-        """Restore the modules' own forward.
+        """Restore the modules' own forward. Modules for which :func:`remove` did so stay as they
+        are.
 
         Raises:
             RuntimeError: remove() was called before; or, after :func:`apply`, other code has
@@ -55,16 +57,14 @@ class RegionHandle:
         """
         if self._modules is None:
             raise RuntimeError("ebb: remove() was already called on this handle")
-        for name, module in self._modules.items():
-            if not can_unmark(module):
-                raise RuntimeError(
-                    f"ebb: the forward or class of module {name!r} was replaced after ebb.apply; "
-                    "undo that before calling remove()"
-                )
-        for module in self._modules.values():
-            mark(module).region = None
-            unmark_if_unused(module)
-        unnumber(self._numbered)
+        still = {
+            name: module
+            for name, module in self._modules.items()
+            if (marks := marks_of(module)) is not None and marks.region is self._regions[name]
+        }
+        _unmark_all(still)
+        if still:
+            unnumber(self._numbered)
         self._modules = None
 
     def __enter__(self) -> RegionHandle:
@@ -72,6 +72,67 @@ class RegionHandle:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+def _unmark_all(modules: dict[str, torch.nn.Module]) -> None:
+    """Restore the own forward of modules that are regions, by name; all of them or none."""
+    for name, module in modules.items():
+        if not can_unmark(module):
+            raise RuntimeError(
+                f"ebb: the forward or class of module {name!r} was replaced after ebb.apply; "
+                "undo that before calling remove()"
+            )
+    for module in modules.values():
+        mark(module).region = None
+        unmark_if_unused(module)
+
+
+def remove(model: torch.nn.Module) -> tuple[str, ...]:
+    """Restore the own forward of all modules in a model that :func:`apply` made regions: for copies
+    of the model, which have the regions but no handle, or if the handle is lost.
+
+    Settings that a plan has put in place end with the plan's handle.
+
+    Args:
+        model: may have no regions.
+
+    Returns:
+        The fully qualified names of the modules that were regions.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        RuntimeError: after :func:`apply`, other code has wrapped a module's forward or class (undo
+            that first). No module is changed.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> handle = ebb.apply(model, ebb.policies.recompute_all, modules="[01]")
+        >>> import copy
+        >>> ebb.remove(copy.deepcopy(model))
+        ('0', '1')
+    """
+    _check_model(model)
+    regions = {
+        name: module
+        for name, _, module in modules_of(model)
+        if (marks := marks_of(module)) is not None and _is_applied(marks.region)
+    }
+    _unmark_all(regions)
+    marked = [(module, marks) for module in model.modules() if (marks := marks_of(module))]
+    if regions and not any(marks.is_root for _, marks in marked):
+        for module, marks in marked:
+            marks.number = marks.asked_by = 0
+            unmark_if_unused(module)
+    return tuple(regions)
+
+
+def _is_applied(region: Any) -> bool:
+    return isinstance(region, functools.partial) and region.func is run_in_region
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
 
 
 def select(model: torch.nn.Module, wanted: Wanted) -> dict[str, torch.nn.Module]:
@@ -122,6 +183,11 @@ def _blocks_of(model: torch.nn.Module) -> Wanted:
 
 
 def _wanted(modules: Any) -> Wanted:
+    if isinstance(modules, torch.nn.Module):
+        raise TypeError(
+            "ebb: modules must be names or a function, not a module; pass its name, such as "
+            "modules='encoder', or call ebb.apply on that module with modules=''"
+        )
     if not isinstance(modules, str) and callable(modules):
         with suppress(ValueError):  # a function without a signature
             if not _takes_two(inspect.signature(modules)):
@@ -134,6 +200,8 @@ def _wanted(modules: Any) -> Wanted:
     patterns = (modules,) if one else tuple(modules)
     if not all(isinstance(pattern, str) for pattern in patterns):
         raise TypeError("ebb: modules must be a string, an iterable of strings, or a function")
+    if not patterns:
+        raise ValueError("ebb: modules is empty; pass globs of module names, or None for blocks")
     for pattern in patterns:
         checked_name("a glob of modules", pattern)
     return patterns
@@ -199,8 +267,7 @@ def apply(
         ('0', '1')
         >>> handle.remove()
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"ebb: model must be a torch.nn.Module; got {type(model).__name__}")
+    _check_model(model)
     policy = _check_policy(policy)
     check_escapes(escapes)
     leaving(escapes)
@@ -215,7 +282,7 @@ def apply(
         if marks is not None and marks.region is not None:
             raise ValueError(
                 f"ebb: module {name!r} is already a region; call remove() on the handle that the "
-                "earlier ebb.apply returned"
+                "earlier ebb.apply returned, or ebb.remove(model) if the handle is lost"
             )
         check_can_mark(module, repr(name))
     for name, module in chosen.items():

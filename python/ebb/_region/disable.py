@@ -16,7 +16,8 @@ class disable(_C.Disabled, ContextDecorator):
     A context manager and a decorator. Modules that :func:`ebb.apply` or ``EBB=1`` made regions run
     as usual, and calls of ``torch.utils.checkpoint`` that ``EBB=1`` takes over checkpoint as torch
     does. Backward of earlier regions still recomputes. Compiled functions keep their regions: under
-    ``torch.compile``, disable has no effect. For a whole job, set ``EBB_DISABLE=1``.
+    ``torch.compile``, disable has no effect. The variable ``EBB_DISABLE=1`` turns off only what
+    variables ask for.
 
     Raises:
         RuntimeError: a region is open in this thread.

@@ -37,7 +37,8 @@ def _check_policy(policy: object) -> Policy:
     if isinstance(policy, Policy):
         return policy
     raise TypeError(
-        f"ebb: policy must be an ebb.Policy, such as ebb.policies.save_matmuls; "
+        "ebb: policy must be an ebb.Policy, such as ebb.policies.save_matmuls or "
+        "ebb.Policy.parse('save_matmuls'); "
         f"got {shown(policy)} of type {type(policy).__name__}"
     )
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from _ebb_switches import is_set
 from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -24,11 +25,6 @@ from ebb._report.recording import record_reports
 from ebb._report.report import check_path, headline, latest, reports
 from ebb._support.job import is_first, is_launcher, label
 from ebb._support.private_files import replace_private
-
-_HINT = (
-    "If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb finds no blocks)"
-)
-
 
 _EVERY = re.compile("(.*)@([0-9]{1,9})", re.DOTALL)
 
@@ -50,6 +46,15 @@ def parse_report(text: str) -> tuple[str, int]:
     if not os.access(path.parent, os.W_OK):
         raise OSError(f"cannot write to the folder {str(Path(text).parent)!r}")
     return str(path), steps
+
+
+def _hint() -> str:
+    if is_set("EBB") or os.environ.get("EBB_BUDGET", "").strip():
+        return ""  # other lines say why
+    return (
+        ". If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb finds no "
+        "blocks)"
+    )
 
 
 _undo = ExitStack()
@@ -147,7 +152,7 @@ class _Files:
         written = [path for path in files if self._is_new(path)]
         if not written:
             print(
-                f"ebb: no report was written to {report}, because no region ran. {_HINT}",
+                f"ebb: no report was written to {report}, because no region ran{_hint()}",
                 file=sys.stderr,
             )
         elif report not in written:

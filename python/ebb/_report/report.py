@@ -22,7 +22,7 @@ from ebb._support.private_files import write_private
 from ebb._support.shown import shown
 
 _MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # limits for the output
-_IDLE = "rules without effect here (misspelt, or decided by earlier rules)"
+_IDLE = "rules without effect here (the operator did not run, or an earlier rule decided)"
 _OUTCOMES = {
     "in_vain": "unused",
     "held": "not freed",

@@ -67,18 +67,21 @@ def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) 
     message = (
         f"ebb: a budget of {given} is too small{least}"
         f"{size(base)} are in use when the step begins, and the step allocates {size(peak)} even "
-        f"with everything recomputed: {parts}. {_remedy(uses[0][0])}"
+        f"with everything recomputed: {parts}. {_remedy(uses[0][0], base > minimum // 4)}"
     )
     return BudgetError(message, minimum)
 
 
-def _remedy(use: str) -> str:
-    """A remedy for a peak with this main use."""
+def _remedy(use: str, is_base_large: bool) -> str:
+    """A remedy for a peak with this main use. `is_base_large`: of the memory in use when the step
+    begins."""
     if use == OUTSIDE:
         return (
-            "Move the operators between blocks into the forward of a module, so that ebb can "
-            "recompute them, or use a smaller batch"
+            "Use a smaller batch, or make more modules regions (EBB_MODULES, modules=): ebb "
+            "recomputes no operator outside of regions"
         )
+    if not is_base_large:
+        return "Use a smaller batch"
     return (
         "Use a smaller batch, or move parameters or optimizer states off the device (sharding, CPU "
         "offload)"

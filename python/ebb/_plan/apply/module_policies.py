@@ -17,9 +17,12 @@ from ebb._policy.decision import PAGE
 from ebb._policy.policy import Policy
 from ebb._policy.text import Regions, loaded_regions, parsed_regions, regions_to_toml
 from ebb._region.apply import RegionHandle, apply
+from ebb._region.module_names import names_of
+from ebb._region.region import _check_policy
 from ebb._support import deferred
 from ebb._support.names import in_ranges
 from ebb._support.private_files import write_private
+from ebb._support.shown import shown
 from ebb.experimental.paging import reset
 
 _HEAD = """\
@@ -122,7 +125,7 @@ class ModulePolicies:
         *,
         ahead: bool = True,
     ) -> None:
-        self.policies = dict(policies)
+        self.policies = {name: _check_policy(policy) for name, policy in policies.items()}
         pages = any(policy._compiled.gives(int(PAGE)) for policy in self.policies.values())
         self._settings = ProcessSettings(dict(offload or {}), ahead, pages)
 
@@ -143,6 +146,12 @@ class ModulePolicies:
             ValueError: a module does not exist, or is a region already; nothing is changed.
         """
         handles = RegionHandles([])
+        globs = [name for name in self.policies if glob.has_magic(name)]
+        if globs and (unknown := sorted(set(globs) - names_of(model))):
+            raise ValueError(
+                f"ebb: no module matches {shown(unknown[0])}; ModulePolicies takes exact names of "
+                "modules, only ebb.apply takes globs"
+            )
         try:
             for policy, names in self._groups():
                 handle = apply(model, policy, [glob.escape(name) for name in names])

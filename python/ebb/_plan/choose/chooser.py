@@ -14,7 +14,8 @@ from ebb._plan.simulate.simulator import Estimate, Simulator
 
 _MOST_TRIED = 300  # choices tried for the lowest peak
 _MOST_WORK = 12_000  # operators simulated in that search, in about 0.1 s
-_MOST_TIGHT_WORK = 30_000  # operators simulated in the search for lower peaks, see `_tight`
+_MOST_TIGHT_WORK = 60_000  # operators simulated in the search for lower peaks, see `_tight`
+_MOST_PASSES = 12  # of that search over all groups
 _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 
 
@@ -64,11 +65,14 @@ class Chooser(Fronts):
     @cached_property
     def _tight(self) -> list[Chosen]:
         """Choices with lower peaks than `least_made_once`: the groups of like regions, one after
-        the other, recompute some of their results each time."""
+        the other, recompute some of their results each time. The peak then lies in another group,
+        so the groups take turns until none lowers it."""
         tight: list[Chosen] = []
         best, costs = self.least_made_once, self._costs(self.least_made_once)
         most = self.simulator.work + _MOST_TIGHT_WORK
-        for regions in self._groups.values():
+        turns = itertools.chain.from_iterable([*self._groups.values()] for _ in range(_MOST_PASSES))
+        unchanged = 0  # groups in a row that did not lower the peak
+        for regions in turns:
             tried = []
             given = self._given.get(regions[0])
             for choice in given or recomputed_each_time(self.simulator, self.calls[regions[0]][0]):
@@ -77,7 +81,11 @@ class Chooser(Fronts):
                 chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
                 tried.append((self._costs(chosen), chosen))
             tight += [chosen for its_costs, chosen in tried if its_costs < costs]
+            before = costs
             costs, best = min([(costs, best), *tried], key=lambda pair: pair[0])
+            unchanged = 0 if costs[0] < before[0] else unchanged + 1
+            if unchanged == len(self._groups):
+                break
         return tight
 
     def made_once(self, budget: int) -> Chosen | None:

@@ -101,7 +101,8 @@ class Profile:
         replays: operators recomputed for backward: tuples of name, start and host time.
         values: inputs and outputs of the operators: a :class:`Value` each.
         allocations: tuples of time, address, and bytes that were allocated, or freed (less than
-            0), on the step's thread and on threads where autograd runs.
+            0), on the step's thread and on threads where autograd runs. Older memory that the step
+            frees before its first region, such as gradients, is left out: a plan counts so too.
     """
 
     duration: float
