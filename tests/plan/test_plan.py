@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import planned_programs as programs
 import pytest
@@ -357,6 +358,7 @@ def test_where_blocks_leave_too_much_outside_the_model_itself_is_tried():
     plan = ebb.plan(program.model, program.step, share)
 
     assert list(plan.policies) == [""]
+    assert re.search(r"; lowest budget of faster choices of regions: .* with ", plan.summary())
     with plan.apply(program.model):
         assert all(map(same_bits, programs.repeatable(program)(), expected))
         assert ebb.profile(program.step, steps=1).peak <= share * plan.plain_peak

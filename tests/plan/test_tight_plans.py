@@ -10,9 +10,11 @@ from exactness import same_bits
 from planned_programs import PROGRAMS, planning
 
 import ebb
+from ebb._plan.choose.chooser import Chooser
 from ebb._plan.choose.region_pareto import recomputed_each_time
 from ebb._plan.plan import plan_of
 from ebb._plan.simulate.choice import Choice
+from ebb._plan.simulate.simulator import Simulator
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
@@ -101,6 +103,22 @@ def test_gradients_are_those_of_eager(make):
 
     with plan.apply(found.program.model):
         assert all(map(same_bits, run(), expected))
+
+
+@every_program
+def test_no_group_alone_lowers_the_least_peak(make):
+    """The peak moves to another group when one group recomputes more: all take turns."""
+    found = planning(make)
+    chooser = Chooser(Simulator(found.measured, offloads=False, pages=False))
+    least = min(
+        [chooser.least_made_once, *chooser._tight], key=lambda chosen: chooser.estimate(chosen).peak
+    )
+    peak = chooser.estimate(least).peak
+
+    for regions in chooser._groups.values():
+        for choice in recomputed_each_time(chooser.simulator, chooser.calls[regions[0]][0]):
+            point = chooser._point(regions[0], choice)
+            assert chooser.estimate({**least, **dict.fromkeys(regions, point)}).peak >= peak
 
 
 def test_words_tell_what_is_made_each_time():
