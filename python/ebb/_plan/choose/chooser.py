@@ -14,7 +14,7 @@ from ebb._plan.simulate.simulator import Estimate, Simulator
 
 _MOST_TRIED = 300  # choices tried for the lowest peak
 _MOST_WORK = 12_000  # operators simulated in that search, in about 0.1 s
-_MOST_TIGHT_WORK = 60_000  # operators simulated in the search for lower peaks, see `_tight`
+_MOST_TIGHT_WORK = 150_000  # operators simulated in the search for lower peaks, see `_tight`
 _MOST_PASSES = 12  # of that search over all groups
 _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 
