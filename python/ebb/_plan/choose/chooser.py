@@ -9,6 +9,7 @@ from functools import cached_property
 
 from ebb._plan.choose.fronts import Chosen, Fronts
 from ebb._plan.choose.region_pareto import Point, hull, recomputed_each_time
+from ebb._plan.simulate.changes import highest
 from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.simulator import Estimate, Simulator
 
@@ -66,27 +67,43 @@ class Chooser(Fronts):
     def _tight(self) -> list[Chosen]:
         """Choices with lower peaks than `least_made_once`: the groups of like regions, one after
         the other, recompute some of their results each time. The peak then lies in another group,
-        so the groups take turns until none lowers it."""
+        so the groups take turns until none lowers it. If several groups have the same peak, none
+        alone lowers it; so in one more round each group lowers its own."""
         tight: list[Chosen] = []
         best, costs = self.least_made_once, self._costs(self.least_made_once)
         most = self.simulator.work + _MOST_TIGHT_WORK
-        turns = itertools.chain.from_iterable([*self._groups.values()] for _ in range(_MOST_PASSES))
-        unchanged = 0  # groups in a row that did not lower the peak
-        for regions in turns:
-            tried = []
-            given = self._given.get(regions[0])
-            for choice in given or recomputed_each_time(self.simulator, self.calls[regions[0]][0]):
-                if self.simulator.work > most:
-                    break
-                chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
-                tried.append((self._costs(chosen), chosen))
+        groups = list(self._groups.values())
+        unchanged = 0  # turns in a row that did not lower the peak
+        for regions in itertools.chain.from_iterable([groups] * _MOST_PASSES):
+            tried = list(self._turn(regions, best, most))
             tight += [chosen for its_costs, chosen in tried if its_costs < costs]
-            before = costs
-            costs, best = min([(costs, best), *tried], key=lambda pair: pair[0])
-            unchanged = 0 if costs[0] < before[0] else unchanged + 1
-            if unchanged == len(self._groups):
+            lowest = min([costs, *(its_costs for its_costs, _ in tried)])[0]
+            unchanged = 0 if lowest < costs[0] else unchanged + 1
+            if unchanged <= len(groups):
+                costs, best = min([(costs, best), *tried], key=lambda pair: pair[0])
+            elif unchanged <= 2 * len(groups):
+                equal = [pair for pair in [(costs, best), *tried] if pair[0][0] == lowest]
+                costs, best = min(equal, key=lambda pair: (self._own(pair[1], regions), pair[0]))
+            else:
                 break
         return tight
+
+    def _turn(
+        self, regions: Sequence[str], best: Chosen, most: int
+    ) -> Iterable[tuple[tuple[int, float], Chosen]]:
+        """Costs and choices in which these like regions recompute some results each time."""
+        given = self._given.get(regions[0])
+        for choice in given or recomputed_each_time(self.simulator, self.calls[regions[0]][0]):
+            if self.simulator.work > most:
+                return
+            chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
+            yield self._costs(chosen), chosen
+
+    def _own(self, chosen: Chosen, regions: Sequence[str]) -> int:
+        """The peak of the memory of the first of some regions."""
+        call = self.calls[regions[0]][0]
+        choice = chosen[regions[0]].choice
+        return highest([self.simulator.of_call(call, choice).own])[0]
 
     def made_once(self, budget: int) -> Chosen | None:
         """A choice within the budget that recomputes no operator twice; None if there is none. The
