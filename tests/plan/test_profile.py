@@ -167,21 +167,6 @@ def test_runtimes_are_medians_and_the_rest_is_of_one_step():
     assert len({value.made for value in found.values}) > 1
 
 
-def test_gradients_that_a_step_drops_first_do_not_lower_its_peak():
-    net = model()
-    run = step_of(net)
-
-    def step():
-        net.zero_grad()
-        run()
-
-    def later():
-        run()
-        net.zero_grad()
-
-    assert ebb.profile(step).peak == ebb.profile(later).peak
-
-
 def test_steps_that_differ():
     nets = iter([model(), model(), model()[:2]])
 

@@ -145,8 +145,7 @@ class Hoarding(Stack):
     """What blocks return is held by the program until backward."""
 
     def forward(self, ids):
-        self.hidden = []  # those of the last step are freed before any region runs
-        self.hidden.append(self.embedding(ids))
+        self.hidden = [self.embedding(ids)]
         for layer in self.layers:
             self.hidden.append(layer(self.hidden[-1]))
         return self.head(self.norm(self.hidden[-1]))

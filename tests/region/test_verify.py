@@ -358,13 +358,15 @@ print(x.grad[0] == 2 * torch.tensor(7.0).cos())
         ("0", "True"),
         ("1", "ReplayMismatch: ebb: replay mismatch: the replay of aten::mul"),
         ("demote", "UserWarning: ebb: replay mismatch: the replay of aten::mul"),
-        ("yes", "EBB_VERIFY=yes is ignored: it must be 0, 1 or demote"),
+        ("yes", "ReplayMismatch: ebb: replay mismatch: the replay of aten::mul"),
+        ("off", "True"),
+        ("maybe", "EBB_VERIFY=maybe is ignored: it must be 0, 1 or demote"),
     ],
 )
 def test_environment_variable(value, output):
     run = fork_server.run(["-c", PROGRAM], env=os.environ | {"EBB_VERIFY": value})
     assert output in run.stdout + run.stderr
-    assert (run.returncode == 0) == (value in ("0", "demote", "yes"))
+    assert (run.returncode == 0) == (value not in ("1", "yes"))
 
 
 @pytest.mark.sweep

@@ -101,8 +101,7 @@ class Profile:
         replays: operators recomputed for backward: tuples of name, start and host time.
         values: inputs and outputs of the operators: a :class:`Value` each.
         allocations: tuples of time, address, and bytes that were allocated, or freed (less than
-            0), on the step's thread and on threads where autograd runs. Older memory that the step
-            frees before its first region, such as gradients, is left out: a plan counts so too.
+            0), on the step's thread and on threads where autograd runs.
     """
 
     duration: float
@@ -113,7 +112,9 @@ class Profile:
 
     @property
     def peak(self) -> int:
-        """The peak of the bytes that the step allocated."""
+        """The peak of the bytes that the step allocated, above those in use when it began. If the
+        step begins with ``zero_grad()``, gradients are in use then; ``Plan.peak`` counts above the
+        bytes in use after ``zero_grad()``."""
         return max(accumulate((size for _, _, size in self.allocations), initial=0))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ebb import _C
-from ebb._plan.profile.profile import Profile, from_first_operator, median_of, profile_of
+from ebb._plan.profile.profile import Profile, median_of, profile_of
 from ebb._support import devices
 from ebb._support.sizes import whole_number
 
@@ -153,5 +153,4 @@ def profile(step: Callable[[], object], *, steps: int = 3, warmup: int = 1) -> P
     whole_number("steps", steps, least=1)
     whole_number("warmup", warmup)
     purposes = [Purpose.WARM_UP] * warmup + [Purpose.PROFILE] * steps
-    found = median_of([profile for _, profile in run(step, purposes) if profile is not None])
-    return from_first_operator(found)[0]
+    return median_of([profile for _, profile in run(step, purposes) if profile is not None])
