@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from _ebb_switches import is_set, unknown_names
+from _ebb_switches import is_launcher, is_set, launched_rank, unknown_names
 
 
 def start() -> None:
@@ -33,7 +33,7 @@ def start() -> None:
     except Exception as error:
         if is_set("EBB_STRICT"):
             raise SystemExit(str(error)) from error
-        if sys.stderr is not None and os.environ.get("RANK", "0") == "0":
+        if sys.stderr is not None and launched_rank() == 0:
             with suppress(OSError, ValueError):  # stderr may be closed
                 message = f"could not be imported, so the job runs without ebb: {error!r}"
                 print(f"ebb: {message}", file=sys.stderr)
@@ -45,8 +45,8 @@ _NEED_EBB = ("EBB_AHEAD", "EBB_CONFIG", "EBB_REPORT", "EBB_VERIFY")
 
 def _tell_of_settings_alone(process: int) -> None:
     """Call at exit, with the process that imported torch."""
-    is_started = "torch.distributed.run" in sys.modules or os.environ.get("RANK", "0") != "0"
-    if "ebb" in sys.modules or is_started or os.getpid() != process or sys.stderr is None:
+    has_other = is_launcher() or launched_rank() > 0  # another process tells it
+    if "ebb" in sys.modules or has_other or os.getpid() != process or sys.stderr is None:
         return
     names = [name for name in _NEED_EBB if is_set(name)]
     have = "has" if len(names) == 1 else "have"

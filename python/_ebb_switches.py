@@ -1,9 +1,10 @@
-"""Names and on/off values of environment variables. Imports nothing of ebb, since they are also
-read before ebb is imported."""
+"""Names and on/off values of environment variables, and what launchers say of a process. Imports
+nothing of ebb, since these are also read before ebb is imported."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 
 def is_set(name: str) -> bool:
@@ -30,3 +31,34 @@ def unknown_names() -> list[str]:
         for name in os.environ
         if name.startswith("EBB_") and name not in NAMES and not name.startswith(PREFIXES)
     ]
+
+
+# Launchers that do not set RANK set one of these: srun, mpirun, Lightning (LOCAL_RANK).
+_RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
+_LAUNCHERS = (
+    "torch.distributed.launcher.api",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
+)
+
+
+def number_in(variable: str) -> int:
+    """The number in an environment variable; 0 if it has none from 0 to 2**31 - 1."""
+    try:
+        value = int(os.environ.get(variable, ""))
+    except ValueError:
+        return 0
+    return value if 0 <= value < 2**31 else 0
+
+
+def launched_rank() -> int:
+    """The rank that the launcher gave to this process; 0 if it gave none."""
+    if "RANK" in os.environ:
+        return number_in("RANK")
+    return next(filter(None, map(number_in, _RANKS)), 0)
+
+
+def is_launcher() -> bool:
+    """True if this process only starts the training processes."""
+    return "RANK" not in os.environ and any(name in sys.modules for name in _LAUNCHERS)

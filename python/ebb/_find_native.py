@@ -34,16 +34,19 @@ def find(running: str, native: Path = NATIVE) -> Path:
         )
     if release(running) not in folders:
         releases = sorted(folders, key=numbers)
-        build = (
-            f" Or build ebb against torch {release(running)}, in a checkout: "
-            "pip install --no-build-isolation --no-deps --force-reinstall ."
-        )
         is_too_old = numbers(release(running))[:2] < _OLDEST
+        build = (
+            ""
+            if is_too_old
+            else (
+                f" Or build ebb against torch {release(running)}, in a checkout: "
+                "pip install --no-build-isolation --no-deps --force-reinstall ."
+            )
+        )
         raise ImportError(
             f"ebb was built against torch {', '.join(releases)}, but torch {running} is running. "
             "Likely causes: 1. torch was changed after ebb was installed; 2. another environment's "
             "torch comes first on sys.path. Install a torch that fits: pip install "
-            f"torch=={releases[-1]}."
-            f"{'' if is_too_old else build}"
+            f"torch=={releases[-1]}.{build}"
         )
     return folders[release(running)]

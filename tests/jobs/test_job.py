@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
+import _ebb_switches
 import fork_server
 import pytest
 from _ebb_switches import NAMES
 
 from ebb._support import job
 
-_RANKS = ("RANK", *job._OTHERS)
+_RANKS = ("RANK", *_ebb_switches._RANKS)
 TRAIN = """
 import torch
 def train():

@@ -70,6 +70,7 @@ def test_without_room_a_plan_is_made_and_no_step_is_lost(script):
     assert found["given_up"] == 3  # in the one step, after which there is a plan
     assert found["replayed"] > 0
     assert "memory is too small to save all activations: ebb profiles steps" in errors
+    assert "the memory limit is too small; the job needs at least 1.0 TiB. " in errors
     assert "is too small" in errors  # all that there is is in use: what needs least was planned
 
 

@@ -220,6 +220,7 @@ def test_a_job_that_is_terminated_writes_its_report_and_ends_as_without_ebb(tmp_
         ({"EBB_AHEAD": "1"}, "EBB_AHEAD has no effect"),
         ({"EBB_AHEAD": "1", "EBB_DISABLE": "1"}, ""),
         ({"EBB_AHEAD": "1", "RANK": "1"}, ""),
+        ({"EBB_AHEAD": "1", "SLURM_PROCID": "1"}, ""),
         ({"EBB_AHEAD": "0"}, ""),
         ({}, ""),
     ],
@@ -230,7 +231,11 @@ def test_settings_without_ebb_are_named_at_exit(variables, says):
     lines = [line for line in run.stderr.splitlines() if line.startswith("ebb: ")]
     assert len(lines) == bool(says)
     assert not says or f"{says}, because the program did not import ebb. Set EBB=1" in lines[0]
-    assert "ebb: " not in run_program("import torch, ebb", EBB_AHEAD="1").stderr
+
+
+@pytest.mark.parametrize("imports", ["ebb", "torch.distributed.launcher.api"])
+def test_settings_of_programs_that_import_ebb_and_of_launchers_are_not_named(imports):
+    assert "ebb: " not in run_program(f"import torch, {imports}", EBB_AHEAD="1").stderr
 
 
 def test_disk_full_keeps_earlier_report_and_leaves_no_other_file(tmp_path):

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest first. A module may import its own folder and those of lower floors. A folder is a package,
 # a folder of the planner, or a module at the top.
 FLOORS = (
-    ("_C", "_ebb_switches", "_find_native", "_support"),
+    ("_C", "_ebb_switches", "_find_native"),
+    ("_support",),
     ("_policy",),
     ("_report",),
     ("policies",),

@@ -6,6 +6,7 @@ import atexit
 from contextlib import ExitStack
 
 import torch
+from _ebb_switches import is_launcher
 
 from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Block, Blocks
@@ -13,7 +14,7 @@ from ebb._launch.models import ModelObserver
 from ebb._launch.variables import warn_setting_ignored
 from ebb._region import in_graph
 from ebb._region.blocks import regions_by_default
-from ebb._support.job import is_launcher, print_first
+from ebb._support.job import print_first
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
 

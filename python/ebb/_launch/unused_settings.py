@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from _ebb_switches import is_set
+from _ebb_switches import is_launcher, is_set
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb import _C
 from ebb._launch.variables import warn_setting_ignored
 from ebb._report.text import size
-from ebb._support.job import is_launcher
 
 _STEPS = 2  # of optimizers, after which a setting without effect ends a strict job
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from _ebb_switches import is_set
+from _ebb_switches import is_launcher, is_set
 from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -23,7 +23,7 @@ from ebb import _C
 from ebb._policy.variable import JobPolicy
 from ebb._report.recording import record_reports
 from ebb._report.report import check_path, headline, latest, reports
-from ebb._support.job import is_first, is_launcher, label
+from ebb._support.job import is_first, label
 from ebb._support.private_files import replace_private
 
 _EVERY = re.compile("(.*)@([0-9]{1,9})", re.DOTALL)

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 import zlib
 
 import torch.distributed as dist
+from _ebb_switches import launched_rank, number_in
 
 from ebb._support.shown import print_stderr
 
-# Launchers that do not set RANK set one of these: srun, mpirun, Lightning (LOCAL_RANK).
-_OTHERS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
 # How many ranks run on a node: torchrun, mpirun, MPICH, srun.
 _LOCAL_SIZES = (
     "LOCAL_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MPI_LOCALNRANKS",
     "SLURM_NTASKS_PER_NODE",
-)
-_LAUNCHERS = (
-    "torch.distributed.launcher.api",
-    "accelerate.commands.launch",
-    "deepspeed.launcher.runner",
-    "deepspeed.launcher.launch",
 )
 _TOLD = "_EBB_TOLD"  # lines already printed, inherited by child processes
 
@@ -36,23 +28,11 @@ class _Known:
     inherited = os.environ.get("RANK")  # the value when ebb was imported
 
 
-def _number(variable: str) -> int:
-    try:
-        value = int(os.environ.get(variable, ""))
-    except ValueError:
-        return 0
-    return value if 0 <= value < 2**31 else 0
-
-
 def rank() -> int:
     """The rank of this process in its job; 0 if it is alone. Child processes inherit the rank."""
     if dist.is_available() and dist.is_initialized():
         _Known.rank = dist.get_rank()
-    if _Known.rank is not None:
-        return _Known.rank
-    if "RANK" in os.environ:
-        return _number("RANK")
-    return next(filter(None, map(_number, _OTHERS)), 0)
+    return launched_rank() if _Known.rank is None else _Known.rank
 
 
 def ranks_of_node(name: str) -> int:
@@ -61,11 +41,11 @@ def ranks_of_node(name: str) -> int:
     Raises:
         ValueError: the job has several ranks, and its launcher does not say how many run here.
     """
-    found = next(filter(None, map(_number, _LOCAL_SIZES)), 0)
+    found = next(filter(None, map(number_in, _LOCAL_SIZES)), 0)
     if found:
         return found
     size = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-    if max(size, _number("WORLD_SIZE")) > 1:
+    if max(size, number_in("WORLD_SIZE")) > 1:
         raise ValueError(
             f"ebb: {name} is given per node, but the launcher does not say how many ranks run on "
             "this node; set LOCAL_WORLD_SIZE, or give the limit of one rank"
@@ -83,11 +63,6 @@ def is_helper() -> bool:
 def is_first() -> bool:
     """True if this process prints for its job."""
     return rank() == 0 and not is_helper()
-
-
-def is_launcher() -> bool:
-    """True if this process only starts the training processes."""
-    return "RANK" not in os.environ and any(name in sys.modules for name in _LAUNCHERS)
 
 
 def label() -> str:
