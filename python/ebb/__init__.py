@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import torch as _torch
 
-from ebb._find_native import find as _find_native
+from ebb import _find_native
 
-__path__.insert(0, str(_find_native(_torch.__version__)))  # `ebb._C` is there
+__version__ = _find_native.VERSION
+__path__.insert(0, str(_find_native.find(_torch.__version__)))  # `ebb._C` is there
 
 from ebb import experimental, policies  # noqa: E402
 from ebb._config import config  # noqa: E402
@@ -46,8 +47,6 @@ from ebb._report.report import Report, report  # noqa: E402
 from ebb._report.stats import reset_stats, stats  # noqa: E402
 
 _watch_memory_history()
-
-__version__ = "0.2.0.dev0"
 
 __all__ = [
     "OFFLOAD",

@@ -6,6 +6,9 @@ import re
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import torch
+
+VERSION = "0.2.0.dev0"
 _OLDEST = [2, 11]  # torch release that ebb can be built against
 NATIVE = Path(__file__).parent / "_native"  # has a folder torch-<release> for each torch release
 
@@ -44,7 +47,8 @@ def find(running: str, native: Path = NATIVE) -> Path:
             )
         )
         raise ImportError(
-            f"ebb was built against torch {', '.join(releases)}, but torch {running} is running. "
+            f"ebb {VERSION} was built against torch {', '.join(releases)}, but torch "
+            f"{running} is running (in {Path(torch.__file__).parent}). "
             "Likely causes: 1. torch was changed after ebb was installed; 2. another environment's "
             "torch comes first on sys.path. Install a torch that fits: pip install "
             f"torch=={releases[-1]}.{build}"

@@ -8,6 +8,7 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -33,7 +34,12 @@ bool hasModes() {
          at::impl::PythonTorchFunctionTLS::stack_len() > 0 || torch::jit::tracer::isTracing();
 }
 
-thread_local int disabled = 0;  // open scopes without regions
+thread_local int disabled = 0;                // open scopes without regions
+std::atomic<bool> disabledEverywhere{false};  // regions have no effect in this process
+
+bool regionsAreDisabled() {
+  return disabled > 0 || disabledEverywhere.load(std::memory_order_relaxed);
+}
 
 class RegionScope {
  public:
@@ -59,7 +65,7 @@ class RegionScope {
     TORCH_CHECK(
         !isOpen(), "ebb: region '", name_,
         "' is already open. Create a second ebb.region object to nest regions.");
-    if (disabled > 0 || (hasModes() && callMethod(self, "_is_traced").cast<bool>())) {
+    if (regionsAreDisabled() || (hasModes() && callMethod(self, "_is_traced").cast<bool>())) {
       hasNoEffect_ = true;
       return;
     }
@@ -264,7 +270,9 @@ void bindScopes(py::module_& module) {
   ScopeType<ModuleScopeInPython>::add(module, "RunningModule", "ebb._C.RunningModule");
   ScopeType<OpaqueScope>::add(module, "OpaqueWrites", "ebb._C.OpaqueWrites");
   ScopeType<DisabledScope>::add(module, "Disabled", "ebb._C.Disabled");
-  module.def("regions_are_disabled", [] { return disabled > 0; });
+  module.def("regions_are_disabled", &regionsAreDisabled);
+  module.def("disable_everywhere", [] { disabledEverywhere = true; });
+  module.def("are_disabled_everywhere", [] { return disabledEverywhere.load(); });
 }
 
 }  // namespace ebb::bindings

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import setuptools
+import torch
 from packaging.requirements import Requirement
 
 import ebb
@@ -77,7 +78,9 @@ def test_another_torch_is_noticed_before_the_dynamic_linker(tmp_path):
         [sys.executable, "-c", "import ebb"], cwd=tmp_path, capture_output=True, text=True
     )
 
-    assert "ImportError: ebb was built against torch 2.1.0" in result.stderr
+    told = f"ImportError: ebb {ebb.__version__} was built against torch 2.1.0, but torch "
+    assert told + torch.__version__ in result.stderr
+    assert f"(in {Path(torch.__file__).parent})" in result.stderr
 
 
 @pytest.fixture

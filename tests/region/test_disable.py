@@ -175,3 +175,101 @@ print(inside, step())
         check=True,
     )
     assert done.stdout == "2 1\n"  # torch calls the block again, and ebb does not
+
+
+def test_what_discard_gets_from_a_disabled_region_stays(x):
+    with ebb.disable():
+        with ebb.region():
+            y = ebb.experimental.discardable(x.sin())
+        of_call = ebb.checkpoint(torch.cos, x, discard_output=True)
+    z = y * of_call
+    ebb.experimental.discard(y, restore_at=z)
+    ebb.experimental.discard(of_call, restore_at=z)
+    assert torch.equal(y, x.sin())
+    assert torch.equal(of_call, x.cos())
+    z.sum().backward()
+
+
+def test_a_plan_has_no_regions(tmp_path, capfd):
+    blocks = (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()) for _ in range(3))
+    model, file = torch.nn.Sequential(*blocks), tmp_path / "plan.toml"
+    file.write_text("earlier")
+
+    def step():
+        model(torch.ones(64, 4)).sum().backward()
+
+    with ebb.disable():
+        plans = [ebb.plan(model, step, 0.5), ebb.plan(model, step, 0.5, modules="[01]")]
+        for plan in plans:
+            with plan.apply(model):
+                measured = plan.measure(step).peak
+            assert plan.policies == {}
+            assert plan.peak == plan.plain_peak == measured
+            assert "regions are disabled" in plan.summary()
+            assert "fits" not in plan.explain()
+            assert len(plan.pareto()) == 1
+            plan.save(file)
+    assert file.read_text() == "earlier"
+    assert "plan.toml' is not written: regions are disabled" in capfd.readouterr().err
+    assert ebb.plan(model, step, 0.9).policies
+
+
+PROGRAM = """
+import sys, threading
+import torch, ebb
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+x = torch.randn(4, 8, requires_grad=True)
+ebb.apply(model, modules="[01]")
+
+@ebb.region(escapes="placeholder")
+def own(x):
+    return x.sin().cos().exp()
+
+def step(own=own):
+    ebb.checkpoint(torch.tanh, own(model(x))).sum().backward()
+
+step()
+thread = threading.Thread(target=step)
+thread.start()
+thread.join()
+torch.compile(own, backend="aot_eager")(x).sum().backward()
+print(x.grad.tolist(), [p.grad.tolist() for p in model.parameters()])
+plan = ebb.plan(model, step, 0.5) if "plan" in sys.argv else None
+is_watched = hasattr(torch.UntypedStorage.__getitem__, "_ebb_sees")
+print(sorted(ebb.stats()["regions"]), is_watched, plan, file=sys.stderr)
+"""
+
+
+def run_program(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_the_variable_disables_regions_of_the_program():
+    usual, disabled = run_program(), run_program("plan", EBB_DISABLE="1")
+    assert usual.stdout == disabled.stdout  # gradients
+    assert "'own'] True None" in usual.stderr
+    line, found = disabled.stderr.splitlines()
+    assert line == "ebb: EBB_DISABLE=1: regions of the program have no effect"
+    assert found.startswith("[] False <ebb.Plan: regions are disabled")
+
+
+def test_the_variable_disables_regions_of_compiled_functions(monkeypatch, x, fresh_dynamo):
+    from ebb._region import in_graph
+
+    monkeypatch.setattr(in_graph, "is_switched_off", lambda: True)
+    compiled = torch.compile(in_a_region, backend="aot_eager")
+    number = in_graph.new_number()
+    compiled(x).sum().backward()
+    assert in_graph.names_entered(number) == set()
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    compiled(x).sum().backward()
+    assert in_graph.names_entered(number) == {"region"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ebb import _C
 from ebb._config import config
 from ebb._plan.apply.described import course_of, measured_course, paragraphs, reported, too_small
 from ebb._plan.apply.module_policies import ModulePolicies, RegionHandles
@@ -28,6 +29,7 @@ from ebb._region.blocks import block_candidates
 from ebb._report import planned
 from ebb._report.text import size
 from ebb._support import devices
+from ebb._support.job import print_first
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, shown
 from ebb._support.sizes import whole_number
@@ -76,7 +78,7 @@ class Plan:
         self.spread = measured.spread
         self._chooser, self._chosen = chooser, chosen
         self._reported: planned.ReportedPlan | None = None  # made by the last apply()
-        self._others = ""  # why other modules are not regions, for the summary
+        self._others = ""  # why modules are not regions, for the summary
 
     @property
     def pool_bytes(self) -> int:
@@ -97,7 +99,11 @@ class Plan:
 
     def save(self, path: str | Path) -> None:
         """Write the policies to a file for ``EBB=`` or :meth:`ebb.ModulePolicies.load`, as
-        :meth:`ebb.ModulePolicies.save`. The file does not contain the measurements."""
+        :meth:`ebb.ModulePolicies.save`. The file does not contain the measurements. Where regions
+        are disabled, an earlier file stays, and ebb prints a line."""
+        if self._others and not self.policies:
+            print_first(f"ebb: {shown(str(path))} is not written: {self._others}")
+            return
         self._regions.save(path)
 
     def _for_reports(self, measured: Measured | None = None) -> planned.ReportedPlan:
@@ -133,10 +139,9 @@ class Plan:
     def summary(self) -> str:
         """The plan in one line."""
         if not self.policies:
-            return (
-                f"ebb: the step fits as it is ({size(self.plain_peak)} of {size(self.budget)}): "
-                "nothing is recomputed, and no module is a region"
-            )
+            fits = f"the step fits as it is ({size(self.plain_peak)} of {size(self.budget)})"
+            why = self._others or fits
+            return f"ebb: {why}: nothing is recomputed, and no module is a region"
         share = self.peak / max(1, self.plain_peak)
         regions = ", ".join(in_ranges(name or "the model" for name in self.policies))
         many = "region" if len(self.policies) == 1 else "regions"
@@ -313,7 +318,8 @@ def plan(
             region.
 
     Returns:
-        A :class:`Plan`. If the step fits unchanged, no module becomes a region.
+        A :class:`Plan`. If the step fits unchanged, or where regions are disabled, no module
+        becomes a region.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -350,6 +356,8 @@ def _planned(
     given: int | float,
     modules: Sequence[str] | None,
 ) -> Plan:
+    if _C.regions_are_disabled():
+        return _without_regions(measure(step, model, modules or [""]), given)
     if modules is not None:
         return plan_of(measure(step, model, modules, given), given)
     tried: list[tuple[BudgetError, str]] = []
@@ -368,6 +376,13 @@ def _planned(
         f"{least}. Lowest possible budget for each choice of regions: {_lowest(tried)}",
         least.minimum,
     )
+
+
+def _without_regions(measured: Measured, budget: int | float) -> Plan:
+    chooser = Chooser(Simulator(measured))
+    plan = Plan(chooser, measured, allowed(budget, measured.base, chooser.simulator.plain.peak), {})
+    plan._others = "regions are disabled (EBB_DISABLE=1 or ebb.disable())"
+    return plan
 
 
 def _lowest(tried: Iterable[tuple[BudgetError, str]]) -> str:

@@ -8,6 +8,15 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from ebb import _C
+from ebb._support.job import print_once
+
+
+def is_switched_off() -> bool:
+    """True under ``EBB_DISABLE=1``. Says so once in a job."""
+    if not _C.are_disabled_everywhere():
+        return False
+    print_once("ebb: EBB_DISABLE=1: regions of the program have no effect")
+    return True
 
 
 class disable(_C.Disabled, ContextDecorator):
@@ -15,9 +24,9 @@ class disable(_C.Disabled, ContextDecorator):
 
     A context manager and a decorator. Modules that :func:`ebb.apply` or ``EBB=1`` made regions run
     as usual, and calls of ``torch.utils.checkpoint`` that ``EBB=1`` takes over checkpoint as torch
-    does. Backward of earlier regions still recomputes. Compiled functions keep their regions: under
-    ``torch.compile``, disable has no effect. The variable ``EBB_DISABLE=1`` turns off only what
-    variables ask for.
+    does. Backward of earlier regions still recomputes. :func:`ebb.plan` returns a plan without
+    regions. Compiled functions keep their regions: under ``torch.compile``, disable has no effect.
+    The variable ``EBB_DISABLE=1`` disables all regions, also those of compiled functions.
 
     Raises:
         RuntimeError: a region is open in this thread.

@@ -19,6 +19,7 @@ from ebb._policy.decision import MADE_AGAIN, PAGE, SAVE
 from ebb._policy.policy import Policy, policy_of_number
 from ebb._policy.rule import qualified_name
 from ebb._region import tracing
+from ebb._region.disable import is_switched_off
 from ebb._support.log import log
 
 # Note [Regions in compiled graphs]
@@ -58,8 +59,11 @@ def enter(policy: str, name: str) -> str:
     """The annotation of a region that Dynamo traces, under the policy with this number.
 
     "unit:number": the number of the outermost region, which backward recomputes as a unit, and the
-    number of this region. Empty under torch.export, whose graph outlives the process.
+    number of this region. Empty under EBB_DISABLE, and under torch.export, whose graph outlives the
+    process.
     """
+    if is_switched_off():
+        return ""
     if is_exporting():
         tracing.region_is_traced()
         return ""

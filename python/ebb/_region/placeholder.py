@@ -52,7 +52,7 @@ def discardable(tensor: torch.Tensor) -> torch.Tensor:
         tensor: computed in the region, with the decision RECOMPUTE.
 
     Returns:
-        ``tensor``.
+        ``tensor``. Where regions are disabled, discard does nothing with it.
 
     Raises:
         TypeError: ``tensor`` is not a tensor.
@@ -63,7 +63,8 @@ def discardable(tensor: torch.Tensor) -> torch.Tensor:
             f"ebb: ebb.experimental.discardable needs a tensor; got {type(tensor).__name__}"
         )
     if not is_traced():
-        setattr(tensor, _MARK, _C.Placeholder(tensor))
+        disabled = _C.regions_are_disabled()
+        setattr(tensor, _MARK, None if disabled else _C.Placeholder(tensor))
     return tensor
 
 
@@ -102,8 +103,7 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
             raise TypeError(f"ebb: {name} must be a tensor; got {type(given).__name__}")
     if is_traced():
         return
-    placeholder = getattr(tensor, _MARK, None)
-    if placeholder is None:
+    if not hasattr(tensor, _MARK):
         raise ValueError(
             "ebb: discard needs a tensor that discardable() marked inside its region, or that "
             "ebb.checkpoint(..., discard_output=True) returned"
@@ -113,6 +113,9 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
             "ebb: restore_at must require grad; otherwise backward does not reach it and never "
             "restores the tensor"
         )
+    placeholder = getattr(tensor, _MARK)
+    if placeholder is None:  # regions were disabled
+        return
     placeholder.discard(tensor)
     delattr(tensor, _MARK)
     owner = weakref.ref(tensor)

@@ -19,6 +19,7 @@ from ebb import policies as _policies
 from ebb._policy.idle_rules import warn_of_modules, warn_of_no_root
 from ebb._policy.policy import Policy
 from ebb._region import in_graph, outer_hooks, tracing, unseen_writes
+from ebb._region.disable import is_switched_off
 from ebb._region.module_names import names_of
 from ebb._region.modules import modules_are_asked_for, number_modules_once
 from ebb._support import deferred
@@ -172,7 +173,7 @@ class region(_C.Region):
         _check_region(name, escapes, root)
         if deferred.waiting:
             deferred.run()
-        if not unseen_writes.are_watched():
+        if not (is_switched_off() or unseen_writes.are_watched()):
             unseen_writes.install()
         checked = _check_policy(policy)
         if root is not None:
