@@ -13,6 +13,8 @@ import pytest
 
 import ebb
 
+ROOT = Path(__file__).resolve().parents[2]
+
 NAMES = {
     "ebb": (
         "BudgetError ModulePolicies OFFLOAD PAGE Plan Policy Profile RECOMPUTE RECOMPUTE_EACH_TIME "
@@ -88,13 +90,12 @@ def test_each_name_has_an_example(module):
 
 
 def test_programs_call_functions_that_the_library_has():
-    root = Path(__file__).resolve().parents[2]
     call = re.compile(r"(?<!torch\.)\b_C\.(\w+)\(")
 
     called = {
-        (str(file.relative_to(root)), name)
+        (str(file.relative_to(ROOT)), name)
         for folder in ("python", "benchmarks", "examples", "integration", "tests")
-        for file in (root / folder).rglob("*.py")
+        for file in (ROOT / folder).rglob("*.py")
         for name in call.findall(file.read_text())
     }
 
@@ -111,3 +112,22 @@ def test_there_are_few():
 def test_importing_warns_of_nothing():
     program = "import ebb, ebb.experimental; dir(ebb); from ebb import *"
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_variables_in_documents_exist():
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("integration/**/*.md")]
+    named = {
+        (name, document.name)
+        for document in documents
+        for name in re.findall(r"(?<!_)\b(?:-D)?EBB_[A-Z_]+", document.read_text())
+    }
+    sources = "CMakeLists.txt", "setup.py", "include/ebb/fields.h"
+    others = "".join((ROOT / source).read_text() for source in sources)
+    assert len(named) > 40
+    assert not [
+        (name, document)
+        for name, document in named
+        if name not in _ebb_switches.NAMES
+        and not name.startswith(_ebb_switches.PREFIXES)
+        and name.removeprefix("-D") not in others
+    ]
