@@ -39,9 +39,6 @@ class Marks:
     asked_by: int = 0  # how many calls of `number_modules` need the number
     is_root: bool = False  # True after `number_modules_once` for this module
 
-    def __copy__(self) -> Marks:
-        return replace(self)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Marks:
         return replace(self)
 
@@ -152,7 +149,7 @@ def _mark_copy(twin: torch.nn.Module, marks: Marks) -> None:
     if not hasattr(type(twin), "_ebb_original"):
         twin.__class__ = _marked_class(type(twin))  # type: ignore[arg-type]
     if twin.__dict__.get(_KEY, marks) is marks:
-        twin.__dict__[_KEY] = copy.copy(marks)
+        twin.__dict__[_KEY] = replace(marks)
 
 
 def _reduce_subclass(module: Any, protocol: Any) -> Any:
@@ -161,7 +158,7 @@ def _reduce_subclass(module: Any, protocol: Any) -> Any:
     if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
         state = dict(reduced[2])
         if _KEY in state:
-            state[_KEY] = copy.copy(state[_KEY])
+            state[_KEY] = replace(state[_KEY])
         reduced = (*reduced[:2], state, *reduced[3:])
     return reduced
 
@@ -252,7 +249,7 @@ class _MarkedForward:
         return (copy.copy, (self.__wrapped__,))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _MarkedForward:
-        return _MarkedForward(copy.deepcopy(self.__wrapped__, memo), copy.copy(self.marks))
+        return _MarkedForward(copy.deepcopy(self.__wrapped__, memo), replace(self.marks))
 
 
 def marks_of(module: torch.nn.Module) -> Marks | None:
