@@ -40,10 +40,9 @@ from ebb._region.global_state_guard import watch_memory_history as _watch  # noq
 from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.region import region  # noqa: E402
 from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
-from ebb._report.metrics import metrics  # noqa: E402
+from ebb._report.metrics import metrics, reset_stats, stats  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
-from ebb._report.stats import reset_stats, stats  # noqa: E402
 
 _watch()
 

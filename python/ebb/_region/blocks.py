@@ -109,17 +109,12 @@ def _numbered(module: nn.Module, least: int) -> Found:
 
 def _with_rest(inner: dict[nn.Module, Found]) -> Found:
     """The blocks in `inner`, and the other parts of the module, if they contain no block."""
-    known = {one for found in inner.values() for one in found}
-    return [
-        one
-        for part, found in inner.items()
-        if known
-        for one in found or ([] if known & set(part.modules()) else _rest_of(part))
-    ]
-
-
-def _rest_of(part: nn.Module) -> Found:
-    return _callable(part) if _is_made_of_parts(part) else []
+    known = {one for blocks in inner.values() for one in blocks}
+    found = []
+    for part, blocks in inner.items():
+        is_rest = known and not known & set(part.modules()) and _is_made_of_parts(part)
+        found += _callable(part) if is_rest else blocks
+    return found
 
 
 def _without_repetition(module: nn.Module) -> Found:
@@ -159,7 +154,7 @@ def _is_block(part: nn.Module, least: int, owner: nn.Module) -> bool:
         return True
     torchs = (one for one in _parts(owner).values() if _is_torchs(one))
     is_alone = all(_parts(one) or not _layers(one) for one in torchs)
-    return is_alone and bool(_layers(part)) and not _is_torchs(part)
+    return is_alone and not _is_torchs(part)
 
 
 def _is_repeated(module: nn.Module, entries: Found) -> bool:

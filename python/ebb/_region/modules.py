@@ -288,21 +288,17 @@ def check_can_mark(module: torch.nn.Module, name: str) -> None:
         )
 
 
-def unmark(module: torch.nn.Module) -> None:
-    """Removes a module's marks, which must be the outermost wrapper of its forward."""
-    own = module.__dict__.get("forward")
-    if isinstance(own, _MarkedForward):
-        module.__dict__["forward"] = own.__wrapped__
-        return
-    module.__class__ = type(module)._ebb_original  # type: ignore[attr-defined]
-    del module.__dict__[_KEY]
-
-
 def unmark_if_unused(module: torch.nn.Module) -> None:
     """Removes marks that nothing needs any more, unless other code has wrapped ebb's wrapper."""
     marks = marks_of(module)
-    if marks and marks.region is None and marks.number == 0 and can_unmark(module):
-        unmark(module)
+    if marks is None or marks.region is not None or marks.number or not can_unmark(module):
+        return
+    own = module.__dict__.get("forward")
+    if isinstance(own, _MarkedForward):
+        module.__dict__["forward"] = own.__wrapped__
+    else:
+        module.__class__ = type(module)._ebb_original  # type: ignore[attr-defined]
+        del module.__dict__[_KEY]
 
 
 def can_unmark(module: torch.nn.Module) -> bool:
@@ -348,10 +344,8 @@ def unnumber(modules: list[torch.nn.Module]) -> None:
     """Undoes `number_modules`. Modules that another call has numbered keep their number. If other
     code has wrapped ebb's wrapper, the module keeps its class."""
     for module in modules:
-        marks = marks_of(module)
-        if marks is None:
-            continue
-        marks.asked_by -= 1
-        if marks.asked_by == 0:
-            marks.number = 0
-            unmark_if_unused(module)
+        if marks := marks_of(module):
+            marks.asked_by -= 1
+            if marks.asked_by == 0:
+                marks.number = 0
+                unmark_if_unused(module)
