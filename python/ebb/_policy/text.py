@@ -132,21 +132,20 @@ def _policy(table: object, at: _At) -> _C.Policy:
             "inputs of a region cannot be recomputed: must be 'save', 'offload' or 'page'"
         )
     if "preset" in given:
-        base = _preset(given["preset"], at / "preset")
+        name = given["preset"]
+        if not isinstance(name, str) or name not in PRESETS:
+            raise (at / "preset").error(
+                f"unknown preset {shown(name)}; {nearest(shown(name), PRESETS)}"
+            )
         if "default" in given:
             raise at.error("'preset' cannot be combined with 'default'")
+        base = PRESETS[name]
         inputs = inputs if "inputs" in given else Decision(base.inputs())
         rules, default = [*rules, *rules_of(base)], Decision(base.fallback())
     try:
         return compiled_rules(rules, default, inputs, at.late)
     except (ValueError, NotImplementedError) as error:
         raise at.error(error) from None
-
-
-def _preset(name: object, at: _At) -> _C.Policy:
-    if not isinstance(name, str) or name not in PRESETS:
-        raise at.error(f"unknown preset {shown(name)}; {nearest(shown(name), PRESETS)}")
-    return PRESETS[name]
 
 
 def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, Any], _At]:
@@ -184,11 +183,6 @@ def parsed_regions(text: str, name: str, late: bool = False) -> Regions:
 def policy_of(document: dict[str, Any], name: str) -> _C.Policy:
     """As `loaded`, of a file that was read before. `name`: of the file, for errors."""
     return _policy(document, _At(name, late=True))
-
-
-def regions_of(document: dict[str, Any], name: str) -> Regions:
-    """As `loaded_regions`, of a file that was read before. `name`: of the file, for errors."""
-    return _regions(document, _At(name, late=True))
 
 
 def _regions(document: dict[str, Any], at: _At) -> Regions:

@@ -14,7 +14,7 @@ from ebb import _C
 from ebb._policy.compiled import PRESETS, rules_of
 from ebb._policy.decision import Decision
 from ebb._policy.rule import Rule
-from ebb._policy.text import parsed, policy_of, regions_of, regions_to_toml, rule_line, to_toml
+from ebb._policy.text import parsed, parsed_regions, policy_of, regions_to_toml, rule_line, to_toml
 
 ON = ("1", "true", "yes", "on")  # values that mean `recompute_all`
 _FILE = "policy.toml"
@@ -75,7 +75,7 @@ class JobPolicy:
             return _FILE, f'preset = "{preset}"\nrules = [{rule_line(rule)}]\n'
         document = tomllib.loads(self.text) if self.is_file else {}
         if "regions" in document:
-            regions, offload, ahead = regions_of(document, _FILE)
+            regions, offload, ahead = parsed_regions(self.text, _FILE, late=True)
             groups = ((names, _with_first(rule, policy)) for names, policy in regions)
             return _FILE, regions_to_toml(groups, offload, ahead)
         policy = policy_of(document, _FILE) if self.is_file else parsed(self.text, late=True)
