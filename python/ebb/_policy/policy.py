@@ -50,12 +50,9 @@ def _is_known_to_torch(rule: Rule) -> bool:
 
 
 def _sac_context_fn(compiled: _C.Policy) -> Callable[..., Any]:
-    """A ``context_fn`` for torch.utils.checkpoint with the decisions of a policy.
-
-    Rules with ``every`` and ``nth`` count calls per checkpointed function, not per region. If ebb
-    takes the checkpoint call over, it uses the attribute ``compiled``. The Policy itself would be
-    part of a reference cycle, which only the garbage collector frees.
-    """
+    """A ``context_fn`` with the decisions of a policy. If ebb takes the checkpoint call over, it
+    uses the attribute ``compiled``: the Policy itself would be part of a reference cycle, which
+    only the garbage collector frees."""
 
     def contexts() -> Any:
         rules = [rule for rule in rules_of(compiled) if _is_known_to_torch(rule)]

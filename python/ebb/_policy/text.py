@@ -233,12 +233,8 @@ def regions_to_toml(
     ahead: bool,
     plan: Mapping[str, object] | None = None,
 ) -> str:
-    """See :meth:`ebb.ModulePolicies.save`.
-
-    Args:
-        groups: modules, and their policy as TOML.
-        plan: the table with this name.
-    """
+    """See :meth:`ebb.ModulePolicies.save`. `groups`: modules, and their policy as TOML; `plan`: the
+    table with this name."""
     head = "" if ahead else _line("ahead", ahead) + "\n"
     groups = list(groups)
     head += "" if groups else "regions = []\n"

@@ -37,15 +37,10 @@ def _contents(path: str) -> str:
 
 @dataclass(frozen=True)
 class JobPolicy:
-    """The policy that the variables give a job.
+    """The policy that the variables give a job."""
 
-    Attributes:
-        text: EBB's value, or the contents of the file that it names.
-        is_file: True if ``text`` is such contents.
-    """
-
-    text: str
-    is_file: bool
+    text: str  # EBB's value, or the contents of the file that it names
+    is_file: bool  # True if `text` is such contents
 
     @staticmethod
     def of_variables() -> JobPolicy | None:
@@ -61,11 +56,7 @@ class JobPolicy:
 
     def with_first(self, rule: Rule) -> tuple[str, str]:
         """The value for EBB that adds a rule as the first one, and the contents of the file that
-        this value names; empty if it names none.
-
-        Raises:
-            ValueError: the policy is invalid.
-        """
+        this value names; empty if it names none. Raises ValueError if the policy is invalid."""
         is_on = not self.is_file and self.text.lower() in ON
         if not self.is_file and rule == Rule(rule.op, rule.decision):
             added = f"{rule.op}:{rule.decision.name.lower()}"

@@ -162,11 +162,7 @@ def _callable(chosen: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
 
 
 def _blocks_of(model: torch.nn.Module) -> Wanted:
-    """Selects the model's blocks; for a compiled block, the module inside.
-
-    Raises:
-        ValueError: the model has no blocks.
-    """
+    """Selects the model's blocks; for a compiled block, the module inside."""
     names = regions_by_default(model)
     if not names:
         raise ValueError(

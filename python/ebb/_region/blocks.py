@@ -38,13 +38,8 @@ Found = list[nn.Module]
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Names of a model's blocks, as ``model.named_modules()`` gives them.
-
-    Experts are not blocks, because they are parts of one block.
-
-    Returns:
-        At least one name, none inside another; the empty name is the model itself.
-    """
+    """Names of a model's blocks, as ``model.named_modules()`` gives them: at least one, none inside
+    another. The empty name is the model itself."""
     found: Found = []
     for least in (2, 1):
         for search in (_in_lists, _numbered):
@@ -53,20 +48,16 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def regions_by_default(model: nn.Module) -> tuple[str, ...]:
-    """The blocks of :func:`find_blocks`, which become regions if the user names no modules. Empty
-    if the only block has all layers of the model: backward would recompute the whole model at once,
-    so its peak memory would be eager's.
-    """
+    """The blocks that become regions if the user names no modules. Empty if the only block has all
+    layers of the model: its peak memory would be eager's."""
     names = find_blocks(model)
     is_whole = len(names) == 1 and _layers(model.get_submodule(names[0])) == _layers(model)
     return () if is_whole else names
 
 
 def block_candidates(model: nn.Module) -> list[tuple[str, ...]]:
-    """Possible sets of regions, in the order in which a budget tries them: the blocks of
-    :func:`find_blocks`; the parts of the model, if blocks leave too much work outside of regions;
-    the model itself.
-    """
+    """Possible sets of regions, in the order in which a budget tries them: the blocks; the parts of
+    the model, if blocks leave too much work outside of regions; the model itself."""
     parts = [one for part in model.children() if _layers(part) > 0 for one in _callable(part)]
     parts = [one for one in parts if one._modules or not _is_torchs(one)]
     found = (find_blocks(model), _names_of(model, parts), ("",))

@@ -73,11 +73,9 @@ class _NoSubclass:
 
 class _Forward:
     """The forward of ebb's subclass: a module gets the forward that applies its marks, the class
-    itself gets the original forward.
-
-    transformers' layers read the class's forward to check that their checkpointing is the outermost
-    wrapper. A subclass created later (FSDP2's) inherits the forward that applies the marks.
-    """
+    the original one, which transformers' layers read to check that their checkpointing is the
+    outermost wrapper. A subclass created later (FSDP2's) inherits the forward that applies the
+    marks."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -323,11 +321,8 @@ def number_modules_once(root: torch.nn.Module) -> None:
 
 
 def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """Numbers the modules inside `root` by their names in `root`, for rules with ``module=`` and
-    for reports.
-
-    Modules that are added later are not included. Returns the modules, for `unnumber`.
-    """
+    """Numbers the modules that `root` has now by their names in it, for rules with ``module=`` and
+    for reports. Returns the modules, for `unnumber`."""
     numbered = []
     for full, plain, module in modules_of(root):
         is_unmarkable = isinstance(module, torch.jit.ScriptModule) or is_optimized_module(module)

@@ -31,12 +31,7 @@ _EVERY = re.compile("(.*)@([0-9]{1,9})", re.DOTALL)
 
 def parse_report(text: str) -> tuple[str, int]:
     """Reads EBB_REPORT: the absolute path of a file, and after how many optimizer steps ebb writes
-    the file each time; 0: only at exit and on signals.
-
-    Raises:
-        ValueError: the file's suffix is unknown, or the number of steps is 0.
-        OSError: the file's folder does not exist or is not writable.
-    """
+    the file each time; 0: only at exit and on signals."""
     found = _EVERY.fullmatch(text)
     text, steps = (found[1], int(found[2])) if found else (text, 0)
     if found and steps == 0:
@@ -61,13 +56,9 @@ _undo = ExitStack()
 
 
 def start(report: str, steps: int = 0) -> None:
-    """Records from now on, and writes at exit and on signals.
-
-    Args:
-        report: a file, see :meth:`Report.save`. All processes but the first of the job add their
-            rank, or their number as a child process, to its name.
-        steps: writes the report also after each such number of optimizer steps, if it is not 0.
-    """
+    """Records from now on, and writes the file at exit, on signals, and after each `steps`
+    optimizer steps unless 0. All processes but the first of the job add their rank, or their number
+    as a child process, to its name."""
     stop()
     record_reports(1)
     JobPolicy.of_variables()  # reads the file of EBB before the program may change directories

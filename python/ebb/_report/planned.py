@@ -132,11 +132,7 @@ class ReportedPlan:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ReportedPlan:
-        """The plan that `to_json`, or `to_dict`, made these values of.
-
-        Raises:
-            KeyError, TypeError: a value is missing or unknown.
-        """
+        """The plan that `to_json`, or `to_dict`, made these values of."""
         points = tuple(map(_point_of, values["points"]))
         plan = cls(
             values["budget"],

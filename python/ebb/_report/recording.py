@@ -41,8 +41,7 @@ def watch_for_out_of_memory() -> None:
 
 
 def _watch_process() -> None:
-    """Registers a check at the end of a multiprocessing process, since multiprocessing catches the
-    exceptions that end it."""
+    """Checks at the end of a multiprocessing process, which catches the exceptions that end it."""
     util.Finalize(None, lambda: note_error(sys.exception()), exitpriority=0)
 
 

@@ -207,11 +207,7 @@ class Report:
 
 
 def _fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the report whose ``to_dict()`` returned `document`.
-
-    Raises:
-        ValueError, TypeError, KeyError, IndexError, AttributeError: it is no report of this format.
-    """
+    """The fields of the report whose ``to_dict()`` returned `document`."""
     if not isinstance(document, dict) or "format" not in document:
         raise ValueError("it has no format version")
     if (version := document["format"]) != _FORMAT:

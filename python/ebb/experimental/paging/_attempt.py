@@ -74,18 +74,12 @@ def _leaves_behind(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 class Attempt:
-    """One run of the function of a step.
-
-    Attributes:
-        agreement: between processes, on the validity of the run.
-        before: the state to restore before another run; None if there will be none.
-        threads: see Note [Threads of a step].
-    """
+    """One run of the function of a step."""
 
     def __init__(self, agreement: Agreement, before: Before | None) -> None:
         self.agreement = agreement
-        self.before = before
-        self.threads = {threading.current_thread()}
+        self.before = before  # the state to restore before another run; None if there is none
+        self.threads = {threading.current_thread()}  # see Note [Threads of a step]
 
     # Note [Threads of a step]
     # Other threads may run backwards of their own during the step, and a second run of the step
@@ -131,8 +125,8 @@ def _before_backward(
     accumulate_grad: bool = False,
     **_: Any,
 ) -> None:
-    """Copies the gradients to which a backward of the attempt is about to add. The parameters are
-    those of the engine's ``run_backward``."""
+    """Copies the gradients to which a backward is about to add. Parameters: as
+    ``run_backward``'s."""
     attempt = of_this_thread()
     if attempt is not None and attempt.before is not None and accumulate_grad:
         attempt.before.keep_gradients_of(tensors, inputs or ())
@@ -145,10 +139,6 @@ def _before_backward(
 # of them call: see Note [Watched functions].
 @functools.cache
 def _watch() -> None:
-    """
-    Raises:
-        RuntimeError: other code has replaced a function that starts backwards or threads.
-    """
     engine: Any = torch._C
     watched: list[tuple[Any, str, Any]] = [
         (engine._ImperativeEngine, "run_backward", _before_backward)
@@ -167,8 +157,7 @@ def _watch() -> None:
 
 @contextlib.contextmanager
 def going_on(attempt: Attempt) -> Iterator[None]:
-    """Makes `attempt` the current run, and copies gradients before a backward adds to them. Only
-    one attempt runs at a time: see step()."""
+    """Makes `attempt` the current run. Only one attempt runs at a time: see step()."""
     global _current
     _watch()
     _current = attempt

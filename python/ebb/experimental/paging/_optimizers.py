@@ -21,8 +21,7 @@ def _has_no_errors() -> bool:
 
 
 def _check_gradients(optimizer: Any) -> None:
-    """Raises if gradients are invalid. Called before an optimizer uses them or a scaler unscales
-    them."""
+    """Raises if gradients are invalid that an optimizer or a scaler is about to use."""
     attempt = of_this_thread()
     if attempt is not None and (attempt.agreement.refusal or not attempt.agreement.used):
         if not attempt.agreement.ask(_has_no_errors):

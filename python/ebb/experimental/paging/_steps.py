@@ -90,8 +90,7 @@ def microbatch(index: int | None = None, stage: int = 0) -> Iterator[None]:
 
 
 def _check_what_came_before() -> None:
-    """Raises if a backward before this step left invalid gradients, which a second run of this step
-    would not repair."""
+    """Raises if an earlier backward left invalid gradients, which a second run would not repair."""
     errors, untold = _C.paging_errors()
     if untold:
         raise PageOverflowError(
