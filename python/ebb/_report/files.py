@@ -7,7 +7,6 @@ import glob
 import itertools
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from ebb._report.recording import record_reports
 from ebb._report.report import check_path, headline, latest, reports
 from ebb._support.job import is_first, label
 from ebb._support.private_files import replace_private
+from ebb._support.shown import print_stderr
 
 _EVERY = re.compile("(.*)@([0-9]{1,9})", re.DOTALL)
 
@@ -41,15 +41,6 @@ def parse_report(text: str) -> tuple[str, int]:
     if not os.access(path.parent, os.W_OK):
         raise OSError(f"cannot write to the folder {str(Path(text).parent)!r}")
     return str(path), steps
-
-
-def _hint() -> str:
-    if is_set("EBB") or os.environ.get("EBB_BUDGET", "").strip():
-        return ""  # other lines say why
-    return (
-        ". If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb finds no "
-        "blocks)"
-    )
 
 
 _undo = ExitStack()
@@ -109,10 +100,7 @@ class _Files:
                 self._write(is_last)
         except Exception as error:
             where = f" of {label()}" if label() else ""
-            print(
-                f"ebb: could not write the report{where}: {type(error).__name__}: {error}",
-                file=sys.stderr,
-            )
+            print_stderr(f"ebb: could not write the report{where}: {type(error).__name__}: {error}")
 
     def _write(self, is_last: bool) -> None:
         last = latest(list(reports()))
@@ -124,7 +112,7 @@ class _Files:
         path = self._place(self._report.with_name(name + self._report.suffix))
         replace_private(str(path), last._in_format(path.suffix))
         if is_last and is_first():
-            print(f"ebb: {headline(last)}; report: {path}", file=sys.stderr)
+            print_stderr(f"ebb: {headline(last)}; report: {path}")
 
     def _place(self, path: Path) -> Path:
         """The path, or a path with the process id if another process of this job wrote the file."""
@@ -142,11 +130,14 @@ class _Files:
         files = report.parent.glob(f"{glob.escape(report.stem)}*{glob.escape(report.suffix)}")
         written = [path for path in files if self._is_new(path)]
         if not written:
-            print(
-                f"ebb: no report was written to {report}, because no region ran{_hint()}",
-                file=sys.stderr,
-            )
+            hint = ""
+            if not is_set("EBB") and not os.environ.get("EBB_BUDGET", "").strip():
+                hint = (
+                    ". If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb "
+                    "finds no blocks)"
+                )
+            print_stderr(f"ebb: no report was written to {report}, because no region ran{hint}")
         elif report not in written:
             names = ", ".join(sorted(path.name for path in written)[:4])
             more = f" and {len(written) - 4} more" if len(written) > 4 else ""
-            print(f"ebb: the reports are in {report.parent}: {names}{more}", file=sys.stderr)
+            print_stderr(f"ebb: the reports are in {report.parent}: {names}{more}")

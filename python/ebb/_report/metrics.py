@@ -56,21 +56,22 @@ class Metrics:
 
     def begin(self) -> None:
         """Count from now on."""
-        self._begin(_C.totals())
-
-    def _begin(self, totals: dict[str, Any]) -> None:
-        self._before = totals
+        self._before = _C.totals()
         self._peak.begin()
 
     def read(self) -> dict[str, int | float]:
         """What has happened since the last call of this function or of `begin`."""
         _, peak, _ = self._peak.read()
-        now, before = _C.totals(), self._before
-        self._begin(now)
-        return {f"ebb/{name}": value for name, value in _found(now, before, peak).items()}
+        before = self._before
+        self.begin()
+        return _named(_found(self._before, before, peak))
 
 
-def _found(now: dict[str, Any], before: dict[str, Any] | None, peak: int) -> dict[str, Any]:
+def _named(found: dict[str, int | float]) -> dict[str, int | float]:
+    return {f"ebb/{name}": value for name, value in found.items()}
+
+
+def _found(now: dict[str, Any], before: dict[str, Any] | None, peak: int) -> dict[str, int | float]:
     found: dict[str, int | float] = {}
     if before is not None:
         found["peak_bytes"] = peak
@@ -126,4 +127,4 @@ def metrics() -> dict[str, int | float]:
             return _own.read()
         found = _found(_C.totals(), None, 0)
         _own = Metrics()
-    return {f"ebb/{name}": value for name, value in found.items()}
+    return _named(found)
