@@ -139,16 +139,15 @@ class Agreement:
                 f"ebb: paging failed{where}, and running the step again would not help. The "
                 "gradients are invalid in all processes of the group; see the error of that rank."
             )
-        what = f"ebb: a page pool was too small{where}, so the gradients of this step are invalid. "
         if self.used:
-            return what + USED
-        if self._absent:
-            return what + (
-                "The step cannot be run again, because another process has raised another error in "
-                "it."
-            )
+            then = USED
+        elif self._absent:
+            then = "The step cannot be run again: another process has raised another error in it."
+        else:
+            then = "ebb.experimental.paging.run_step() catches this error and runs the step again."
         return (
-            what + "ebb.experimental.paging.run_step() catches this error and runs the step again."
+            f"ebb: a page pool was too small{where}, so the gradients of this step are invalid. "
+            f"{then}"
         )
 
     def _next_meeting(self) -> tuple[str, int]:

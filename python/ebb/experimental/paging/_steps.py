@@ -13,8 +13,13 @@ import torch
 from ebb import _C
 from ebb._support.sizes import whole_number
 from ebb.experimental.paging._agreement import Agreement, PageOverflowError
-from ebb.experimental.paging._attempt import Attempt, Before, going_on, of_this_thread
-from ebb.experimental.paging._optimizers import guard_optimizers
+from ebb.experimental.paging._attempt import (
+    Attempt,
+    Before,
+    going_on,
+    guard_optimizers,
+    of_this_thread,
+)
 
 T = TypeVar("T")
 
