@@ -152,9 +152,6 @@ class Policy:
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Read a policy from a TOML file. docs/reference/policies.md describes the keys.
 
-        Args:
-            path: the file.
-
         Raises:
             OSError: the file cannot be read.
             ValueError: the file is not TOML, or does not describe a policy. The message names the
@@ -186,9 +183,6 @@ class Policy:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as TOML that :meth:`load` reads.
-
-        Args:
-            path: the file.
 
         Raises:
             OSError: the file cannot be written.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,7 +32,7 @@ from ebb._support.shown import checked_name
 Wanted = tuple[str, ...] | Callable[[torch.nn.Module, str], bool]
 
 
-class RegionHandle:
+class RegionHandle(AbstractContextManager["RegionHandle"]):
     """The result of :func:`apply`; its :meth:`remove` undoes the call.
 
     Attributes:
@@ -65,9 +66,6 @@ class RegionHandle:
         if still:
             unnumber(self._numbered)
         self._is_removed = True
-
-    def __enter__(self) -> RegionHandle:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.remove()

@@ -46,36 +46,25 @@ def _capturing(graph: Any) -> None:
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 
 
-# Functions that give the program an alias of a tensor's memory. A write through the alias does not
-# move the tensor's version counter. ``set_`` and DLPack make an alias of an argument.
-ALIASING = (
-    (torch._C.TensorBase, "data"),
-    (torch._C.TensorBase, "data_ptr"),
-    (torch._C.TensorBase, "numpy"),
-    (torch._C.TensorBase, "set_"),
-    (torch._C.TensorBase, "untyped_storage"),
-    (torch._C, "_to_dlpack"),
-    (torch._C, "_to_dlpack_versioned"),
-)
-# Methods that move memory.
-MOVING = (
-    (torch._C.TensorBase, "resize_", _C.Watch.WAITS),
-    (torch._C.TensorBase, "resize_as_", _C.Watch.WAITS),
-    (torch._C._VariableFunctions, "resize_as_", _C.Watch.WAITS),
-    (torch._C.StorageBase, "resize_", _C.Watch.RESIZES),
-    (torch._C.StorageBase, "_swap_data_ptr_", _C.Watch.RESIZES),
-    (torch._C.StorageBase, "_share_fd_cpu_", _C.Watch.RESIZES),
-    (torch._C.StorageBase, "_share_filename_cpu_", _C.Watch.RESIZES),
+_WATCHED = (
+    # These give the program an alias of a tensor's memory. A write through the alias does not move
+    # the tensor's version counter. `set_` and DLPack make an alias of an argument.
+    (torch._C.TensorBase, _C.Watch.ALIASES, ("data", "data_ptr", "numpy", "set_")),
+    (torch._C.TensorBase, _C.Watch.ALIASES, ("untyped_storage",)),
+    (torch._C, _C.Watch.ALIASES, ("_to_dlpack", "_to_dlpack_versioned")),
+    # These move memory.
+    (torch._C.TensorBase, _C.Watch.WAITS, ("resize_", "resize_as_")),
+    (torch._C._VariableFunctions, _C.Watch.WAITS, ("resize_as_",)),
+    (torch._C.StorageBase, _C.Watch.RESIZES, ("resize_", "_swap_data_ptr_")),
+    (torch._C.StorageBase, _C.Watch.RESIZES, ("_share_fd_cpu_", "_share_filename_cpu_")),
 )
 
 
 def watched() -> list[tuple[Any, str, _C.Watch]]:
     """Owners and names of the watched functions. Not every torch release has all of them."""
-    return [
-        *((torch._C, name, _C.Watch.WAITS) for name in dir(torch._C) if SETTERS.fullmatch(name)),
-        *((owner, name, _C.Watch.ALIASES) for owner, name in ALIASING),
-        *MOVING,
-    ]
+    setters = tuple(filter(SETTERS.fullmatch, dir(torch._C)))
+    tables = ((torch._C, _C.Watch.WAITS, setters), *_WATCHED)
+    return [(owner, name, watch) for owner, watch, names in tables for name in names]
 
 
 @functools.cache

@@ -94,8 +94,9 @@ class Report:
     def advice(self) -> tuple[Advice, ...]:
         """Rules that would each save time, the best first. Empty under a plan: ``plan.points``
         shows the effect of other budgets."""
-        found = Replays(self.rows, self.values, self.replays, self.policy)
-        return () if self.plan else found.advice()
+        if self.plan:
+            return ()
+        return Replays(self.rows, self.values, self.replays, self.policy).advice()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -399,7 +400,7 @@ def report() -> Report:
         64
     """
     found = latest(reports())
-    if found is None or not found.rows:
+    if found is None:
         raise RuntimeError(
             "ebb: no step has been recorded. Run one under `with ebb.record_reports():`, or set "
             "the environment variable EBB_REPORT to the path of a file before the program starts"
