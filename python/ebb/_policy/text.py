@@ -74,22 +74,19 @@ class _At:
         return _DECISIONS[value.lower()]
 
 
-def _full_name(op: str) -> str:
-    """Adds the namespace that torch's own operators may omit."""
-    return op if "::" in op or "." in op or op.startswith("*") else f"aten::{op}"
-
-
 def _rule(table: object, at: _At) -> Rule:
     given = dict(at.table(table, _RULE_KEYS))
     for key in ("op", "decision"):
         if key not in given:
             raise at.error(f"{key!r} is missing")
     given["decision"] = (at / "decision").decision(given["decision"])
-    if not isinstance(given["op"], str):
-        raise (at / "op").error(f"must be a string; got {shown(given['op'])}")
-    given["op"] = _full_name(given["op"])
+    op = given.pop("op")
+    if not isinstance(op, str):
+        raise (at / "op").error(f"must be a string; got {shown(op)}")
+    if not ("::" in op or "." in op or op.startswith("*")):
+        op = f"aten::{op}"  # torch's own operators may omit the namespace
     try:
-        return Rule(given.pop("op"), given.pop("decision"), **given)
+        return Rule(op, given.pop("decision"), **given)
     except (TypeError, ValueError) as error:
         raise at.error(error) from None
 

@@ -112,7 +112,7 @@ def remove(model: torch.nn.Module) -> tuple[str, ...]:
     regions = {
         name: module
         for name, _, module in modules_of(model)
-        if (marks := marks_of(module)) and _is_applied(marks.region)
+        if (marks := marks_of(module)) and getattr(marks.region, "func", None) is run_in_region
     }
     _unmark_all(regions)
     marked = [(module, marks) for module in model.modules() if (marks := marks_of(module))]
@@ -121,10 +121,6 @@ def remove(model: torch.nn.Module) -> tuple[str, ...]:
             marks.number = marks.asked_by = 0
             unmark_if_unused(module)
     return tuple(regions)
-
-
-def _is_applied(region: Any) -> bool:
-    return isinstance(region, functools.partial) and region.func is run_in_region
 
 
 def _check_model(model: object) -> None:

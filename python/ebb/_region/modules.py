@@ -137,17 +137,13 @@ def _copied(
         if isinstance(reduced, str):
             return module
         twin = copy._reconstruct(module, memo, *reduced)  # type: ignore[attr-defined]
-    if marks is not None and isinstance(twin, torch.nn.Module) and twin is not module:
-        _mark_copy(twin, marks)
-    return twin
-
-
-def _mark_copy(twin: torch.nn.Module, marks: Marks) -> None:
-    """Makes a copy wrapped like its original, with marks of its own."""
+    if marks is None or not isinstance(twin, torch.nn.Module) or twin is module:
+        return twin
     if not hasattr(type(twin), "_ebb_original"):
         twin.__class__ = _marked_class(type(twin))  # type: ignore[arg-type]
     if twin.__dict__.get(_KEY, marks) is marks:
         twin.__dict__[_KEY] = replace(marks)
+    return twin
 
 
 def _reduce_subclass(module: Any, protocol: Any) -> Any:

@@ -118,16 +118,14 @@ def run_step(
     """Run a training step. If a page pool was too small, run the step once more without pools.
 
     Before the second run, run_step restores torch's random states and the gradients of all leaves
-    that a backward of the first run reached. The gradients are thus those of one run. After the
-    second run ebb allocates larger pools.
+    that a backward of the first run reached. After the second run ebb allocates larger pools.
 
     In a distributed job all processes of ``group`` run the step again if one of them must. They
-    agree before the run's first optimizer step (or ``GradScaler.unscale_``), and after the function
-    returns. Each process waits for all others there. They agree through the store of the
-    process group, so ``run_step`` cannot interfere with the program's collectives. Until they
-    agree, no overflow raises, not even with ``overflow="blocking"``, so all processes reach the
-    same collectives. If the function raises in one process, that process raises its error at once;
-    the others continue, as in eager.
+    agree through the store of the process group, not by a collective, before the run's first
+    optimizer step (or ``GradScaler.unscale_``), and after the function returns; each process waits
+    for all others there. Until they agree, no overflow raises, not even with
+    ``overflow="blocking"``, so all processes reach the same collectives. If the function raises in
+    one process, that process raises its error at once; the others continue, as in eager.
 
     Args:
         function: runs the step's forwards and backwards. It may end with optimizer steps: the first
