@@ -199,6 +199,16 @@ def _wanted(modules: Any) -> Wanted:
     return patterns
 
 
+def _no_match(model: torch.nn.Module, wanted: Wanted) -> ValueError:
+    if isinstance(wanted, tuple):
+        what = repr(", ".join(wanted))
+    else:
+        what = f"the function {getattr(wanted, '__name__', wanted)!r}"
+    names = plain_names([model])
+    shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
+    return ValueError(f"ebb: no module matches {what}. Module names: {shown}")
+
+
 def apply(
     model: torch.nn.Module,
     policy: Policy | None = None,
@@ -252,13 +262,7 @@ def apply(
     wanted = _blocks_of(model) if modules is None else _wanted(modules)
     chosen = select(model, wanted)
     if not chosen:
-        if isinstance(wanted, tuple):
-            what = repr(", ".join(wanted))
-        else:
-            what = f"the function {getattr(wanted, '__name__', wanted)!r}"
-        names = plain_names([model])
-        shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
-        raise ValueError(f"ebb: no module matches {what}. Module names: {shown}")
+        raise _no_match(model, wanted)
     for name, module in chosen.items():
         if (marks := marks_of(module)) and marks.region is not None:
             raise ValueError(
