@@ -37,16 +37,15 @@ from ebb._policy.rule import Rule  # noqa: E402
 from ebb._region.apply import apply, remove  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
 from ebb._region.disable import disable  # noqa: E402
-from ebb._region.memory_history import watch as _watch_memory_history  # noqa: E402
+from ebb._region.global_state_guard import watch_memory_history as _watch  # noqa: E402
 from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.region import region  # noqa: E402
 from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
-from ebb._report.metrics import metrics  # noqa: E402
+from ebb._report.metrics import metrics, reset_stats, stats  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402
 from ebb._report.report import Report, report  # noqa: E402
-from ebb._report.stats import reset_stats, stats  # noqa: E402
 
-_watch_memory_history()
+_watch()
 
 __all__ = [
     "OFFLOAD",

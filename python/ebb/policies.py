@@ -6,13 +6,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
 from ebb._policy.compiled import PRESETS
 from ebb._policy.decision import RECOMPUTE, SAVE
 from ebb._policy.policy import Policy
 from ebb._policy.rule import Rule
+from ebb._policy.text import nearest
 from ebb._support.shown import shown
 
 __all__ = [
@@ -30,11 +30,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    near = get_close_matches(name, __all__, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; valid names: {', '.join(__all__)}"
-    raise AttributeError(
-        f"ebb.policies has no preset {shown(name)}{hint if name[:1] != '_' else ''}"
-    )
+    hint = "" if name.startswith("_") else f"; {nearest(name, __all__)}"
+    raise AttributeError(f"ebb.policies has no preset {shown(name)}{hint}")
 
 
 def _preset(name: str) -> Policy:

@@ -28,8 +28,8 @@ HARMLESS = re.compile(
 
 def test_every_setter_of_torch_waits_or_need_not():
     setters = {name for name in dir(torch._C) if re.match(r"_?set_", name)}
-    assert {n for n in setters if not HARMLESS.fullmatch(n)} <= set(global_state_guard.SETTERS)
-    assert not [name for name in global_state_guard.SETTERS if HARMLESS.fullmatch(name)]
+    waiting = {name for name in setters if global_state_guard.SETTERS.fullmatch(name)}
+    assert setters - waiting == {name for name in setters if HARMLESS.fullmatch(name)}
 
 
 @pytest.mark.sweep

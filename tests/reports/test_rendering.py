@@ -79,7 +79,7 @@ def changed(document, *path, to):
         ((("rows", 0, "fate"), "<img src=x>"), "unknown fate '<img src=x>'"),
         ((("rows", 0, "bytes"), "<img src=x>"), "bytes of a row is '<img src=x>'"),
         ((("rows", 0, "stack"), 999), "list index out of range"),
-        ((("rows", 0, "region"), 3), "a text is 3"),
+        ((("rows", 0, "region"), 3), "region of a row is 3"),
         ((("ahead",), []), "has no attribute 'items'"),
         ((("policy",), {"text": "1"}), "missing 1 required positional argument"),
     ],

@@ -198,7 +198,7 @@ def test_another_policy_is_another_graph():
 def test_an_exported_program_has_no_regions():
     program = Wide()
     ebb.apply(program, ebb.policies.recompute_all, "")
-    tracing._warn.cache_clear()
+    tracing.region_is_traced.cache_clear()
     with pytest.warns(UserWarning, match="regions have no effect under torch.export"):
         exported = torch.export.export(program, (torch.randn(4, 8),), strict=True)
     notes = [node.meta.get("custom") or {} for node in exported.graph.nodes]

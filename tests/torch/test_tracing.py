@@ -356,7 +356,7 @@ def test_a_traced_region_keeps_the_rules_of_a_region():
 
 
 def test_a_tracer_is_told_of_once():
-    tracing._warn.cache_clear()
+    tracing.region_is_traced.cache_clear()
     with pytest.warns(UserWarning, match="no effect under torch.export, make_fx"):
         make_fx(with_block(None))(*inputs(0))
     with warnings.catch_warnings():

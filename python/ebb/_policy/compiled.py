@@ -31,21 +31,13 @@ PRESETS: dict[str, _C.Policy] = {
 
 
 def check_number(rules: int) -> None:
-    """Checks the number of rules before a policy is compiled.
-
-    Raises:
-        ValueError: there are too many rules.
-    """
+    """Checks the number of rules before a policy is compiled."""
     if rules > _MOST:
         raise ValueError(f"ebb: a policy has at most {_MOST:,} rules; got {rules:,}")
 
 
 def _check_rules_of_operators(policy: Any) -> None:
-    """Checks the number of a compiled policy's rules for each registered operator.
-
-    Raises:
-        ValueError: too many rules match one operator.
-    """
+    """Checks the number of a compiled policy's rules for each registered operator."""
     rules = policy.rules()
     if len(rules) < _MOST_OF_ONE_OPERATOR:
         return
@@ -94,14 +86,7 @@ def _has_condition(rule: Any) -> bool:
 def compiled_rules(
     rules: Sequence[Rule], default: Decision, inputs: Decision, late: bool = False
 ) -> _C.Policy:
-    """
-    Args:
-        late: True if operators that are not torch's own may be registered later.
-
-    Raises:
-        ValueError: the rules make no valid policy, see :class:`ebb.Policy`.
-        NotImplementedError: an operator's schema is not understood.
-    """
+    """`late`: True if operators that are not torch's own may be registered later."""
     check_number(len(rules))
     made = _C.Policy([rule._compile() for rule in rules], int(default), int(inputs), late)
     _check_rules_of_operators(made)

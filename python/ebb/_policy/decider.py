@@ -33,14 +33,10 @@ class Decider:
     def decide(
         self, op: str, results: Sequence[Result | None], modules: tuple[str, ...] = ()
     ) -> list[Decision]:
-        """The decision for each result of one call.
-
-        Args:
-            op: the operator with its overload, such as ``aten::mm.default``.
-            results: the call's outputs. None (unknown, or no tensor) matches only rules without
-                conditions on an output.
-            modules: names of the innermost running module; empty if unknown.
-        """
+        """The decision for each result of one call of the operator `op`, such as
+        ``aten::mm.default``. A result None (unknown, or no tensor) matches only rules without
+        conditions on an output. `modules`: names of the innermost running module; empty if
+        unknown."""
         called: dict[int, bool] = {}
 
         def is_called(rule: Rule) -> bool:

@@ -9,11 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import (
-    SAC_IGNORED_OPS,
-    CheckpointPolicy,
-    SelectiveCheckpointContext,
-)
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, SelectiveCheckpointContext
 
 from ebb._policy.checkpoint_name import checkpoint_name
 from ebb._policy.decision import OFFLOAD, SAVE, Decision

@@ -35,8 +35,6 @@ _DECOMPOSED = {
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))  # the folder of ebb
 
-_SEE_REPORT = "ebb.report() lists the operators that ebb sees"
-
 _told: set[str] = set()  # patterns that a warning has named
 
 
@@ -63,8 +61,9 @@ def warn_of_composites(rules: Iterable[Rule]) -> None:
         if names and all(map(_is_composite, names)):
             _told.add(pattern)
             base = names[0].partition("::")[2].partition(".")[0]
-            inner = _DECOMPOSED.get(base)
-            instead = f"Use these operators instead: {inner}" if inner else _SEE_REPORT
+            instead = "ebb.report() lists the operators that ebb sees"
+            if base in _DECOMPOSED:
+                instead = f"Use these operators instead: {_DECOMPOSED[base]}"
             _warn(
                 f"ebb: the rule {shown(pattern)} has no effect: torch decomposes {names[0]} before "
                 f"ebb sees it. {instead}."

@@ -50,12 +50,9 @@ def _is_known_to_torch(rule: Rule) -> bool:
 
 
 def _sac_context_fn(compiled: _C.Policy) -> Callable[..., Any]:
-    """A ``context_fn`` for torch.utils.checkpoint with the decisions of a policy.
-
-    Rules with ``every`` and ``nth`` count calls per checkpointed function, not per region. If ebb
-    takes the checkpoint call over, it uses the attribute ``compiled``. The Policy itself would be
-    part of a reference cycle, which only the garbage collector frees.
-    """
+    """A ``context_fn`` with the decisions of a policy. If ebb takes the checkpoint call over, it
+    uses the attribute ``compiled``: the Policy itself would be part of a reference cycle, which
+    only the garbage collector frees."""
 
     def contexts() -> Any:
         rules = [rule for rule in rules_of(compiled) if _is_known_to_torch(rule)]
@@ -155,9 +152,6 @@ class Policy:
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """Read a policy from a TOML file. docs/reference/policies.md describes the keys.
 
-        Args:
-            path: the file.
-
         Raises:
             OSError: the file cannot be read.
             ValueError: the file is not TOML, or does not describe a policy. The message names the
@@ -189,9 +183,6 @@ class Policy:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the policy as TOML that :meth:`load` reads.
-
-        Args:
-            path: the file.
 
         Raises:
             OSError: the file cannot be written.

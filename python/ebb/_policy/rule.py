@@ -24,11 +24,7 @@ def qualified_name(op: Any) -> str:
 
 
 def operator_name(op: object) -> str:
-    """The operator's name in C++.
-
-    Raises:
-        TypeError: `op` is not an operator.
-    """
+    """The operator's name in C++. Raises TypeError if `op` is no operator."""
     if isinstance(op, torch._ops.OpOverload):
         return qualified_name(op)
     if isinstance(op, torch._ops.OpOverloadPacket):

@@ -74,22 +74,19 @@ class _At:
         return _DECISIONS[value.lower()]
 
 
-def _full_name(op: str) -> str:
-    """Adds the namespace that torch's own operators may omit."""
-    return op if "::" in op or "." in op or op.startswith("*") else f"aten::{op}"
-
-
 def _rule(table: object, at: _At) -> Rule:
     given = dict(at.table(table, _RULE_KEYS))
     for key in ("op", "decision"):
         if key not in given:
             raise at.error(f"{key!r} is missing")
     given["decision"] = (at / "decision").decision(given["decision"])
-    if not isinstance(given["op"], str):
-        raise (at / "op").error(f"must be a string; got {shown(given['op'])}")
-    given["op"] = _full_name(given["op"])
+    op = given.pop("op")
+    if not isinstance(op, str):
+        raise (at / "op").error(f"must be a string; got {shown(op)}")
+    if not ("::" in op or "." in op or op.startswith("*")):
+        op = f"aten::{op}"  # torch's own operators may omit the namespace
     try:
-        return Rule(given.pop("op"), given.pop("decision"), **given)
+        return Rule(op, given.pop("decision"), **given)
     except (TypeError, ValueError) as error:
         raise at.error(error) from None
 
@@ -132,21 +129,20 @@ def _policy(table: object, at: _At) -> _C.Policy:
             "inputs of a region cannot be recomputed: must be 'save', 'offload' or 'page'"
         )
     if "preset" in given:
-        base = _preset(given["preset"], at / "preset")
+        name = given["preset"]
+        if not isinstance(name, str) or name not in PRESETS:
+            raise (at / "preset").error(
+                f"unknown preset {shown(name)}; {nearest(shown(name), PRESETS)}"
+            )
         if "default" in given:
             raise at.error("'preset' cannot be combined with 'default'")
+        base = PRESETS[name]
         inputs = inputs if "inputs" in given else Decision(base.inputs())
         rules, default = [*rules, *rules_of(base)], Decision(base.fallback())
     try:
         return compiled_rules(rules, default, inputs, at.late)
     except (ValueError, NotImplementedError) as error:
         raise at.error(error) from None
-
-
-def _preset(name: object, at: _At) -> _C.Policy:
-    if not isinstance(name, str) or name not in PRESETS:
-        raise at.error(f"unknown preset {shown(name)}; {nearest(shown(name), PRESETS)}")
-    return PRESETS[name]
 
 
 def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, Any], _At]:
@@ -184,11 +180,6 @@ def parsed_regions(text: str, name: str, late: bool = False) -> Regions:
 def policy_of(document: dict[str, Any], name: str) -> _C.Policy:
     """As `loaded`, of a file that was read before. `name`: of the file, for errors."""
     return _policy(document, _At(name, late=True))
-
-
-def regions_of(document: dict[str, Any], name: str) -> Regions:
-    """As `loaded_regions`, of a file that was read before. `name`: of the file, for errors."""
-    return _regions(document, _At(name, late=True))
 
 
 def _regions(document: dict[str, Any], at: _At) -> Regions:
@@ -239,12 +230,8 @@ def regions_to_toml(
     ahead: bool,
     plan: Mapping[str, object] | None = None,
 ) -> str:
-    """See :meth:`ebb.ModulePolicies.save`.
-
-    Args:
-        groups: modules, and their policy as TOML.
-        plan: the table with this name.
-    """
+    """See :meth:`ebb.ModulePolicies.save`. `groups`: modules, and their policy as TOML; `plan`: the
+    table with this name."""
     head = "" if ahead else _line("ahead", ahead) + "\n"
     groups = list(groups)
     head += "" if groups else "regions = []\n"

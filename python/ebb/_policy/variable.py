@@ -14,7 +14,7 @@ from ebb import _C
 from ebb._policy.compiled import PRESETS, rules_of
 from ebb._policy.decision import Decision
 from ebb._policy.rule import Rule
-from ebb._policy.text import parsed, policy_of, regions_of, regions_to_toml, rule_line, to_toml
+from ebb._policy.text import parsed, parsed_regions, policy_of, regions_to_toml, rule_line, to_toml
 
 ON = ("1", "true", "yes", "on")  # values that mean `recompute_all`
 _FILE = "policy.toml"
@@ -37,15 +37,10 @@ def _contents(path: str) -> str:
 
 @dataclass(frozen=True)
 class JobPolicy:
-    """The policy that the variables give a job.
+    """The policy that the variables give a job."""
 
-    Attributes:
-        text: EBB's value, or the contents of the file that it names.
-        is_file: True if ``text`` is such contents.
-    """
-
-    text: str
-    is_file: bool
+    text: str  # EBB's value, or the contents of the file that it names
+    is_file: bool  # True if `text` is such contents
 
     @staticmethod
     def of_variables() -> JobPolicy | None:
@@ -61,11 +56,7 @@ class JobPolicy:
 
     def with_first(self, rule: Rule) -> tuple[str, str]:
         """The value for EBB that adds a rule as the first one, and the contents of the file that
-        this value names; empty if it names none.
-
-        Raises:
-            ValueError: the policy is invalid.
-        """
+        this value names; empty if it names none. Raises ValueError if the policy is invalid."""
         is_on = not self.is_file and self.text.lower() in ON
         if not self.is_file and rule == Rule(rule.op, rule.decision):
             added = f"{rule.op}:{rule.decision.name.lower()}"
@@ -75,7 +66,7 @@ class JobPolicy:
             return _FILE, f'preset = "{preset}"\nrules = [{rule_line(rule)}]\n'
         document = tomllib.loads(self.text) if self.is_file else {}
         if "regions" in document:
-            regions, offload, ahead = regions_of(document, _FILE)
+            regions, offload, ahead = parsed_regions(self.text, _FILE, late=True)
             groups = ((names, _with_first(rule, policy)) for names, policy in regions)
             return _FILE, regions_to_toml(groups, offload, ahead)
         policy = policy_of(document, _FILE) if self.is_file else parsed(self.text, late=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -32,7 +32,7 @@ from ebb._support.shown import checked_name
 Wanted = tuple[str, ...] | Callable[[torch.nn.Module, str], bool]
 
 
-class RegionHandle:
+class RegionHandle(AbstractContextManager["RegionHandle"]):
     """The result of :func:`apply`; its :meth:`remove` undoes the call.
 
     Attributes:
@@ -42,8 +42,8 @@ class RegionHandle:
     def __init__(
         self, modules: dict[str, torch.nn.Module], numbered: list[torch.nn.Module]
     ) -> None:
-        self._modules: dict[str, torch.nn.Module] | None = modules
-        self._regions = {name: mark(module).region for name, module in modules.items()}
+        self._regions = {n: (module, mark(module).region) for n, module in modules.items()}
+        self._is_removed = False
         self._numbered = numbered  # modules whose forward tells ebb that they run
         self.names = tuple(modules)
 
@@ -55,20 +55,17 @@ class RegionHandle:
             RuntimeError: remove() was called before; or, after :func:`apply`, other code has
                 wrapped a module's forward or class (undo that first). No module is changed.
         """
-        if self._modules is None:
+        if self._is_removed:
             raise RuntimeError("ebb: remove() was already called on this handle")
         still = {
             name: module
-            for name, module in self._modules.items()
-            if (marks := marks_of(module)) is not None and marks.region is self._regions[name]
+            for name, (module, region) in self._regions.items()
+            if (marks := marks_of(module)) and marks.region is region
         }
         _unmark_all(still)
         if still:
             unnumber(self._numbered)
-        self._modules = None
-
-    def __enter__(self) -> RegionHandle:
-        return self
+        self._is_removed = True
 
     def __exit__(self, *_: object) -> None:
         self.remove()
@@ -115,7 +112,7 @@ def remove(model: torch.nn.Module) -> tuple[str, ...]:
     regions = {
         name: module
         for name, _, module in modules_of(model)
-        if (marks := marks_of(module)) is not None and _is_applied(marks.region)
+        if (marks := marks_of(module)) and getattr(marks.region, "func", None) is run_in_region
     }
     _unmark_all(regions)
     marked = [(module, marks) for module in model.modules() if (marks := marks_of(module))]
@@ -124,10 +121,6 @@ def remove(model: torch.nn.Module) -> tuple[str, ...]:
             marks.number = marks.asked_by = 0
             unmark_if_unused(module)
     return tuple(regions)
-
-
-def _is_applied(region: Any) -> bool:
-    return isinstance(region, functools.partial) and region.func is run_in_region
 
 
 def _check_model(model: object) -> None:
@@ -163,11 +156,7 @@ def _callable(chosen: dict[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:
 
 
 def _blocks_of(model: torch.nn.Module) -> Wanted:
-    """Selects the model's blocks; for a compiled block, the module inside.
-
-    Raises:
-        ValueError: the model has no blocks.
-    """
+    """Selects the model's blocks; for a compiled block, the module inside."""
     names = regions_by_default(model)
     if not names:
         raise ValueError(
@@ -189,12 +178,15 @@ def _wanted(modules: Any) -> Wanted:
             "modules='encoder', or call ebb.apply on that module with modules=''"
         )
     if not isinstance(modules, str) and callable(modules):
-        with suppress(ValueError):  # a function without a signature
-            if not _takes_two(inspect.signature(modules)):
-                raise TypeError(
-                    "ebb: modules must be a function of a module and its name, such as "
-                    "lambda module, name: isinstance(module, Block)"
-                )
+        try:
+            inspect.signature(modules).bind(None, "")
+        except TypeError:
+            raise TypeError(
+                "ebb: modules must be a function of a module and its name, such as "
+                "lambda module, name: isinstance(module, Block)"
+            ) from None
+        except ValueError:  # it has no signature
+            pass
         return modules  # type: ignore[no-any-return]
     one = isinstance(modules, str) or not isinstance(modules, Iterable)
     patterns = (modules,) if one else tuple(modules)
@@ -207,18 +199,14 @@ def _wanted(modules: Any) -> Wanted:
     return patterns
 
 
-def _takes_two(signature: inspect.Signature) -> bool:
-    try:
-        signature.bind(None, "")
-    except TypeError:
-        return False
-    return True
-
-
-def _in_words(wanted: Wanted) -> str:
-    if callable(wanted):
-        return f"the function {getattr(wanted, '__name__', wanted)!r}"
-    return repr(", ".join(wanted))
+def _no_match(model: torch.nn.Module, wanted: Wanted) -> ValueError:
+    if isinstance(wanted, tuple):
+        what = repr(", ".join(wanted))
+    else:
+        what = f"the function {getattr(wanted, '__name__', wanted)!r}"
+    names = plain_names([model])
+    shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
+    return ValueError(f"ebb: no module matches {what}. Module names: {shown}")
 
 
 def apply(
@@ -274,12 +262,9 @@ def apply(
     wanted = _blocks_of(model) if modules is None else _wanted(modules)
     chosen = select(model, wanted)
     if not chosen:
-        names = plain_names([model])
-        shown = ", ".join(names[:20]) + (f", ... ({len(names)} in all)" if len(names) > 20 else "")
-        raise ValueError(f"ebb: no module matches {_in_words(wanted)}. Module names: {shown}")
+        raise _no_match(model, wanted)
     for name, module in chosen.items():
-        marks = marks_of(module)
-        if marks is not None and marks.region is not None:
+        if (marks := marks_of(module)) and marks.region is not None:
             raise ValueError(
                 f"ebb: module {name!r} is already a region; call remove() on the handle that the "
                 "earlier ebb.apply returned, or ebb.remove(model) if the handle is lost"

@@ -38,13 +38,8 @@ Found = list[nn.Module]
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Names of a model's blocks, as ``model.named_modules()`` gives them.
-
-    Experts are not blocks, because they are parts of one block.
-
-    Returns:
-        At least one name, none inside another; the empty name is the model itself.
-    """
+    """Names of a model's blocks, as ``model.named_modules()`` gives them: at least one, none inside
+    another. The empty name is the model itself."""
     found: Found = []
     for least in (2, 1):
         for search in (_in_lists, _numbered):
@@ -53,20 +48,16 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 
 
 def regions_by_default(model: nn.Module) -> tuple[str, ...]:
-    """The blocks of :func:`find_blocks`, which become regions if the user names no modules. Empty
-    if the only block has all layers of the model: backward would recompute the whole model at once,
-    so its peak memory would be eager's.
-    """
+    """The blocks that become regions if the user names no modules. Empty if the only block has all
+    layers of the model: its peak memory would be eager's."""
     names = find_blocks(model)
     is_whole = len(names) == 1 and _layers(model.get_submodule(names[0])) == _layers(model)
     return () if is_whole else names
 
 
 def block_candidates(model: nn.Module) -> list[tuple[str, ...]]:
-    """Possible sets of regions, in the order in which a budget tries them: the blocks of
-    :func:`find_blocks`; the parts of the model, if blocks leave too much work outside of regions;
-    the model itself.
-    """
+    """Possible sets of regions, in the order in which a budget tries them: the blocks; the parts of
+    the model, if blocks leave too much work outside of regions; the model itself."""
     parts = [one for part in model.children() if _layers(part) > 0 for one in _callable(part)]
     parts = [one for one in parts if one._modules or not _is_torchs(one)]
     found = (find_blocks(model), _names_of(model, parts), ("",))
@@ -109,17 +100,12 @@ def _numbered(module: nn.Module, least: int) -> Found:
 
 def _with_rest(inner: dict[nn.Module, Found]) -> Found:
     """The blocks in `inner`, and the other parts of the module, if they contain no block."""
-    known = {one for found in inner.values() for one in found}
-    return [
-        one
-        for part, found in inner.items()
-        if known
-        for one in found or ([] if known & set(part.modules()) else _rest_of(part))
-    ]
-
-
-def _rest_of(part: nn.Module) -> Found:
-    return _callable(part) if _is_made_of_parts(part) else []
+    known = {one for blocks in inner.values() for one in blocks}
+    found = []
+    for part, blocks in inner.items():
+        is_rest = known and not known & set(part.modules()) and _is_made_of_parts(part)
+        found += _callable(part) if is_rest else blocks
+    return found
 
 
 def _without_repetition(module: nn.Module) -> Found:
@@ -159,7 +145,7 @@ def _is_block(part: nn.Module, least: int, owner: nn.Module) -> bool:
         return True
     torchs = (one for one in _parts(owner).values() if _is_torchs(one))
     is_alone = all(_parts(one) or not _layers(one) for one in torchs)
-    return is_alone and bool(_layers(part)) and not _is_torchs(part)
+    return is_alone and not _is_torchs(part)
 
 
 def _is_repeated(module: nn.Module, entries: Found) -> bool:

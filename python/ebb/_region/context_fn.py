@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 import warnings
+import weakref
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,9 +19,10 @@ from torch.utils.checkpoint import noop_context_fn
 from ebb import _C
 from ebb._policy import from_sac
 from ebb._policy.policy import Policy
-from ebb._region import context_keys
 from ebb._support.job import print_once
 from ebb._support.shown import clipped
+
+Key = tuple[Any, ...]
 
 
 @functools.cache
@@ -29,11 +33,6 @@ def _warn_recompute_context() -> None:
         "needs. If recomputation depends on that context, run the job without ebb (EBB_DISABLE=1).",
         stacklevel=5,
     )
-
-
-def _is_composables(context_fn: Any) -> bool:
-    """True for torch.distributed._composable, whose context only disables its own hook."""
-    return getattr(context_fn, "__module__", "").startswith("torch.distributed._composable")
 
 
 def _listed(function: Any) -> list[Any] | None:
@@ -61,37 +60,26 @@ def _ask(function: Any, known: dict[str, Policy], name: str) -> Iterator[None]:
         known[name] = policy
 
 
+_COMPOSABLE = "torch.distributed._composable"
 _MANY = 1000  # calls whose policy function ebb asks before it says so
-_MOST = 100  # keys in `_policies`
-# By key of a context_fn and region name: the policy that its function gave.
-_policies: dict[context_keys.Key, dict[str, Policy]] = {}
 _asked = 0  # calls whose policy function ebb asked
 
 
-def _known(context_fn: Any) -> dict[str, Policy]:
-    """The policies of a context_fn so far, to which the caller adds."""
-    key = context_keys.key_of(context_fn)
-    if key is None:
-        return {}
-    known = _policies.setdefault(key, {})
-    if len(_policies) > _MOST:
-        with suppress(RuntimeError):  # another thread has added one
-            _policies.pop(next(iter(_policies)), None)  # the oldest
-    return known
+@functools.lru_cache(100)
+def _policies(_key: Key) -> dict[str, Policy]:
+    """By region name, the policies that a context_fn's function gave; the caller adds to it."""
+    return {}
 
 
 def policy_of_call(
     default: Policy, context_fn: Any, name: str
 ) -> tuple[Policy, AbstractContextManager[Any]]:
-    """The policy for one call of a checkpoint function, and the context to enter in its region.
-
-    Args:
-        default: the policy without a `context_fn`.
-        name: the region's.
-    """
+    """The policy for one call of a checkpoint function in the region `name`, and the context to
+    enter there. `default`: the policy without a `context_fn`."""
     if context_fn is noop_context_fn:
         return default, nullcontext()
-    known = _known(context_fn)
+    key = _key_of(context_fn)
+    known = {} if key is None else _policies(key)
     if name in known:
         return known[name], nullcontext()
     compiled = getattr(context_fn, "compiled", None)
@@ -102,7 +90,9 @@ def policy_of_call(
     if not torch.is_grad_enabled():
         return default, nullcontext()  # torch does not enter the context either
     if not isinstance(forward, torch_checkpoint._CachingTorchDispatchMode):
-        if not isinstance(recompute, nullcontext) and not _is_composables(context_fn):
+        # The context of torch.distributed._composable only disables a hook of its own.
+        module = getattr(context_fn, "__module__", "")
+        if not (isinstance(recompute, nullcontext) or module.startswith(_COMPOSABLE)):
             _warn_recompute_context()
         return default, forward
     function = forward.policy_fn
@@ -116,4 +106,79 @@ def policy_of_call(
 def forget() -> None:
     global _asked
     _asked = 0
-    _policies.clear()
+    _policies.cache_clear()
+
+
+_DEEPEST = 10  # nested arguments
+_LONGEST = 1000  # parts of a key
+_VALUES = (
+    bool, int, float, complex, str, bytes, type(None),
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+# Note [Keys of a context_fn]
+# A key stands for a function and all that it was made with: its code and globals, the contents of
+# its closure, its defaults, and the arguments of `functools.partial`. Two functions with equal keys
+# give the same answers as long as they read no other state. Containers and plain values count by
+# their contents at the time of the call, other objects by their identity. A key keeps no such
+# object alive, and equals no other key after the object has been freed.
+class _Same:
+    """Equal to another only if both stand for one object that is alive."""
+
+    def __init__(self, value: object) -> None:
+        self._id = id(value)
+        self._ref = weakref.ref(value)
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same):
+            return False
+        value = self._ref()
+        return value is not None and value is other._ref()
+
+
+def _key_of(context_fn: object) -> Key | None:
+    """See Note [Keys of a context_fn]. None if the function cannot be told from others."""
+    parts: list[Any] = []
+    try:
+        _add(context_fn, parts, _DEEPEST)
+    except (TypeError, ValueError):  # no weak references; an empty cell of a closure; too large
+        return None
+    return tuple(parts)
+
+
+def _add(value: Any, parts: list[Any], depth: int) -> None:
+    kind = type(value)
+    if depth == 0 or len(parts) > _LONGEST:
+        raise ValueError("too large for a key")
+    if kind in _VALUES:
+        parts += [kind, repr(value) if kind in (float, complex) else value]  # 0.0 == -0.0
+        return
+    inner = _contents(value, kind)
+    if inner is None:
+        parts.append(_Same(value))
+    else:
+        parts += [kind, len(inner)]
+        for part in inner:
+            _add(part, parts, depth - 1)
+
+
+def _contents(value: Any, kind: type) -> list[Any] | None:
+    """The values that `value` consists of; None for an object that counts by its identity."""
+    if kind in (list, tuple, set, frozenset, torch.Size):
+        return list(value)
+    if kind in (dict, defaultdict):
+        factory = [value.default_factory] if kind is defaultdict else []
+        return [*factory, *(part for item in value.items() for part in item)]
+    if kind is functools.partial:
+        return [value.func, value.args, value.keywords]
+    if kind is types.MethodType:
+        return [value.__func__, value.__self__]
+    if kind is types.FunctionType and not value.__dict__:
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        made_in = id(value.__globals__)  # differs only if a program executes the code twice
+        return [value.__code__, made_in, cells, value.__defaults__, value.__kwdefaults__]
+    return None

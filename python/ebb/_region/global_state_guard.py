@@ -8,6 +8,7 @@ Note [Nothing moves under a replay ahead].
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import torch
@@ -15,46 +16,10 @@ import torch
 from ebb import _C
 
 # Functions of torch._C that change settings of kernels. The set depends on torch's release.
-SETTERS = (
-    "_set_blas_preferred_backend",
-    "_set_cpu_allow_fp16_reduced_precision_reduction",
-    "_set_cublas_allow_bf16_reduced_precision_reduction",
-    "_set_cublas_allow_fp16_accumulation",
-    "_set_cublas_allow_fp16_reduced_precision_reduction",
-    "_set_cublas_allow_tf32",
-    "_set_cublaslt_prefer_grouped_gemm",
-    "_set_cudnn_allow_tf32",
-    "_set_cudnn_benchmark",
-    "_set_cudnn_depthwise_kernel",
-    "_set_cudnn_deterministic",
-    "_set_cudnn_enabled",
-    "_set_default_dtype",
-    "_set_default_tensor_type",
-    "_set_deterministic_algorithms",
-    "_set_deterministic_fill_uninitialized_memory",
-    "_set_float32_matmul_precision",
-    "_set_fp32_precision_setter",
-    "_set_linalg_preferred_backend",
-    "_set_math_sdp_allow_fp16_bf16_reduction",
-    "_set_miopen_immediate",
-    "_set_mkldnn_deterministic",
-    "_set_mkldnn_enabled",
-    "_set_native_aot_enabled",
-    "_set_native_aot_unconditional_masked",
-    "_set_nnpack_enabled",
-    "_set_onednn_allow_tf32",
-    "_set_qengine",
-    "_set_rocm_fa_preferred_backend",
-    "_set_sdp_priority_order",
-    "_set_sdp_use_cudnn",
-    "_set_sdp_use_fa3",
-    "_set_sdp_use_fa4",
-    "_set_sdp_use_flash",
-    "_set_sdp_use_math",
-    "_set_sdp_use_mem_efficient",
-    "_set_sdp_use_overrideable",
-    "_set_sm_carveout_experimental",
-    "set_num_threads",
+SETTERS = re.compile(
+    "set_num_threads|_set_(blas|cpu|cublas|cublaslt|cudnn|default_dtype|default_tensor_type"
+    "|deterministic|float32|fp32|linalg|math_sdp|miopen|mkldnn|native_aot|nnpack|onednn|qengine"
+    "|rocm|sdp|sm_carveout)(_.+)?"
 )
 
 
@@ -81,36 +46,25 @@ def _capturing(graph: Any) -> None:
     graph.capture_begin, graph.capture_end = capture_begin, capture_end
 
 
-# Functions that give the program an alias of a tensor's memory. A write through the alias does not
-# move the tensor's version counter. ``set_`` and DLPack make an alias of an argument.
-ALIASING = (
-    (torch._C.TensorBase, "data"),
-    (torch._C.TensorBase, "data_ptr"),
-    (torch._C.TensorBase, "numpy"),
-    (torch._C.TensorBase, "set_"),
-    (torch._C.TensorBase, "untyped_storage"),
-    (torch._C, "_to_dlpack"),
-    (torch._C, "_to_dlpack_versioned"),
-)
-# Methods that move memory.
-MOVING = (
-    (torch._C.TensorBase, "resize_", _C.Watch.WAITS),
-    (torch._C.TensorBase, "resize_as_", _C.Watch.WAITS),
-    (torch._C._VariableFunctions, "resize_as_", _C.Watch.WAITS),
-    (torch._C.StorageBase, "resize_", _C.Watch.RESIZES),
-    (torch._C.StorageBase, "_swap_data_ptr_", _C.Watch.RESIZES),
-    (torch._C.StorageBase, "_share_fd_cpu_", _C.Watch.RESIZES),
-    (torch._C.StorageBase, "_share_filename_cpu_", _C.Watch.RESIZES),
+_WATCHED = (
+    # These give the program an alias of a tensor's memory. A write through the alias does not move
+    # the tensor's version counter. `set_` and DLPack make an alias of an argument.
+    (torch._C.TensorBase, _C.Watch.ALIASES, ("data", "data_ptr", "numpy", "set_")),
+    (torch._C.TensorBase, _C.Watch.ALIASES, ("untyped_storage",)),
+    (torch._C, _C.Watch.ALIASES, ("_to_dlpack", "_to_dlpack_versioned")),
+    # These move memory.
+    (torch._C.TensorBase, _C.Watch.WAITS, ("resize_", "resize_as_")),
+    (torch._C._VariableFunctions, _C.Watch.WAITS, ("resize_as_",)),
+    (torch._C.StorageBase, _C.Watch.RESIZES, ("resize_", "_swap_data_ptr_")),
+    (torch._C.StorageBase, _C.Watch.RESIZES, ("_share_fd_cpu_", "_share_filename_cpu_")),
 )
 
 
 def watched() -> list[tuple[Any, str, _C.Watch]]:
     """Owners and names of the watched functions. Not every torch release has all of them."""
-    return [
-        *((torch._C, name, _C.Watch.WAITS) for name in SETTERS),
-        *((owner, name, _C.Watch.ALIASES) for owner, name in ALIASING),
-        *MOVING,
-    ]
+    setters = tuple(filter(SETTERS.fullmatch, dir(torch._C)))
+    tables = ((torch._C, _C.Watch.WAITS, setters), *_WATCHED)
+    return [(owner, name, watch) for owner, watch, names in tables for name in names]
 
 
 @functools.cache
@@ -120,3 +74,21 @@ def install() -> None:
         if hasattr(owner, name):
             _C.watch(getattr(owner, name), watch)
     _capturing(torch.cuda.CUDAGraph)
+
+
+def watch_memory_history() -> None:
+    """From the first call of ``torch.cuda.memory._record_memory_history`` on, the allocator gets no
+    memory back from ebb: torch then takes the Python stack of each piece of memory that is freed,
+    for which the allocator must not hold its lock. See Note [Memory given back].
+    """
+    for name in ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy"):
+        if hasattr(torch._C, name):  # in builds for CUDA
+            _C.watch(getattr(torch._C, name), _C.Watch.TOLD, _memory_history_changes)
+    is_initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_initialized and torch._C._cuda_isHistoryEnabled():
+        _C.stop_giving_back()
+
+
+def _memory_history_changes(enabled: object, *_: object, **__: object) -> None:
+    if enabled:
+        _C.stop_giving_back()

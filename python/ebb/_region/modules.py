@@ -39,9 +39,6 @@ class Marks:
     asked_by: int = 0  # how many calls of `number_modules` need the number
     is_root: bool = False  # True after `number_modules_once` for this module
 
-    def __copy__(self) -> Marks:
-        return replace(self)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Marks:
         return replace(self)
 
@@ -76,11 +73,9 @@ class _NoSubclass:
 
 class _Forward:
     """The forward of ebb's subclass: a module gets the forward that applies its marks, the class
-    itself gets the original forward.
-
-    transformers' layers read the class's forward to check that their checkpointing is the outermost
-    wrapper. A subclass created later (FSDP2's) inherits the forward that applies the marks.
-    """
+    the original one, which transformers' layers read to check that their checkpointing is the
+    outermost wrapper. A subclass created later (FSDP2's) inherits the forward that applies the
+    marks."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -142,17 +137,13 @@ def _copied(
         if isinstance(reduced, str):
             return module
         twin = copy._reconstruct(module, memo, *reduced)  # type: ignore[attr-defined]
-    if marks is not None and isinstance(twin, torch.nn.Module) and twin is not module:
-        _mark_copy(twin, marks)
-    return twin
-
-
-def _mark_copy(twin: torch.nn.Module, marks: Marks) -> None:
-    """Makes a copy wrapped like its original, with marks of its own."""
+    if marks is None or not isinstance(twin, torch.nn.Module) or twin is module:
+        return twin
     if not hasattr(type(twin), "_ebb_original"):
         twin.__class__ = _marked_class(type(twin))  # type: ignore[arg-type]
     if twin.__dict__.get(_KEY, marks) is marks:
-        twin.__dict__[_KEY] = copy.copy(marks)
+        twin.__dict__[_KEY] = replace(marks)
+    return twin
 
 
 def _reduce_subclass(module: Any, protocol: Any) -> Any:
@@ -161,7 +152,7 @@ def _reduce_subclass(module: Any, protocol: Any) -> Any:
     if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
         state = dict(reduced[2])
         if _KEY in state:
-            state[_KEY] = copy.copy(state[_KEY])
+            state[_KEY] = replace(state[_KEY])
         reduced = (*reduced[:2], state, *reduced[3:])
     return reduced
 
@@ -252,7 +243,7 @@ class _MarkedForward:
         return (copy.copy, (self.__wrapped__,))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _MarkedForward:
-        return _MarkedForward(copy.deepcopy(self.__wrapped__, memo), copy.copy(self.marks))
+        return _MarkedForward(copy.deepcopy(self.__wrapped__, memo), replace(self.marks))
 
 
 def marks_of(module: torch.nn.Module) -> Marks | None:
@@ -291,21 +282,17 @@ def check_can_mark(module: torch.nn.Module, name: str) -> None:
         )
 
 
-def unmark(module: torch.nn.Module) -> None:
-    """Removes a module's marks, which must be the outermost wrapper of its forward."""
-    own = module.__dict__.get("forward")
-    if isinstance(own, _MarkedForward):
-        module.__dict__["forward"] = own.__wrapped__
-        return
-    module.__class__ = type(module)._ebb_original  # type: ignore[attr-defined]
-    del module.__dict__[_KEY]
-
-
 def unmark_if_unused(module: torch.nn.Module) -> None:
     """Removes marks that nothing needs any more, unless other code has wrapped ebb's wrapper."""
     marks = marks_of(module)
-    if marks and marks.region is None and marks.number == 0 and can_unmark(module):
-        unmark(module)
+    if marks is None or marks.region is not None or marks.number or not can_unmark(module):
+        return
+    own = module.__dict__.get("forward")
+    if isinstance(own, _MarkedForward):
+        module.__dict__["forward"] = own.__wrapped__
+    else:
+        module.__class__ = type(module)._ebb_original  # type: ignore[attr-defined]
+        del module.__dict__[_KEY]
 
 
 def can_unmark(module: torch.nn.Module) -> bool:
@@ -330,11 +317,8 @@ def number_modules_once(root: torch.nn.Module) -> None:
 
 
 def number_modules(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """Numbers the modules inside `root` by their names in `root`, for rules with ``module=`` and
-    for reports.
-
-    Modules that are added later are not included. Returns the modules, for `unnumber`.
-    """
+    """Numbers the modules that `root` has now by their names in it, for rules with ``module=`` and
+    for reports. Returns the modules, for `unnumber`."""
     numbered = []
     for full, plain, module in modules_of(root):
         is_unmarkable = isinstance(module, torch.jit.ScriptModule) or is_optimized_module(module)
@@ -351,10 +335,8 @@ def unnumber(modules: list[torch.nn.Module]) -> None:
     """Undoes `number_modules`. Modules that another call has numbered keep their number. If other
     code has wrapped ebb's wrapper, the module keeps its class."""
     for module in modules:
-        marks = marks_of(module)
-        if marks is None:
-            continue
-        marks.asked_by -= 1
-        if marks.asked_by == 0:
-            marks.number = 0
-            unmark_if_unused(module)
+        if marks := marks_of(module):
+            marks.asked_by -= 1
+            if marks.asked_by == 0:
+                marks.number = 0
+                unmark_if_unused(module)

@@ -8,17 +8,7 @@ import torch
 from torch.compiler import is_compiling
 
 from ebb import _C
-from ebb._support import subclasses
-
-
-def _plain(tensor: object) -> list[torch.Tensor]:
-    """The tensor itself, or the inner tensors of a wrapper subclass."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"ebb: opaque takes tensors; got {type(tensor).__name__}")
-    parts = subclasses.flatten(tensor)
-    if parts is None:
-        return [tensor]
-    return [plain for part in parts[0] for plain in _plain(part)]
+from ebb._support.subclasses import plain_tensors
 
 
 class opaque(_C.OpaqueWrites):
@@ -53,8 +43,11 @@ class opaque(_C.OpaqueWrites):
     __slots__ = ()
 
     def __init__(self, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"ebb: opaque takes tensors; got {type(tensor).__name__}")
         if not is_compiling():
-            self._configure(*[plain for tensor in tensors for plain in _plain(tensor)])
+            self._configure(*[plain for tensor in tensors for plain in plain_tensors(tensor)])
 
     def __del__(self) -> None:
         if self._is_unused():

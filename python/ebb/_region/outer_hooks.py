@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import torch
 
 from ebb import _C
-
-_OFFLOADS = re.compile(r"offload", re.IGNORECASE)
 
 
 def name_of_hooks() -> str | None:
@@ -24,33 +21,22 @@ def name_of_hooks() -> str | None:
 
 
 def save_inputs(arguments: Iterable[Any]) -> _C.HookedInputs | None:
-    """Let hooks around a checkpointed call save its arguments, as torch's checkpoint does.
-
-    Called just before the call's region begins. See Note [Hooks around a checkpointed call] in
-    hooked_inputs.h. A build without that plug-in raises.
-
-    Returns:
-        Inputs whose `enter_region` must be called first in the region. None without hooks, and
-        inside of other regions, whose inputs the hooks have.
-    """
+    """Lets hooks around a checkpointed call save its arguments, as torch's checkpoint does. None if
+    there is nothing to save: no hooks, or other regions around, whose inputs the hooks have.
+    `enter_region` of the result must be called first in the region. See Note [Hooks around a
+    checkpointed call] in hooked_inputs.h."""
     if not torch.is_grad_enabled() or _C.in_region() or name_of_hooks() is None:
         return None
     return _C.HookedInputs([each for each in arguments if isinstance(each, torch.Tensor)])
 
 
 def refuse_to_offload_twice(region: str) -> None:
-    """Raises if another engine offloads the tensors of the region `region`: each value would move
-    twice, and ebb and that engine would wait for each other.
-
-    torch's ``save_on_cpu`` is allowed: the user chose it, and gradients are exact with it.
-
-    Raises:
-        RuntimeError: saved-tensor hooks around the region offload tensors, as those of TRL's
-            ``activation_offloading`` do; or DeepSpeed's ``cpu_checkpointing`` is on.
-    """
+    """Raises if another engine offloads the tensors of the region too: each value would move twice,
+    and ebb and that engine would wait for each other. torch's ``save_on_cpu`` is allowed: the user
+    chose it, and gradients are exact with it."""
     hooks = name_of_hooks()
     deepspeed = sys.modules.get("deepspeed.runtime.activation_checkpointing.checkpointing")
-    if hooks is not None and _OFFLOADS.search(hooks):
+    if hooks is not None and "offload" in hooks.lower():
         what = f"saved-tensor hooks around it ({hooks})"
         remedy = "turn these hooks off (TRL: activation_offloading=False)"
     elif getattr(deepspeed, "CPU_CHECKPOINT", False):

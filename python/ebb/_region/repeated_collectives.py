@@ -127,11 +127,7 @@ class _Ranks:
     # bytes in gloo. NCCL's collectives wait for the timeout as well.
     def compare(self, place: str, group: Any) -> str:
         """Wait for the other ranks' lists at `place`, as long as a collective would. Returns the
-        first difference.
-
-        Raises:
-            RuntimeError: another rank has ended.
-        """
+        first difference; raises RuntimeError if another rank has ended."""
         region, mine = self.lists[place]
         self.answer(place, mine)
         missing = set(range(self.exchange.size)) - {self.exchange.rank}

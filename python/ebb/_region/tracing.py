@@ -23,19 +23,14 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 
 
 @functools.cache
-def _warn() -> None:
+def region_is_traced() -> None:
+    """Warns once. Called under a tracer."""
     warnings.warn(
         "ebb: regions have no effect under torch.export, make_fx, torch.jit.trace and other "
         "tracers. Enter the region where the traced function is called, or use torch.compile, "
         "which gets the region's policy.",
         stacklevel=2,
     )
-
-
-def region_is_traced() -> bool:
-    """Warns once. Called under a tracer."""
-    _warn()
-    return True
 
 
 def is_optimized_module(module: Any) -> bool:
@@ -45,10 +40,8 @@ def is_optimized_module(module: Any) -> bool:
 
 
 def makes_a_graph() -> bool:
-    """True if this thread runs under make_fx, AOT, torch.export, torch.jit.trace or Dynamo.
-
-    When Dynamo traces this function, it stops at the first return.
-    """
+    """True if this thread runs under make_fx, AOT, torch.export, torch.jit.trace or Dynamo, which
+    traces only the first return of this function."""
     if is_dynamo_compiling():
         return True
     return (

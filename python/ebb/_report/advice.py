@@ -23,30 +23,19 @@ _MOVED = ("offloaded", "paged")
 
 @dataclass(frozen=True)
 class Advice:
-    """An additional first rule of a policy, and its effect.
-
-    Attributes:
-        op, module: the rule is ``ebb.Rule(op, ebb.SAVE, module=module)``; ``module`` is empty if
-            no module is known.
-        where: the modules, or the regions if no module is known.
-        layers: the number of modules or regions.
-        source: the line of the program that called the operator.
-        seconds: approximate reduction of a step's time.
-        bytes: additional bytes that are resident when the regions end.
-        variable: the assignment that adds the rule to the policy of the job's variables, as a shell
-            takes it, such as ``"EBB=policy.toml"``; empty if the policy is not from EBB.
-        file: contents for the file that ``variable`` names; empty if it names none.
-    """
+    """An additional first rule of a policy, and its effect."""
 
     op: str
-    module: str
-    where: str
-    layers: int
-    source: str
-    seconds: float
-    bytes: int
+    module: str  # for the rule's `module`; empty if no module is known
+    where: str  # the modules, or the regions if no module is known
+    layers: int  # the number of modules or regions
+    source: str  # the line of the program that called the operator
+    seconds: float  # approximate reduction of a step's time
+    bytes: int  # additional bytes that are resident when the regions end
+    # The assignment that adds the rule to the policy of the job's variables, as a shell takes it,
+    # such as "EBB=policy.toml"; empty if the policy is not from EBB.
     variable: str = ""
-    file: str = ""
+    file: str = ""  # contents for the file that `variable` names; empty if it names none
 
     @property
     def rule(self) -> str:

@@ -17,9 +17,7 @@ def render(arguments: list[str]) -> int:
     )
     parser.add_argument("file", help="the report, a .json file")
     parser.add_argument(
-        "-o",
-        "--output",
-        help="file to write, .html or .txt; default: the report's name with .html",
+        "-o", "--output", help="file to write, .html or .txt; default: the report's name with .html"
     )
     parser.add_argument("--text", action="store_true", help="print text, and write no file")
     options = parser.parse_args(arguments)

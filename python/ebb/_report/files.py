@@ -7,7 +7,6 @@ import glob
 import itertools
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,18 +24,14 @@ from ebb._report.recording import record_reports
 from ebb._report.report import check_path, headline, latest, reports
 from ebb._support.job import is_first, label
 from ebb._support.private_files import replace_private
+from ebb._support.shown import print_stderr
 
 _EVERY = re.compile("(.*)@([0-9]{1,9})", re.DOTALL)
 
 
 def parse_report(text: str) -> tuple[str, int]:
     """Reads EBB_REPORT: the absolute path of a file, and after how many optimizer steps ebb writes
-    the file each time; 0: only at exit and on signals.
-
-    Raises:
-        ValueError: the file's suffix is unknown, or the number of steps is 0.
-        OSError: the file's folder does not exist or is not writable.
-    """
+    the file each time; 0: only at exit and on signals."""
     found = _EVERY.fullmatch(text)
     text, steps = (found[1], int(found[2])) if found else (text, 0)
     if found and steps == 0:
@@ -48,26 +43,13 @@ def parse_report(text: str) -> tuple[str, int]:
     return str(path), steps
 
 
-def _hint() -> str:
-    if is_set("EBB") or os.environ.get("EBB_BUDGET", "").strip():
-        return ""  # other lines say why
-    return (
-        ". If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb finds no "
-        "blocks)"
-    )
-
-
 _undo = ExitStack()
 
 
 def start(report: str, steps: int = 0) -> None:
-    """Records from now on, and writes at exit and on signals.
-
-    Args:
-        report: a file, see :meth:`Report.save`. All processes but the first of the job add their
-            rank, or their number as a child process, to its name.
-        steps: writes the report also after each such number of optimizer steps, if it is not 0.
-    """
+    """Records from now on, and writes the file at exit, on signals, and after each `steps`
+    optimizer steps unless 0. All processes but the first of the job add their rank, or their number
+    as a child process, to its name."""
     stop()
     record_reports(1)
     JobPolicy.of_variables()  # reads the file of EBB before the program may change directories
@@ -118,10 +100,7 @@ class _Files:
                 self._write(is_last)
         except Exception as error:
             where = f" of {label()}" if label() else ""
-            print(
-                f"ebb: could not write the report{where}: {type(error).__name__}: {error}",
-                file=sys.stderr,
-            )
+            print_stderr(f"ebb: could not write the report{where}: {type(error).__name__}: {error}")
 
     def _write(self, is_last: bool) -> None:
         last = latest(list(reports()))
@@ -133,7 +112,7 @@ class _Files:
         path = self._place(self._report.with_name(name + self._report.suffix))
         replace_private(str(path), last._in_format(path.suffix))
         if is_last and is_first():
-            print(f"ebb: {headline(last)}; report: {path}", file=sys.stderr)
+            print_stderr(f"ebb: {headline(last)}; report: {path}")
 
     def _place(self, path: Path) -> Path:
         """The path, or a path with the process id if another process of this job wrote the file."""
@@ -151,11 +130,14 @@ class _Files:
         files = report.parent.glob(f"{glob.escape(report.stem)}*{glob.escape(report.suffix)}")
         written = [path for path in files if self._is_new(path)]
         if not written:
-            print(
-                f"ebb: no report was written to {report}, because no region ran{_hint()}",
-                file=sys.stderr,
-            )
+            hint = ""
+            if not is_set("EBB") and not os.environ.get("EBB_BUDGET", "").strip():
+                hint = (
+                    ". If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb "
+                    "finds no blocks)"
+                )
+            print_stderr(f"ebb: no report was written to {report}, because no region ran{hint}")
         elif report not in written:
             names = ", ".join(sorted(path.name for path in written)[:4])
             more = f" and {len(written) - 4} more" if len(written) > 4 else ""
-            print(f"ebb: the reports are in {report.parent}: {names}{more}", file=sys.stderr)
+            print_stderr(f"ebb: the reports are in {report.parent}: {names}{more}")

@@ -1,4 +1,4 @@
-"""Numbers for a logger: what ebb did in a training step."""
+"""Counters of the last step and of the process, and numbers for a logger."""
 
 from __future__ import annotations
 
@@ -9,6 +9,40 @@ from ebb import _C
 from ebb._report import planned
 
 _MS = 1e-6  # milliseconds in a nanosecond
+
+
+def stats() -> dict[str, Any]:
+    """Return counters of the last step, by region and in total, and of objects alive now.
+
+    A step begins when an outermost region is entered after a backward. After a backward the
+    counters are thus those of the last forward and backward. For a logger, use
+    :func:`ebb.metrics`.
+
+    Returns:
+        A dictionary with the keys ``"step"``, ``"regions"``, ``"total"``, ``"transfers"``,
+        ``"demoted_ops"``, ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``, and of the
+        plug-ins that are built ``"ahead"``, ``"offload"`` and ``"paging"``.
+        docs/reference/statistics.md explains each counter.
+
+    Examples:
+        >>> ebb.stats()["open_regions"]
+        0
+    """
+    found = _C.stats()
+    built = [name for name in ("ahead", "offload", "paging") if name in _C.plugins]
+    return found | {name: getattr(_C, f"{name}_stats")() for name in built}
+
+
+def reset_stats() -> None:
+    """Set the counters of :func:`stats` to zero. Objects alive stay counted.
+
+    Examples:
+        >>> ebb.reset_stats()
+        >>> ebb.stats()["regions"]
+        {}
+    """
+    _C.reset_stats()
+    planned.steps_are_renumbered()
 
 
 class Metrics:
@@ -22,21 +56,22 @@ class Metrics:
 
     def begin(self) -> None:
         """Count from now on."""
-        self._begin(_C.totals())
-
-    def _begin(self, totals: dict[str, Any]) -> None:
-        self._before = totals
+        self._before = _C.totals()
         self._peak.begin()
 
     def read(self) -> dict[str, int | float]:
         """What has happened since the last call of this function or of `begin`."""
         _, peak, _ = self._peak.read()
-        now, before = _C.totals(), self._before
-        self._begin(now)
-        return {f"ebb/{name}": value for name, value in _found(now, before, peak).items()}
+        before = self._before
+        self.begin()
+        return _named(_found(self._before, before, peak))
 
 
-def _found(now: dict[str, Any], before: dict[str, Any] | None, peak: int) -> dict[str, Any]:
+def _named(found: dict[str, int | float]) -> dict[str, int | float]:
+    return {f"ebb/{name}": value for name, value in found.items()}
+
+
+def _found(now: dict[str, Any], before: dict[str, Any] | None, peak: int) -> dict[str, int | float]:
     found: dict[str, int | float] = {}
     if before is not None:
         found["peak_bytes"] = peak
@@ -92,4 +127,4 @@ def metrics() -> dict[str, int | float]:
             return _own.read()
         found = _found(_C.totals(), None, 0)
         _own = Metrics()
-    return {f"ebb/{name}": value for name, value in found.items()}
+    return _named(found)

@@ -4,7 +4,7 @@ budgets."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -56,42 +56,24 @@ class BudgetPoint:
     cuts: tuple[Cut, ...]  # one for each group of equal regions
 
 
+@dataclass(eq=False, repr=False)
 class ReportedPlan:
-    """A plan, as shown in reports of steps under it.
+    """A plan, as shown in reports of steps under it."""
 
-    Attributes:
-        budget: bytes that the step may allocate above the memory in use when it begins.
-        predicted: the predicted memory and time of the step.
-        plain: the memory and time without regions.
-        passes: forwards and backwards of one step. Other fields of a report describe only the last.
-        measured: the measured memory and time; None: no step was measured.
-        limit: the largest number of bytes of tensors that is within the budget, as the last step
-            began; None: unknown.
-        steps: steps that have ended under the plan, if a budget counts them; else None.
-        source: the file that the plan came from; empty: it was made in this job.
-
-    Args:
-        regions: the names of the plan's regions.
-        points: computes ``points`` on first use.
-    """
-
-    measured: Course | None = None
+    budget: int  # bytes that the step may allocate above the memory in use when it begins
+    predicted: Course
+    plain: Course  # without regions
+    regions: Collection[str]  # names
+    _points: Points | Callable[[], Points]
+    passes: int = 1  # in one step; other fields of a report describe only the last
+    measured: Course | None = None  # None: no step was measured
+    # The most bytes of tensors within the budget, as the last step began; None: unknown.
     limit: int | None = None
-    steps: int | None = None
-    source = ""
+    steps: int | None = None  # that have ended under the plan, if a budget counts them
+    source: str = ""  # the file that the plan came from; empty: it was made in this job
 
-    def __init__(
-        self,
-        budget: int,
-        predicted: Course,
-        plain: Course,
-        regions: Iterable[str],
-        points: Callable[[], Points],
-        passes: int = 1,
-    ) -> None:
-        self.budget, self.predicted, self.plain = budget, predicted, plain
-        self.regions, self.passes = frozenset(regions), passes
-        self._points: Points | Callable[[], Points] = points
+    def __post_init__(self) -> None:
+        self.regions = frozenset(self.regions)
 
     @property
     def points(self) -> Points:
@@ -132,11 +114,7 @@ class ReportedPlan:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> ReportedPlan:
-        """The plan that `to_json`, or `to_dict`, made these values of.
-
-        Raises:
-            KeyError, TypeError: a value is missing or unknown.
-        """
+        """The plan that `to_json`, or `to_dict`, made these values of."""
         points = tuple(map(_point_of, values["points"]))
         plan = cls(
             values["budget"],
@@ -273,6 +251,6 @@ def plan_of_step(step: int, regions: Iterable[str]) -> ReportedPlan | None:
     names = set(regions)
     for one in reversed(_known):
         plan, last = one.plan, step if one.last is None else one.last
-        if plan is not None and one.first <= step <= last and names & plan.regions:
+        if plan is not None and one.first <= step <= last and not names.isdisjoint(plan.regions):
             return plan
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,22 +20,14 @@ from ebb._support.sizes import whole_number
 _PHRASES = ("you tried to allocate", "out of memory", "ALLOC_FAILED")  # of torch, CUDA, cuBLAS
 
 
-class _Watch:
-    """`is_on`: True if ebb checks the exceptions that end the program."""
-
-    is_on = False
-
-
 # Note [Out of memory]
 # A failed allocation need not end the program: torch may retry, ebb may
 # (Note [Allocations that fail]), or the program tries a smaller batch. So a report is printed when
 # the exception leaves the program, a multiprocessing process, or `with ebb.record_reports()`, once
 # for each exception.
+@functools.cache
 def watch_for_out_of_memory() -> None:
     """Prints the report if the program ends with a failed allocation."""
-    if _Watch.is_on:
-        return
-    _Watch.is_on = True
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -44,12 +37,11 @@ def watch_for_out_of_memory() -> None:
     sys.excepthook = hook
     # A process that multiprocessing starts does not inherit its parent's registrations.
     _watch_process()
-    util.register_after_fork(_Watch, lambda _: _watch_process())
+    util.register_after_fork(_watch_process, lambda watch: watch())
 
 
 def _watch_process() -> None:
-    """Registers a check at the end of a multiprocessing process, since multiprocessing catches the
-    exceptions that end it."""
+    """Checks at the end of a multiprocessing process, which catches the exceptions that end it."""
     util.Finalize(None, lambda: note_error(sys.exception()), exitpriority=0)
 
 

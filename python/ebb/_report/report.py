@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from ebb._policy.variable import JobPolicy
 from ebb._report.advice import Advice, Replays
 from ebb._report.planned import ReportedPlan, plan_of_step
 from ebb._report.rows import FATES, HELD, Row, collapsed
-from ebb._report.stored import FORMAT, fields_of
-from ebb._report.text import advice_lines, cells, duration, notes, plan_lines, size, table
+from ebb._report.text import COLUMNS, advice_lines, cells, duration, notes, plan_lines, size, table
 from ebb._support.private_files import write_private
 from ebb._support.shown import shown
 
+_FORMAT = 2  # version of the files in JSON
 _MOST_RULES, _MOST_ADVICE, _MOST_FRAMES = 5, 5, 8  # limits for the output
 _IDLE = "rules without effect here (the operator did not run, or an earlier rule decided)"
 _OUTCOMES = {
@@ -94,8 +94,9 @@ class Report:
     def advice(self) -> tuple[Advice, ...]:
         """Rules that would each save time, the best first. Empty under a plan: ``plan.points``
         shows the effect of other budgets."""
-        found = Replays(self.rows, self.values, self.replays, self.policy)
-        return () if self.plan else found.advice()
+        if self.plan:
+            return ()
+        return Replays(self.rows, self.values, self.replays, self.policy).advice()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -121,7 +122,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The report as a dictionary for JSON, with everything that :meth:`load` needs."""
         return {
-            "format": FORMAT,
+            "format": _FORMAT,
             "step": self.step,
             "peak_held": self.peak_held,
             "peak_eager": self.peak_eager,
@@ -152,7 +153,7 @@ class Report:
         """
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls(**fields_of(document))
+            return cls(**_fields_of(document))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             why = f"{error} is missing" if isinstance(error, KeyError) else error
             raise ValueError(
@@ -206,6 +207,61 @@ class Report:
         return before + json.dumps(data).replace("<", "\\u003c") + after
 
 
+def _fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the report whose ``to_dict()`` returned `document`."""
+    if not isinstance(document, dict) or "format" not in document:
+        raise ValueError("it has no format version")
+    if (version := document["format"]) != _FORMAT:
+        raise ValueError(
+            f"its format version is {shown(version)}, expected {_FORMAT}; use the release of ebb "
+            "that wrote it"
+        )
+    stacks = [tuple(map(_string, stack)) for stack in document["stacks"]]
+    plan, policy = document["plan"], document["policy"]
+    _check_numbers(plan)
+    lists = ("timeline", "values", "replays", "spans")
+    return {
+        **{key: int(document[key]) for key in ("step", "peak_held", "peak_eager")},
+        "rows": tuple(_row(row, stacks) for row in document["rows"]),
+        "ahead": {_string(name): int(count) for name, count in document["ahead"].items()},
+        "idle_rules": tuple(map(_string, document["idle_rules"])),
+        **{key: tuple(map(tuple, document[key])) for key in lists},
+        "plan": None if plan is None else ReportedPlan.from_json(plan),
+        "policy": None if policy is None else JobPolicy(**policy),
+    }
+
+
+def _string(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text is {shown(value)}")
+    return value
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str}
+
+
+def _row(given: Mapping[str, Any], stacks: list[tuple[str, ...]]) -> Row:
+    row = Row(**{**given, "shape": tuple(given["shape"]), "stack": stacks[given["stack"]]})
+    if row.fate not in FATES:
+        raise ValueError(f"unknown fate {shown(row.fate)}")
+    for known in fields(Row):
+        if not isinstance(value := getattr(row, known.name), _KINDS.get(str(known.type), tuple)):
+            raise TypeError(f"{known.name} of a row is {shown(value)}")
+    return row
+
+
+def _check_numbers(value: object, key: str = "") -> None:
+    """Checks that all of a plan but names are numbers."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check_numbers(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_numbers(inner, key)
+    elif isinstance(value, str) and key not in ("modules", "spans"):
+        raise TypeError(f"{key} of a plan is {shown(value)}")
+
+
 def headline(report: Report) -> str:
     """A line with the peak of the step: of all that it allocates under a plan, else of the bytes
     saved for backward."""
@@ -247,28 +303,16 @@ def _text(report: Report, most: int) -> str:
         ]
         lines += [line for one in report.advice[:_MOST_ADVICE] for line in advice_lines(one)]
     lines += ["", "storages, largest first:"]
-    where = "module or region"
-    header = [
-        "bytes",
-        "count",
-        "fate",
-        "operator",
-        "shape",
-        where,
-        "line",
-        "replay",
-        "rule or reason",
-    ]
-    lines += table(header, [cells(row) for row in rows[:most]])
+    lines += table(COLUMNS, [cells(row) for row in rows[:most]])
     if len(rows) > most:
         lines.append(f"... and {len(rows) - most} more; report.text(rows=...) shows them")
     if rows and rows[0].stack:
         lines += ["", "the Python stack of the largest, innermost first:"]
         lines += [f"  {frame}" for frame in rows[0].stack[:_MOST_FRAMES]]
     if report.idle_rules:
-        shown = "; ".join(report.idle_rules[:_MOST_RULES])
         more = len(report.idle_rules) - _MOST_RULES
-        lines += ["", f"{_IDLE}: {shown}" + (f"; and {more} more" if more > 0 else "")]
+        rules = "; ".join(report.idle_rules[:_MOST_RULES])
+        lines += ["", f"{_IDLE}: {rules}" + (f"; and {more} more" if more > 0 else "")]
     return "\n".join(lines)
 
 
@@ -306,11 +350,8 @@ def _totals(report: Report) -> list[list[str]]:
     return [*found, ["", "", "", size(report.eager), "", "", "total that eager saves for backward"]]
 
 
-_SUFFIXES = (".txt", ".json", ".html")
-
-
 def check_path(path: Path) -> None:
-    if path.suffix not in _SUFFIXES:
+    if path.suffix not in (".txt", ".json", ".html"):
         raise ValueError(
             f"ebb: a report's file name must end in .txt, .json or .html; got {shown(str(path))}"
         )
@@ -359,7 +400,7 @@ def report() -> Report:
         64
     """
     found = latest(reports())
-    if found is None or not found.rows:
+    if found is None:
         raise RuntimeError(
             "ebb: no step has been recorded. Run one under `with ebb.record_reports():`, or set "
             "the environment variable EBB_REPORT to the path of a file before the program starts"

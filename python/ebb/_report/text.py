@@ -94,7 +94,14 @@ def notes(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
+COLUMNS = [
+    "bytes", "count", "fate", "operator", "shape", "module or region", "line", "replay",
+    "rule or reason",
+]  # fmt: skip
+
+
 def cells(row: Row) -> list[str]:
+    """The row in the columns `COLUMNS`."""
     where = row.where + (f" x{row.layers}" if row.layers > 1 else "")
     shape = "x".join("*" if n < 0 else str(n) for n in row.shape) or "scalar"
     is_against = row.fate in ("kept", "copied", "escaped")  # else the rule says why

@@ -6,9 +6,9 @@ use the accelerator. An unused accelerator has no allocations and no work to wai
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -44,32 +44,25 @@ def free_cache() -> None:
     device = in_use()
     if device is None or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # not in every backend
+    with suppress(RuntimeError):  # not in every backend
         torch.accelerator.empty_cache()
 
 
 def allocated() -> int:
     """Bytes of tensors on the accelerator; 0 if unknown."""
-    device = in_use()
-    if device is None:
-        return 0
-    try:
-        return int(torch.accelerator.memory_allocated())
-    except (RuntimeError, NotImplementedError):
-        return 0
+    if in_use() is not None:
+        with suppress(RuntimeError):
+            return int(torch.accelerator.memory_allocated())
+    return 0
 
 
 def peaks_of(device: torch.device) -> tuple[int, int] | None:
     """Peaks of allocated and reserved bytes on an accelerator; None for the CPU or if unknown."""
-    if device.type == "cpu":
-        return None
-    try:
-        return (
-            torch.accelerator.max_memory_allocated(device),
-            torch.accelerator.max_memory_reserved(device),
-        )
-    except (RuntimeError, NotImplementedError):
-        return None
+    if device.type != "cpu":
+        with suppress(RuntimeError):
+            allocated_peak = torch.accelerator.max_memory_allocated(device)
+            return allocated_peak, torch.accelerator.max_memory_reserved(device)
+    return None
 
 
 def why_uncounted() -> str:
@@ -78,11 +71,9 @@ def why_uncounted() -> str:
     device = in_use()
     if device is None:
         return ""
-    try:
+    with suppress(RuntimeError):
         if torch.accelerator.memory_stats():
             return ""
-    except (RuntimeError, NotImplementedError):
-        pass
     return (
         f"the memory allocator of {device.type} does not count bytes (torch's own allocator does, "
         "CUDAPluggableAllocator does not), so ebb cannot keep to a budget"
@@ -99,13 +90,11 @@ def allowed_of(device: torch.device) -> int:
 def memory_of(device: torch.device) -> tuple[int, int] | None:
     """Bytes of a device that are free or reserved by this process, and bytes that the process could
     allocate in addition to its tensors; None for the CPU or if unknown. Initialises the device."""
-    if device.type == "cpu":
-        return None
-    try:
-        free, _ = torch.accelerator.get_memory_info(device)
-        available = free + torch.accelerator.memory_reserved(device)
-        if device.type == "cuda":
-            available = min(available, allowed_of(device))
-        return available, available - torch.accelerator.memory_allocated(device)
-    except (RuntimeError, NotImplementedError):
-        return None
+    if device.type != "cpu":
+        with suppress(RuntimeError):
+            free, _ = torch.accelerator.get_memory_info(device)
+            available = free + torch.accelerator.memory_reserved(device)
+            if device.type == "cuda":
+                available = min(available, allowed_of(device))
+            return available, available - torch.accelerator.memory_allocated(device)
+    return None

@@ -36,11 +36,7 @@ def rank() -> int:
 
 
 def ranks_of_node(name: str) -> int:
-    """How many ranks of the job run on this machine; `name` is the setting that needs it.
-
-    Raises:
-        ValueError: the job has several ranks, and its launcher does not say how many run here.
-    """
+    """How many ranks of the job run on this machine; `name` is the setting that needs it."""
     found = next(filter(None, map(number_in, _LOCAL_SIZES)), 0)
     if found:
         return found

@@ -8,12 +8,8 @@ from typing import Any
 
 
 class Layers:
-    """A stack of changes to settings. The last layer is in force. Threads and plans may remove
-    layers in any order.
-
-    Args:
-        write: changes settings.
-    """
+    """A stack of changes to settings that `write` makes. The last layer is in force. Threads and
+    plans may remove layers in any order."""
 
     def __init__(self, write: Callable[[Mapping[str, Any]], object]) -> None:
         self._write = write

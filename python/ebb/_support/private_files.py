@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 from contextlib import suppress
-from pathlib import Path
+from functools import partial
 
 
 def write_private(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file that only its owner can read. A file that exists keeps its permissions."""
-    with open(Path(path), "w", encoding="utf-8", opener=_open_private) as file:
+    with open(path, "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
         file.write(text)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def replace_private(path: str, text: str) -> None:

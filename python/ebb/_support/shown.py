@@ -32,11 +32,7 @@ def as_utf8(text: str) -> str:
 
 
 def checked_name(what: str, text: str) -> str:
-    """A name or a glob for C++.
-
-    Raises:
-        ValueError: `text` is too long.
-    """
+    """A name or a glob for C++. Raises ValueError if it is too long."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
             f"ebb: {what} must have at most {MOST_CHARACTERS} characters; got {shown(text)}"

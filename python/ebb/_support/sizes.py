@@ -38,11 +38,7 @@ def number_of_bytes(name: str, value: object) -> int:
 
 def bytes_of_rank(name: str, value: object) -> int:
     """A limit of this process. A text such as ``"64GiB/node"`` is a limit for all ranks of a node,
-    which each get an equal part.
-
-    Raises:
-        ValueError: the text is no size, or the number of ranks on the node is unknown.
-    """
+    which each get an equal part."""
     if isinstance(value, str) and value.rstrip().lower().endswith("/node"):
         return number_of_bytes(name, value.rstrip()[: -len("/node")]) // ranks_of_node(name)
     return number_of_bytes(name, value)

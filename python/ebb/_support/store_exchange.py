@@ -73,10 +73,7 @@ class StoreExchange:
 
     def gather(self, key: str, expected: int, value: Any, flag: bool, what: str) -> Outcome:
         """Wait for the outcome of `expected` ranks. A value of None means that a rank has none.
-
-        Raises:
-            RuntimeError: ranks have not come in the store's time. `what` ends the message.
-        """
+        Raises RuntimeError, which ends with `what`, if ranks have not come in the store's time."""
         outcome = self.give(key, expected, value, flag)
         try:
             outcome = outcome or cast(Outcome, json.loads(self.store.get(f"{key}/all")))
@@ -97,11 +94,7 @@ class StoreExchange:
 
 def exchange_of(group: Any, prefix: str, *, waiting: str = "") -> StoreExchange | None:
     """None if the group has no other ranks, or no store. `waiting` names the functions that call
-    `gather`: a connection that waits blocks other threads, so these get one of their own.
-
-    Raises:
-        NotImplementedError: `waiting` is given, and the group has no store.
-    """
+    `gather`: a connection that waits blocks other threads, so these get one of their own."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0 or size == 1 or dist.get_backend(group) == "fake":  # "fake" has no other processes
         return None

@@ -8,11 +8,4 @@ from ebb.experimental import paging
 from ebb.experimental.paging._agreement import PageOverflowError
 from ebb.experimental.paging._mark_rows import mark_rows
 
-__all__ = [
-    "PageOverflowError",
-    "PlaceholderError",
-    "discard",
-    "discardable",
-    "mark_rows",
-    "paging",
-]
+__all__ = ["PageOverflowError", "PlaceholderError", "discard", "discardable", "mark_rows", "paging"]

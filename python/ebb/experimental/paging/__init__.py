@@ -8,7 +8,6 @@ the valid rows for backward, in pages of a pool, although only the device knows 
 
 from __future__ import annotations
 
-from ebb.experimental.paging._run_step import run_step
-from ebb.experimental.paging._steps import found_inf, microbatch, reset, step, step_ok
+from ebb.experimental.paging._steps import found_inf, microbatch, reset, run_step, step, step_ok
 
 __all__ = ["found_inf", "microbatch", "reset", "run_step", "step", "step_ok"]

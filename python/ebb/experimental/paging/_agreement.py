@@ -82,12 +82,7 @@ def _errors() -> int:
 
 
 class Agreement:
-    """An agreement on one run of a step's function. See Note [Ranks agree on a step].
-
-    Attributes:
-        used: True if any process may have used the gradients.
-        refusal: why the gradients are invalid; empty while no error is known.
-    """
+    """An agreement on one run of a step's function. See Note [Ranks agree on a step]."""
 
     def __init__(self, group: Any) -> None:
         self._exchange = _exchange_with(group)
@@ -95,8 +90,8 @@ class Agreement:
         self._meeting = 0
         self._absent = 0  # processes that have left the run
         self._is_final = False  # True: the step cannot be run again
-        self.used = False
-        self.refusal = ""
+        self.used = False  # True if any process may have used the gradients
+        self.refusal = ""  # why the gradients are invalid; empty while no error is known
 
     @property
     def is_alone(self) -> bool:
@@ -106,20 +101,10 @@ class Agreement:
         return self._exchange is _exchange_with(group)
 
     def ask(self, is_good: Callable[[], bool], at_end: bool = False) -> bool:
-        """True if the step is valid so far, in all processes.
-
-        Args:
-            is_good: True if the step is valid in this process; raises RuntimeError if the step
-                cannot be run again.
-            at_end: True if this process has finished its part of the run.
-
-        Returns:
-            False if a pool was too small in some process, so that all run the step again.
-
-        Raises:
-            PageOverflowError: the step is not valid, and cannot be run again.
-            RuntimeError: raised by `is_good`; or other processes did not reach the meeting in time.
-        """
+        """True if the step is valid so far, in all processes; False if a pool was too small in some
+        process, so that all run the step again. `is_good` says so of this process, and raises
+        RuntimeError if the step cannot be run again. `at_end`: this process has finished its part
+        of the run. Raises PageOverflowError if the step is not valid and cannot be run again."""
         going_on = True
         while going_on and not self.refusal:
             try:
@@ -154,16 +139,15 @@ class Agreement:
                 f"ebb: paging failed{where}, and running the step again would not help. The "
                 "gradients are invalid in all processes of the group; see the error of that rank."
             )
-        what = f"ebb: a page pool was too small{where}, so the gradients of this step are invalid. "
         if self.used:
-            return what + USED
-        if self._absent:
-            return what + (
-                "The step cannot be run again, because another process has raised another error in "
-                "it."
-            )
+            then = USED
+        elif self._absent:
+            then = "The step cannot be run again: another process has raised another error in it."
+        else:
+            then = "ebb.experimental.paging.run_step() catches this error and runs the step again."
         return (
-            what + "ebb.experimental.paging.run_step() catches this error and runs the step again."
+            f"ebb: a page pool was too small{where}, so the gradients of this step are invalid. "
+            f"{then}"
         )
 
     def _next_meeting(self) -> tuple[str, int]:
@@ -188,11 +172,8 @@ class Agreement:
             raise
 
     def runs_again_after(self, error: Exception) -> bool:
-        """True if all processes run the step again although the function raised here.
-
-        Raises:
-            PageOverflowError: paging failed, and the step cannot be run again.
-        """
+        """True if all processes run the step again although the function raised here. Raises
+        PageOverflowError if paging failed and the step cannot be run again."""
         if self.refusal:
             return not self._is_final
         errors = _errors()

@@ -9,8 +9,7 @@ from torch.compiler import is_compiling
 
 from ebb import _C
 from ebb._support.subclasses import plain_tensors
-from ebb.experimental.paging import _attempt
-from ebb.experimental.paging._optimizers import guard_optimizers
+from ebb.experimental.paging._attempt import guard_optimizers, is_any
 
 marks: Counter[bool] = Counter()  # calls with grad enabled; key: True inside run_step
 
@@ -60,7 +59,7 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"ebb: mark_rows: {name} must be a tensor; got {type(value).__name__}")
     guard_optimizers()
-    marks[_attempt.is_any()] += torch.is_grad_enabled()
+    marks[is_any()] += torch.is_grad_enabled()
     for inner in plain_tensors(x):
         _C.mark_rows(inner, rows)
     return x
