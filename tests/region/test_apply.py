@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import gc
 import inspect
 import pickle
+import weakref
 from typing import Generic, TypeVar
 
 import pytest
@@ -436,3 +438,14 @@ def test_invalid_modules_raise(modules, error, message):
         ebb.apply(model, modules=modules)
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module"):
         ebb.remove("model")
+
+
+def test_a_handle_keeps_no_model_after_remove():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    handle = ebb.apply(model, ebb.Policy([ebb.Rule("*", ebb.SAVE, module="0")]), modules="*")
+    handle.remove()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert handle.names == ("0", "1")

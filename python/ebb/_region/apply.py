@@ -66,6 +66,8 @@ class RegionHandle(AbstractContextManager["RegionHandle"]):
         if still:
             unnumber(self._numbered)
         self._is_removed = True
+        self._regions.clear()  # they keep the modules alive
+        self._numbered.clear()
 
     def __exit__(self, *_: object) -> None:
         self.remove()
