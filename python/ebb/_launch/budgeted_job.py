@@ -31,10 +31,10 @@ def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
 
 
 class Messages:
-    """Prints lines about a budget. `text`: the user's text for it."""
+    """Prints lines about a budget."""
 
     def __init__(self, text: str, assignment: Assignment) -> None:
-        self.text = text
+        self.text = text  # the user's text for the budget
         self.assignment = assignment
         self.announced = False  # True once a line has named the blocks
         # With the budget `auto`: bytes of the limit that plans cannot use.
@@ -49,7 +49,7 @@ class Messages:
         if self.announced:
             return
         self.announced = True
-        self.tell(line.format(clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)))
+        self.tell(line.format(clipped(", ".join(in_ranges(names)), 300)))
 
     def announce_profiling(self, names: Iterable[str], models: Iterable[torch.nn.Module]) -> None:
         """Print once that ebb profiles steps with these blocks."""
@@ -89,7 +89,7 @@ class Phase:
         self.job.messages.announce_profiling(names, self.job.models)
 
     def blocks_added(self, model: torch.nn.Module, names: list[str]) -> None:
-        """Called when a new model has blocks."""
+        """Called with each new model that has blocks."""
         if torch.is_grad_enabled():
             self.announce(names)
 
@@ -98,16 +98,7 @@ class Phase:
 
 
 class BudgetedJob:
-    """A job with a memory budget.
-
-    Attributes:
-        budget: bytes, or a share of the peak that a step without regions allocates.
-        models, optimizers: of the job, as far as ebb has seen them.
-        ranks: the other ranks; None: there are none, or the ranks have agreed.
-        file: keeps the plan for the next start; None: the user has named no file.
-        plans: how many measurements led to a plan.
-        beside: at the first measurement, see `Outcome.beside`.
-    """
+    """A job with a memory budget."""
 
     def __init__(
         self,
@@ -117,15 +108,17 @@ class BudgetedJob:
         messages: Messages,
         file: PlanFile | None = None,
     ) -> None:
-        self.budget, self.blocks, self.messages = budget, blocks, messages
+        self.budget = budget  # bytes, or a share of the peak that a step without regions allocates
+        self.blocks, self.messages = blocks, messages
+        # Of the job, as far as ebb has seen them.
         self.models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.optimizers = optimizers
         self.memory = StepMemory()
         self.other_blocks = OtherBlocks(blocks)
-        self.ranks: Ranks | None = None
-        self.file = file
-        self.plans = 0
-        self.beside: int | None = None
+        self.ranks: Ranks | None = None  # the other ranks, until they have agreed
+        self.file = file  # keeps the plan for the next start; None: the user has named no file
+        self.plans = 0  # how many measurements led to a plan
+        self.beside: int | None = None  # at the first measurement, see `Outcome.beside`
         self.phase = Phase(self)
 
     def enter(self, phase: Phase) -> None:

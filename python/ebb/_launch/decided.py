@@ -30,12 +30,16 @@ class Decided:
     settings: ProcessSettings  # settings that the policies need
     reported: ReportedPlan | None  # the plan as reports show it; None: reports do not know it
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as values of JSON, for other ranks; policies and settings as TOML."""
+    def to_toml(self, plan: Mapping[str, object] | None = None) -> str:
+        """The policies and settings as TOML. `plan`: as for `ModulePolicies`."""
         settings = self.settings
-        found = ModulePolicies(self.policies, settings.offload, ahead=settings.ahead)
+        policies = ModulePolicies(self.policies, settings.offload, ahead=settings.ahead)
+        return policies._to_toml(plan)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as values of JSON, for other ranks."""
         return {
-            "policies": found._to_toml(),
+            "policies": self.to_toml(),
             "summary": self.summary,
             "peak": self.peak,
             "plain_peak": self.plain_peak,
@@ -45,11 +49,7 @@ class Decided:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Decided:
-        """What `to_json` made these values of.
-
-        Raises:
-            KeyError, TypeError, ValueError: another rank has another version of ebb.
-        """
+        """Raises KeyError, TypeError or ValueError if another version of ebb wrote the values."""
         found = ModulePolicies._parse(values["policies"], "the plan of another rank", late=True)
         reported = values["reported"]
         return Decided(
@@ -64,16 +64,14 @@ class Decided:
 
 
 def decided_by(plan: Plan, too_small: str = "") -> Decided:
-    """The plan as the decision."""
     summary = plan.summary().removeprefix("ebb: ")
     reported, peaks = _reported(plan), (plan.peak, plan.plain_peak)
     return Decided(plan.policies, summary, *peaks, too_small, plan._regions._settings, reported)
 
 
 def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
-    """The option with the lowest peak: the plan with the lowest predicted peak, or recomputation of
-    all blocks, whose peak was measured.
-    """
+    """The plan with the lowest predicted peak, or recomputation of all blocks, if its measured peak
+    is lower. `why` the budget is too small."""
     plan = plan_of(measured, budget, at_least=True)
     peak = measured.profile.peak
     if plan.peak < peak:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
 from contextlib import ExitStack
 
 import torch
 from _ebb_switches import is_launcher
 
 from ebb._launch.assignment import Assignment
-from ebb._launch.budgeted import Block, Blocks
+from ebb._launch.budgeted import Blocks
 from ebb._launch.models import ModelObserver
 from ebb._launch.variables import warn_setting_ignored
 from ebb._region import in_graph
@@ -28,28 +29,26 @@ from ebb._support.shown import clipped
 
 
 class FoundBlocks(ModelObserver):
-    """Makes the blocks of each model regions. `stay`: True if blocks stay regions even if the job
-    calls torch.utils.checkpoint."""
+    """Makes the blocks of each model regions."""
 
     def __init__(self, assignment: Assignment, stay: bool) -> None:
         self._assignment = assignment
-        self._stay = stay
+        self._stay = stay  # True if blocks stay regions in a job that calls torch.utils.checkpoint
         self._blocks = Blocks((), in_graphs=True)
         self._models: list[str] = []  # classes of models
         self._trains = False  # a model's first forward had gradients, or an optimizer has stepped
         self._told = False
         self._began = in_graph.new_number()
-        if not stay:
-            assignment.when_announced = self._end
+        if not stay:  # calls that are running finish as they are
+            assignment.when_announced = functools.partial(self._blocks.put, None)
 
     def start(self, undo: ExitStack) -> None:
         """Print the line at exit at the latest, and end the regions when `undo` is closed."""
         atexit.register(self._at_exit)
         undo.callback(atexit.unregister, self._at_exit)
-        undo.callback(self._end)
+        undo.callback(self._blocks.put, None)
 
     def on_new_model(self, model: torch.nn.Module) -> None:
-        """Make the blocks of a model regions, before its first forward."""
         self._models.append(type(model).__name__)
         self._trains |= torch.is_grad_enabled()
         if self._assignment.announced and not self._stay:
@@ -64,33 +63,22 @@ class FoundBlocks(ModelObserver):
     def _at_exit(self) -> None:
         self.print_found(is_late=True)
 
-    def _end(self) -> None:
-        """End the regions. Calls that are running finish as they are."""
-        self._blocks.put(None)
-
     def print_found(self, *, is_late: bool = False) -> None:
-        """Report once which blocks are regions. `is_late`: True at exit.
-
-        Raises:
-            ValueError: nothing is a region, and EBB_STRICT is set.
-        """
+        """Report once which blocks are regions. `is_late`: True at exit."""
         if self._told or not self._models or not self._trains or is_launcher():
             return
         self._told = True
+        blocks, in_graphs = self._blocks.alive(), in_graph.names_entered(self._began)
         if self._assignment.announced and not self._stay:
             self._blocks.use(0)  # restore the modules' own forward
-        elif used := [block.name for block in self._blocks.alive() if self._has_run(block)]:
+        elif used := [block.name for block in blocks if block.calls or block.name in in_graphs]:
             self._tell_of(used)
-        elif not self._assignment.announced and not self._blocks.met_recomputation():
+        elif not self._assignment.announced and not any(b.met_recomputation for b in blocks):
             self._tell_of_nothing(is_late)
-
-    def _has_run(self, block: Block) -> bool:
-        """True if the block has run with gradients, or is a region in a compiled graph."""
-        return block.calls > 0 or block.name in in_graph.names_entered(self._began)
 
     def _tell_of(self, names: list[str]) -> None:
         what = "module is a region" if len(names) == 1 else "modules are regions"
-        shown = clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)
+        shown = clipped(", ".join(in_ranges(names)), 300)
         why = "" if self._stay else ", since the job does not call torch.utils.checkpoint"
         if self._assignment.has_calls_in_graphs:
             why = "; in compiled code, torch's own checkpoint runs inside of them"

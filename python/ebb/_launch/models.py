@@ -136,7 +136,7 @@ class Models:
         if self._steps < _STEPS:
             return
         self._stop_looking()
-        models = [model for model in (root() for root in self.roots) if model is not None]
+        models = [model for root in self.roots if (model := root()) is not None]
         for observer in self._observers:
             observer.on_search_done(models)
 
@@ -179,7 +179,7 @@ class ByName(ModelObserver):
 
     def _tell_of(self, made: list[str], model: torch.nn.Module) -> None:
         what = "module is a region" if len(made) == 1 else "modules are regions"
-        line = f"ebb: {len(made)} {what}: {', '.join(dict.fromkeys(in_ranges(made)))}"
+        line = f"ebb: {len(made)} {what}: {', '.join(in_ranges(made))}"
         names = [glob for _, globs in self._assignment.others for glob in globs]
         missing = [glob for glob in names if not select(model, (glob,))]
         if missing:
@@ -194,19 +194,16 @@ class ByName(ModelObserver):
         if not patterns or self._lines or self._warned or not is_first():
             return
         self._warned = True
-        shown = list(dict.fromkeys(in_ranges(plain_names(models))))
+        shown = in_ranges(plain_names(models))
         kinds = ", ".join(dict.fromkeys(type(model).__name__ for model in models))
+        globs = f"EBB_MODULES={clipped(','.join(self._assignment.patterns))}"
+        source = clipped(self._assignment.text) if self._assignment.others else globs
         warnings.warn(
-            f"ebb: no module matches {self._source()}, so none becomes a region. "
+            f"ebb: no module matches {source}, so none becomes a region. "
             f"Module names of {clipped(kinds)}: {', '.join(shown[:20])}"
             f"{', ...' if len(shown) > 20 else ''}",
             stacklevel=2,
         )
-
-    def _source(self) -> str:
-        if self._assignment.others:
-            return clipped(self._assignment.text)
-        return f"EBB_MODULES={clipped(','.join(self._assignment.patterns))}"
 
 
 _models: Models | None = None  # while ebb takes models over
@@ -217,18 +214,18 @@ def take_over(assignment: Assignment, undo: ExitStack, blocks: ModelObserver | N
     all models that run until `undo` is closed. `blocks` makes blocks of each model regions."""
     global _models
     _models = Models(filter(None, (ByName(assignment), blocks)))
-    undo.callback(_forget)
+
+    @undo.callback
+    def forget() -> None:
+        global _models
+        _models = None
+
     asked = any(
         patterns or modules_are_asked_for(policy._compiled)
         for policy, patterns in assignment.modules()
     )
     if asked or blocks is not None:
         _models.start(undo)
-
-
-def _forget() -> None:
-    global _models
-    _models = None
 
 
 class _SeesModel:
@@ -246,7 +243,7 @@ class _SeesModel:
 
 
 def lightning_callback(package: str) -> Any:
-    """A callback that looks at a model before training; `package` is a Lightning package, such as
-    ``lightning.pytorch``. Each has a callback class of its own."""
+    """A callback that looks at a model before training, for a package such as
+    ``lightning.pytorch``. Each package has a callback class of its own."""
     callback: Any = importlib.import_module(f"{package}.callbacks").Callback
     return type("Ebb", (_SeesModel, callback), {"package": package})()

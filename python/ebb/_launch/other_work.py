@@ -12,12 +12,7 @@ from ebb._support.shown import clipped
 
 def foreign_recompute_active() -> bool:
     """True if a function of the job recomputes the module being called; prints the function's name.
-    If False, the module may be a region; prints a line if the job has saved-tensor
-    hooks.
-
-    Raises:
-        ValueError: a function of the job recomputes, and EBB_STRICT is set.
-    """
+    If False, the module may be a region; prints a line if the job has saved-tensor hooks."""
     by = _recomputes()
     if by is None:
         if (hooks := name_of_hooks()) is not None:
@@ -36,10 +31,8 @@ def foreign_recompute_active() -> bool:
 
 
 def _recomputes() -> str | None:
-    """The name of the autograd function whose backward is running; None if none is.
-
-    Gradient hooks do not count: GradCache losses run the model with gradients only in a hook.
-    """
+    """The name of the autograd function whose backward is running; None if none is. Gradient hooks
+    do not count: GradCache losses run the model with gradients only in a hook."""
     if torch._C._current_graph_task_id() == -1:
         return None
     node = torch._C._current_autograd_node()

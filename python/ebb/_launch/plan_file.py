@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tomllib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,41 +41,25 @@ class PlanFileError(ValueError):
 
 @dataclass(frozen=True)
 class Terms:
-    """What the bytes of steps under a plan are compared with.
+    """What the bytes of steps under a plan are compared with."""
 
-    Attributes:
-        budget: bytes that a step may allocate; with a budget in bytes, that all tensors may take.
-        beside: bytes of tensors that a budget in bytes does not count; None: the budget is for a
-            step.
-        freed: as in `Measured`.
-    """
-
-    budget: int
-    beside: int | None
-    freed: int
+    budget: int  # bytes that a step may allocate; with a budget in bytes, that all tensors may take
+    beside: int | None  # bytes that a budget in bytes does not count; None: it is for a step
+    freed: int  # as in `Measured`
 
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """A plan in a file.
-
-    Attributes:
-        inputs: as in `PlanFile`.
-        profiled: names of the blocks for which the plan was made; those without a policy stay as
-            in eager.
-        candidate: of `Blocks`.
-        is_around: True if there are regions around blocks.
-        checksum: of all of the file.
-    """
+    """A plan in a file."""
 
     made_for: MadeFor
-    inputs: Mapping[str, int]
-    profiled: tuple[str, ...]
-    candidate: int
-    is_around: bool
+    inputs: Mapping[str, int]  # as in `PlanFile`
+    profiled: tuple[str, ...]  # names of its blocks; those without a policy stay as in eager
+    candidate: int  # of `Blocks`
+    is_around: bool  # True if there are regions around blocks
     decided: Decided
     terms: Terms
-    checksum: str = ""
+    checksum: str = ""  # of all of the file
 
     def changed(self, now: MadeFor, inputs: tuple[str, int]) -> str:
         """What has changed since the plan was made; empty if it fits."""
@@ -89,19 +75,10 @@ class StoredPlan:
         return f"the inputs of the first block were {before}, and are {clipped(words, 200)}"
 
     def to_toml(self) -> str:
-        """The text of a file, without its head.
-
-        Raises:
-            ValueError: the text could not be read again.
-        """
-        text = self._with(self._table())
-        policies = ModulePolicies._parse(text, "the plan")  # policies as they are read
-        return self._with(self._table() | {"checksum": _checksum(self._table(), policies)})
-
-    def _with(self, table: dict[str, object]) -> str:
-        settings = self.decided.settings
-        found = ModulePolicies(self.decided.policies, settings.offload, ahead=settings.ahead)
-        return found._to_toml(table)
+        """The text of a file, without its head. Raises ValueError if it could not be read again."""
+        table = self._table()
+        policies = ModulePolicies._parse(self.decided.to_toml(table), "the plan")  # as read later
+        return self.decided.to_toml(table | {"checksum": _checksum(table, policies)})
 
     def _table(self) -> dict[str, object]:
         decided, terms, reported = self.decided, self.terms, self.decided.reported
@@ -128,11 +105,7 @@ class StoredPlan:
 
     @staticmethod
     def parse(text: str, name: str, path: str = "") -> StoredPlan:
-        """What `to_toml` made this text of. `name`: of the file. `path`: for reports.
-
-        Raises:
-            PlanFileError: the text is damaged.
-        """
+        """The opposite of `to_toml`. `name`: of the file. `path`: for reports."""
         try:
             table = dict(tomllib.loads(text)["plan"])
             policies = ModulePolicies._parse(text, name, late=True)
@@ -174,16 +147,12 @@ def _reported(table: Mapping[str, Any], policies: ModulePolicies, path: str) -> 
     """The plan as reports show it: the file has no other budgets, and no timeline."""
     if "step_limit" not in table:
         return None
-    budget, duration, plain = (
-        table["step_limit"],
-        table.get("duration"),
-        table.get("plain_duration"),
-    )
+    budget, duration = table["step_limit"], table.get("duration")
     point = BudgetPoint(budget, table["peak"], duration or 0.0, 0, True, ())
     reported = ReportedPlan(
         budget,
         Course(table["peak"], duration),
-        Course(table["plain_peak"], plain),
+        Course(table["plain_peak"], table.get("plain_duration")),
         policies.policies,
         lambda: (point,),
     )
@@ -203,24 +172,16 @@ def _reported(table: Mapping[str, Any], policies: ModulePolicies, path: str) -> 
 # A process that multiprocessing started without a rank of its own reads and writes no file: several
 # such processes may train at the same time.
 class PlanFile:
-    """The file of a budget's plan, and those of other ranks.
-
-    Attributes:
-        path: the path that the user gave.
-        stored: the plan that was taken, or may be; None: there is none.
-        vote: of this rank, see `Ranks.vote`.
-        writer: the rank that writes the file of this rank's plan.
-        now: what a plan made now is for; None: no block was called with gradients yet.
-        inputs: the inputs of the first block in each measured step, in words, with their numbers of
-            elements. Only of the first choice of blocks: see Note [Plans that are taken].
-    """
+    """The file of a budget's plan, and those of other ranks."""
 
     def __init__(self, path: str, budget: int | float | Limit, patterns: tuple[str, ...]) -> None:
-        self.path = path
-        self.stored: StoredPlan | None = None
-        self.vote = Vote()
-        self.writer = 0
-        self.now: MadeFor | None = None
+        self.path = path  # as the user gave it
+        self.stored: StoredPlan | None = None  # the plan that was taken, or may be
+        self.vote = Vote()  # of this rank, see `Ranks.vote`
+        self.writer = 0  # the rank that writes the file of this rank's plan
+        self.now: MadeFor | None = None  # set when a block is first called with gradients
+        # The inputs of the first block in each measured step, in words, with their numbers of
+        # elements. Only of the first choice of blocks: see Note [Plans that are taken].
         self.inputs: dict[str, int] = {}
         self._budget, self._patterns = budget, patterns
         self._models: list[tuple[weakref.ref[torch.nn.Module], str]] = []  # with words
@@ -235,8 +196,8 @@ class PlanFile:
         """The file that a rank writes."""
         if rank == 0:
             return self.path
-        path = Path(self.path)
-        return str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
+        stem, suffix = os.path.splitext(self.path)
+        return f"{stem}.rank{rank}{suffix}"
 
     def read(self) -> None:
         """Read the files, once."""
@@ -257,19 +218,13 @@ class PlanFile:
         if job.is_helper():
             return
         yield 0, self.path
-        if has_ranks() or job.rank() > 0:
-            path = Path(self.path)
-            begin, end = f"{path.stem}.rank", path.suffix
-            try:
-                names = os.listdir(path.parent)
-            except OSError:
-                return
-            inside = (
-                name[len(begin) : len(name) - len(end)]
-                for name in names
-                if name.startswith(begin) and name.endswith(end)
-            )
-            for rank in sorted(int(number) for number in inside if number.isdecimal()):
+        if not has_ranks() and job.rank() == 0:
+            return
+        stem, suffix = map(re.escape, os.path.splitext(os.path.basename(self.path)))
+        with suppress(OSError):
+            names = os.listdir(os.path.dirname(self.path))
+            found = (re.fullmatch(rf"{stem}\.rank(\d+){suffix}", name) for name in names)
+            for rank in sorted(int(match[1]) for match in found if match):
                 yield rank, self.path_of(rank)
 
     def met(self, model: torch.nn.Module) -> None:
@@ -292,9 +247,8 @@ class PlanFile:
         self.inputs[words] = elements
 
     def choose(self, device: torch.device) -> str:
-        """Choose the plan to take, when a block is first called with gradients, whose inputs have
-        been noted: sets `stored` and `vote`. Returns why none is taken; empty if one is, or if no
-        file exists."""
+        """Choose the plan to take, for the inputs that have been noted: sets `stored` and `vote`.
+        Returns why none is taken; empty if one is, or if no file exists."""
         self.read()
         now = self.is_for(device)
         [inputs] = self.inputs.items()
@@ -325,18 +279,8 @@ class PlanFile:
             return False
         return not has_ranks() or job.rank() == self.writer
 
-    def write(
-        self,
-        decided: Decided,
-        terms: Terms,
-        blocks: Blocks,
-        profiled: Iterable[str],
-    ) -> str:
-        """Write a plan that is in place. Returns the path. `profiled`: of `StoredPlan`.
-
-        Raises:
-            PlanFileError: the file cannot be written.
-        """
+    def write(self, decided: Decided, terms: Terms, blocks: Blocks, profiled: Iterable[str]) -> str:
+        """Write a plan that is in place. Returns the path. `profiled`: of `StoredPlan`."""
         assert self.now is not None
         path = self.path_of(job.rank())
         made_for = MadeFor(**vars(self.now) | {"models": self.models()})
@@ -360,11 +304,7 @@ class PlanFile:
 
 
 def _text_of(path: str) -> str | None:
-    """The text of a file; None if there is none.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
+    """The text of a file; None if there is none. Raises OSError or ValueError."""
     if not os.path.lexists(path):
         return None
     if not os.path.isfile(path):
@@ -375,8 +315,7 @@ def _text_of(path: str) -> str | None:
 
 
 def _check_may_replace(path: str) -> None:
-    """Raises PlanFileError if the path is something else than a plan: a mistyped path must not cost
-    the user a file."""
+    """A mistyped path must not cost the user a file that is no plan."""
     if os.path.lexists(path) and not os.path.isfile(path):
         raise PlanFileError("it is no file")
     try:

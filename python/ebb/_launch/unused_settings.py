@@ -55,8 +55,8 @@ _undo = ExitStack()
 
 
 def watch(given: Mapping[str, str], may_plan: bool) -> None:
-    """Report settings without effect from now on. See Note [Settings without effect]. `given`: the
-    user's settings of each section, in words. `may_plan`: True if a later plan may use them."""
+    """Report settings without effect. See Note [Settings without effect]. `given`: the user's
+    settings of each section, in words. `may_plan`: True if a later plan may use them."""
     stop()
 
     def at_exit() -> None:
@@ -83,8 +83,7 @@ def watch(given: Mapping[str, str], may_plan: bool) -> None:
 
 
 def _without_effect(given: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Sections without effect so far, each with its settings in words, and the reason. Empty if no
-    region has run in this process."""
+    """Sections without effect so far, each with its settings in words, and the reason."""
     if not _C.stats()["regions"] or is_launcher():
         return []
     named = dict(given)
@@ -95,5 +94,4 @@ def _without_effect(given: Mapping[str, str]) -> list[tuple[str, str, str]]:
 
 
 def stop() -> None:
-    """Report nothing from now on."""
     _undo.close()
