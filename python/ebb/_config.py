@@ -52,7 +52,7 @@ class _Setting(Generic[_T]):
 
 
 class Section:
-    """Settings of one feature. See the classes below."""
+    """Settings of one feature."""
 
     _name: str
 
@@ -218,10 +218,6 @@ def _setting(name: str) -> tuple[Section, str]:
     return _SECTIONS[section], setting
 
 
-def _read(name: str) -> Any:
-    return getattr(*_setting(name))
-
-
 def _checked(settings: Mapping[str, object]) -> dict[Section, dict[str, Any]]:
     """The same settings by section, as C++ has them. Raises if one is invalid."""
     found: dict[Section, dict[str, Any]] = {}
@@ -247,7 +243,7 @@ _layers = Layers(_write)
 
 def change_until(undo: ExitStack, settings: Mapping[str, object]) -> None:
     """Change settings until `undo` is closed."""
-    before = {name: _read(name) for name in settings}
+    before = {name: getattr(*_setting(name)) for name in settings}
     _write(settings)
     _layers.add(before, undo)
 

@@ -14,7 +14,7 @@ import ebb
 from ebb._launch import takeover
 from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Blocks
-from ebb._launch.found_blocks import FoundBlocks
+from ebb._launch.models import FoundBlocks
 
 LAYERS = {f"layers.{i}" for i in range(4)}
 

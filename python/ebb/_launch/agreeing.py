@@ -177,7 +177,6 @@ def _combined(offers: Values) -> dict[str, dict[str, Any]]:
 
 
 def has_ranks() -> bool:
-    """True if the job has several ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 

@@ -61,7 +61,6 @@ class Budget(ModelObserver):
         self._has_compiled = False  # torch.compile has compiled a module of a model
 
     def start(self, undo: ExitStack) -> None:
-        """Apply the budget until `undo` is closed."""
         self._clock.start(undo)
         undo.callback(self._stop)
         atexit.register(self._at_exit)
@@ -89,7 +88,7 @@ class Budget(ModelObserver):
 
     def _at_exit(self) -> None:
         job = self.job
-        announced, has_ended = job.messages.announced, job.phase.has_ended
+        announced, has_ended = job.messages.announced, isinstance(job.phase, Ended)
         if self._has_compiled and self._steps and not announced and not has_ended:
             job.messages.tell(
                 "no plan: torch.compile has compiled all blocks, and chooses what their graphs "
@@ -140,7 +139,7 @@ class Budget(ModelObserver):
         if self._steps == 1 and job.ranks is None:
             job.ranks = ranks_of_job()
             self._vote()
-        if job.phase.has_ended:
+        if isinstance(job.phase, Ended):
             return
         job.memory.step_ended()
         job.phase.step_ended(is_step)
@@ -159,7 +158,7 @@ class Budget(ModelObserver):
         self.job.messages.tell(f"no plan yet: {reason}; {self._without_plan()} until there is one")
 
     def _give_up(self, why: str) -> None:
-        if self.job.phase.has_ended:
+        if isinstance(self.job.phase, Ended):
             return
         self._stop()
         with suppress(Exception):  # finding blocks may be what failed
@@ -195,7 +194,7 @@ class Budget(ModelObserver):
             if decided is not None:
                 job.ranks = None
                 phase.switch(decided)
-        elif phase.has_ended:
+        elif isinstance(phase, Ended):
             with suppress(Exception):  # the type depends on the store
                 job.ranks.leave()
             job.ranks = None

@@ -66,7 +66,6 @@ _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that ta
 
 
 def measure(job: BudgetedJob) -> None:
-    """Measure steps from now on."""
     job.add_all()
     job.enter(Measure(job))
 
@@ -466,8 +465,6 @@ class Wait(Phase):
 
 class Ended(Phase):
     """ebb makes no more plans."""
-
-    has_ended = True
 
     def begin(self) -> None:
         self.job.blocks.are_plain = False

@@ -121,11 +121,9 @@ class Block:
     def leave(self) -> None:
         """Restore the module's own forward."""
         module = self.module()
-        marks = None if module is None else marks_of(module)
-        if module is None or marks is None or marks.region is not self:
-            return
-        marks.region = None
-        unmark_if_unused(module)
+        if module is not None and (marks := marks_of(module)) and marks.region is self:
+            marks.region = None
+            unmark_if_unused(module)
 
 
 class CallAround(AbstractContextManager[Any]):
@@ -282,7 +280,6 @@ class Blocks:
         return any(block.is_new and block.calls for block in self._all)
 
     def put(self, policy: Policy | None) -> None:
-        """Give all blocks this policy."""
         self.are_plain = policy is None
         self.around.leave()
         for block in self.alive():
@@ -319,7 +316,6 @@ class ModulesAround:
                 self._regions.append(block)
 
     def leave(self) -> None:
-        """Restore the modules' own forwards."""
         for block in self._regions:
             block.leave()
         self._regions = []

@@ -17,6 +17,9 @@ from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb.policies import recompute_all
 
+# Fields of `Decided` that files and other ranks get as they are.
+_FIGURES = ("summary", "peak", "plain_peak", "too_small")
+
 
 @dataclass(frozen=True)
 class Decided:
@@ -36,31 +39,29 @@ class Decided:
         policies = ModulePolicies(self.policies, settings.offload, ahead=settings.ahead)
         return policies._to_toml(plan)
 
+    def figures(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIGURES}
+
+    @staticmethod
+    def of(
+        policies: ModulePolicies, figures: Mapping[str, Any], reported: ReportedPlan | None
+    ) -> Decided:
+        """The opposite of `to_toml` and `figures`."""
+        values = {name: figures[name] for name in _FIGURES}
+        return Decided(policies.policies, settings=policies._settings, reported=reported, **values)
+
     def to_json(self) -> dict[str, Any]:
         """The same as values of JSON, for other ranks."""
-        return {
-            "policies": self.to_toml(),
-            "summary": self.summary,
-            "peak": self.peak,
-            "plain_peak": self.plain_peak,
-            "too_small": self.too_small,
-            "reported": None if self.reported is None else self.reported.to_json(),
-        }
+        reported = None if self.reported is None else self.reported.to_json()
+        return {"policies": self.to_toml(), **self.figures(), "reported": reported}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Decided:
         """Raises KeyError, TypeError or ValueError if another version of ebb wrote the values."""
         found = ModulePolicies._parse(values["policies"], "the plan of another rank", late=True)
         reported = values["reported"]
-        return Decided(
-            found.policies,
-            values["summary"],
-            values["peak"],
-            values["plain_peak"],
-            values["too_small"],
-            found._settings,
-            None if reported is None else ReportedPlan.from_json(reported),
-        )
+        reported = None if reported is None else ReportedPlan.from_json(reported)
+        return Decided.of(found, values, reported)
 
 
 def decided_by(plan: Plan, too_small: str = "") -> Decided:

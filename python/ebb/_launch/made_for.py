@@ -48,7 +48,7 @@ class MadeFor:
             _in_words(budget),
             torch.__version__,
             sys.modules["ebb"].__version__,
-            _kind_of(device),
+            f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type,
             _limit_of(device),
             dist.get_world_size() if has_ranks() else 1,
             f"{','.join(patterns)} {_hash(_config_in_words())}".strip(),
@@ -100,12 +100,6 @@ def _config_in_words() -> str:
     if "offload.disk" in settings:  # each start may have a folder of its own
         settings["offload.disk"] = bool(settings["offload.disk"])
     return json.dumps(settings, default=str)
-
-
-def _kind_of(device: torch.device) -> str:
-    if device.type != "cuda":
-        return device.type
-    return f"cuda {torch.cuda.get_device_name(device)}"
 
 
 def _limit_of(device: torch.device) -> int:

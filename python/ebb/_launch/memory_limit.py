@@ -38,14 +38,11 @@ def limit_of(text: str) -> Limit | None:
     kind, colon, given = text.partition(":")
     if kind.strip().lower() != "auto":
         return None
-    if colon:
-        limit = number_of_bytes("a limit", given)
-        if limit == 0:
-            raise ValueError(
-                f"ebb: the limit after `auto:` must be more than 0 bytes; got {shown(text)}"
-            )
+    if not colon:
+        return Limit()
+    if limit := number_of_bytes("a limit", given):
         return Limit(limit)
-    return Limit()
+    raise ValueError(f"ebb: the limit after `auto:` must be more than 0 bytes; got {shown(text)}")
 
 
 def there_is(device: torch.device, root: str = _CGROUPS, own: str = _OWN_CGROUPS) -> int:

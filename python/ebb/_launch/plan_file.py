@@ -68,7 +68,8 @@ class StoredPlan:
             return changed
         if words in self.inputs:
             return ""
-        has_same_block = any(_block_of(words) == _block_of(known) for known in self.inputs)
+        block, *_ = words.partition(": ")
+        has_same_block = any(known.startswith(f"{block}: ") for known in self.inputs)
         if len(self.inputs) > 1 and has_same_block and elements <= max(self.inputs.values()):
             return ""
         before = clipped(", or ".join(self.inputs), 200)
@@ -89,10 +90,7 @@ class StoredPlan:
             "profiled": list(self.profiled),
             "blocks": self.candidate,
             "around": self.is_around,
-            "summary": decided.summary,
-            "peak": decided.peak,
-            "plain_peak": decided.plain_peak,
-            "too_small": decided.too_small,
+            **decided.figures(),
             "limit": terms.budget,
             "freed": terms.freed,
         }
@@ -113,15 +111,7 @@ class StoredPlan:
             if checksum != _checksum(table, policies):
                 raise PlanFileError("it was changed after ebb had written it")
             inputs = dict(zip(table["inputs"], table["elements"], strict=True))
-            decided = Decided(
-                policies.policies,
-                table["summary"],
-                table["peak"],
-                table["plain_peak"],
-                table["too_small"],
-                policies._settings,
-                _reported(table, policies, path),
-            )
+            decided = Decided.of(policies, table, _reported(table, policies, path))
             terms = Terms(table["limit"], None, table["freed"])
             blocks = tuple(table["profiled"]), table["blocks"], table["around"]
             return StoredPlan(MadeFor.from_dict(table), inputs, *blocks, decided, terms, checksum)
@@ -132,10 +122,6 @@ class StoredPlan:
         except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
             why = clipped(str(error).removeprefix("ebb: "), 200)
             raise PlanFileError(f"it is damaged: {why}") from None
-
-
-def _block_of(words: str) -> str:
-    return words.partition(": ")[0]
 
 
 def _checksum(table: Mapping[str, object], policies: ModulePolicies) -> str:
@@ -176,6 +162,7 @@ class PlanFile:
 
     def __init__(self, path: str, budget: int | float | Limit, patterns: tuple[str, ...]) -> None:
         self.path = path  # as the user gave it
+        self.name = clipped(os.path.basename(path), 100)
         self.stored: StoredPlan | None = None  # the plan that was taken, or may be
         self.vote = Vote()  # of this rank, see `Ranks.vote`
         self.writer = 0  # the rank that writes the file of this rank's plan
@@ -187,10 +174,6 @@ class PlanFile:
         self._models: list[tuple[weakref.ref[torch.nn.Module], str]] = []  # with words
         self._error = ""  # why no file fits
         self._found: list[tuple[int, StoredPlan]] | None = None  # files that could be read
-
-    @property
-    def name(self) -> str:
-        return clipped(os.path.basename(self.path), 100)
 
     def path_of(self, rank: int) -> str:
         """The file that a rank writes."""
@@ -266,12 +249,10 @@ class PlanFile:
         self.vote = Vote(why=why or "there is no file")
         return why
 
-    def lists(self, model: torch.nn.Module) -> bool:
-        """True if the plan that was taken is for this model too, which has just been met."""
-        if self.stored is None:
-            return False
+    def lists_models(self) -> bool:
+        """True if the plan that was taken is for all models that have been met."""
         models = self.models()
-        return self.stored.made_for.models[: len(models)] == models
+        return self.stored is not None and self.stored.made_for.models[: len(models)] == models
 
     def writes(self) -> bool:
         """True if this process writes the file of its plan."""

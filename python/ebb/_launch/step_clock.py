@@ -46,7 +46,6 @@ class StepClock:
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def start(self, undo: ExitStack) -> None:
-        """Observe optimizers until `undo` is closed."""
         undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -62,7 +62,6 @@ class PlannedMemory:
         self._below = 0  # consecutive steps far below the plan
 
     def step_ended(self) -> None:
-        """Compare the step that has ended."""
         slack = _SLACK + (_OVER - 1) * self._budget
         is_over = self._memory.peak > max(self._allowed + slack, self._accepted)
         self.was_over, self.is_over = self.is_over, is_over and self._memory.is_exact

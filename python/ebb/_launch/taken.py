@@ -67,14 +67,14 @@ class FromFile(Phase):
         stored, blocks = self._late, self.job.blocks
         if stored is None:
             self._give_way()
-        elif stored.candidate == blocks.candidate:
+            return
+        if stored.candidate == blocks.candidate:
             blocks.take()
-            self._take(stored)
         else:
             blocks.use(stored.candidate)
             self.job.add_all()
             blocks.count_as_used()
-            self._take(stored)
+        self._take(stored)
 
     def _give_way(self) -> None:
         """No block was called with gradients."""
@@ -178,7 +178,7 @@ class Taken(Planned):
         self.job.plans -= 1  # no steps were measured for it
 
     def blocks_added(self, model: torch.nn.Module, names: list[str]) -> None:
-        if self._since == 0 and self._file.lists(model):
+        if self._since == 0 and self._file.lists_models():
             self.job.blocks.count_as_used()
             self.job.blocks.follow(self._policies(self.job))
 

@@ -12,7 +12,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ebb._launch import checkpoint_calls, models
 from ebb._launch.assignment import Assignment
 from ebb._launch.budget import Budget
-from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.frameworks import takeover as frameworks
 from ebb._launch.memory_limit import Limit
 from ebb._launch.variables import warn_setting_ignored
@@ -34,7 +33,7 @@ def install(
     """Take over calls and modules from now on."""
     remove()
     assignment = Assignment(policy, f"EBB={text}", patterns)
-    blocks = FoundBlocks(assignment, stay) if finds_blocks else None
+    blocks = models.FoundBlocks(assignment, stay) if finds_blocks else None
     _take_over(assignment, blocks)
     if blocks is not None:
         blocks.start(_undo)

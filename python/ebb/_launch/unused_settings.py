@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,7 +24,14 @@ _STEPS = 2  # of optimizers, after which a setting without effect ends a strict 
 # still use it. Replays ahead depend on the load of the machine, so they never end a job.
 
 
-def _offload() -> str:
+def _why_without_effect(section: str) -> str:
+    """Empty if the settings of the section had an effect."""
+    if section == "paging":
+        return "" if _C.paging_stats()["steps"] else "no policy pages a tensor"
+    if section == "ahead":
+        regions = (n for name, n in _C.ahead_stats().items() if name.startswith("regions_"))
+        is_off = _C.ahead_settings()["regions"] == 0
+        return "" if is_off or any(regions) else "ebb recomputed no region ahead of backward"
     stats = _C.offload_stats()
     if stats["bytes_sent"] or stats["bytes_refused"]:
         return ""
@@ -37,19 +44,6 @@ def _offload() -> str:
         f"ebb.config.offload.min_bytes, or EBB_CONFIG=offload.min_bytes={largest}"
     )
 
-
-def _paging() -> str:
-    return "" if _C.paging_stats()["steps"] else "no policy pages a tensor"
-
-
-def _ahead() -> str:
-    regions = (n for name, n in _C.ahead_stats().items() if name.startswith("regions_"))
-    is_off = _C.ahead_settings()["regions"] == 0
-    return "" if is_off or any(regions) else "ebb recomputed no region ahead of backward"
-
-
-_REASONS: dict[str, Callable[[], str]] = {"offload": _offload, "paging": _paging, "ahead": _ahead}
-"""For each section: why its settings had no effect so far; empty if they had one."""
 
 _undo = ExitStack()
 
@@ -89,7 +83,7 @@ def _without_effect(given: Mapping[str, str]) -> list[tuple[str, str, str]]:
     named = dict(given)
     if "offload" in _C.plugins and _C.offload_stats()["most_too_small"]:
         named.setdefault("offload", "the decision OFFLOAD")
-    reasons = ((section, name, _REASONS[section]()) for section, name in named.items())
+    reasons = ((section, name, _why_without_effect(section)) for section, name in named.items())
     return [found for found in reasons if found[2]]
 
 

@@ -89,7 +89,6 @@ def apply_config(text: str) -> dict[str, str]:
 
 
 def warn_unknown_variables() -> None:
-    """Report variables that look like ebb's but do not exist."""
     for name in unknown_names():
         nearest = get_close_matches(name[:100], sorted(NAMES), 1)
         what = f"ebb: unknown environment variable {clipped(name)}"
