@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -35,14 +33,14 @@ class MadeFor:
     memory_limit: int  # bytes that the job may use on the device; 0: unknown
     ranks: int  # how many ranks the job has
     settings: str  # EBB_MODULES, and a hash of the settings in ``ebb.config``
-    models: tuple[str, ...]  # class and hash of those with blocks, in order of first forwards
+    models: list[str]  # class and hash of those with blocks, in order of first forwards
 
     @staticmethod
     def of_job(
         budget: int | float | Limit,
         patterns: tuple[str, ...],
         device: torch.device,
-        models: Iterable[str],
+        models: list[str],
     ) -> MadeFor:
         return MadeFor(
             _in_words(budget),
@@ -52,17 +50,8 @@ class MadeFor:
             _limit_of(device),
             dist.get_world_size() if has_ranks() else 1,
             f"{','.join(patterns)} {_hash(_config_in_words())}".strip(),
-            tuple(models),
+            models,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "models": list(self.models)}
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> MadeFor:
-        """The opposite of `to_dict`; other keys are ignored. Raises KeyError if one is missing."""
-        found = {field.name: values[field.name] for field in fields(MadeFor)}
-        return MadeFor(**found | {"models": tuple(found["models"])})
 
     def changed(self, now: MadeFor) -> str:
         """What has changed; empty if a plan that was made for this fits `now`. Models that `now`

@@ -235,8 +235,9 @@ class FoundBlocks(ModelObserver):
 
     def start(self, undo: ExitStack) -> None:
         """Print the line at exit at the latest, and end the regions when `undo` is closed."""
-        atexit.register(self._at_exit)
-        undo.callback(atexit.unregister, self._at_exit)
+        at_exit = functools.partial(self.print_found, is_late=True)
+        atexit.register(at_exit)
+        undo.callback(atexit.unregister, at_exit)
         undo.callback(self._blocks.put, None)
 
     def on_new_model(self, model: torch.nn.Module) -> None:
@@ -250,9 +251,6 @@ class FoundBlocks(ModelObserver):
     def on_search_done(self, models: list[torch.nn.Module]) -> None:
         self._trains = True
         self.print_found()
-
-    def _at_exit(self) -> None:
-        self.print_found(is_late=True)
 
     def print_found(self, *, is_late: bool = False) -> None:
         """Report once which blocks are regions. `is_late`: True at exit."""

@@ -9,7 +9,7 @@ import tomllib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class StoredPlan:
     def _table(self) -> dict[str, object]:
         decided, terms, reported = self.decided, self.terms, self.decided.reported
         table: dict[str, object] = {
-            **self.made_for.to_dict(),
+            **vars(self.made_for),
             "inputs": list(self.inputs),
             "elements": list(self.inputs.values()),
             "profiled": list(self.profiled),
@@ -114,7 +114,8 @@ class StoredPlan:
             decided = Decided.of(policies, table, _reported(table, policies, path))
             terms = Terms(table["limit"], None, table["freed"])
             blocks = tuple(table["profiled"]), table["blocks"], table["around"]
-            return StoredPlan(MadeFor.from_dict(table), inputs, *blocks, decided, terms, checksum)
+            made_for = MadeFor(**{field.name: table[field.name] for field in fields(MadeFor)})
+            return StoredPlan(made_for, inputs, *blocks, decided, terms, checksum)
         except PlanFileError:
             raise
         except KeyError as error:
@@ -215,9 +216,9 @@ class PlanFile:
         if all(known() is not model for known, _ in self._models):
             self._models.append((weakref.ref(model), model_in_words(model)))
 
-    def models(self) -> tuple[str, ...]:
+    def models(self) -> list[str]:
         """The models that have been met and still exist, in words."""
-        return tuple(words for model, words in self._models if model() is not None)
+        return [words for model, words in self._models if model() is not None]
 
     def is_for(self, device: torch.device) -> MadeFor:
         """Set `now`, before a plan changes settings."""
@@ -264,7 +265,7 @@ class PlanFile:
         """Write a plan that is in place. Returns the path. `profiled`: of `StoredPlan`."""
         assert self.now is not None
         path = self.path_of(job.rank())
-        made_for = MadeFor(**vars(self.now) | {"models": self.models()})
+        made_for = replace(self.now, models=self.models())
         try:
             names = {block.name for block in blocks.alive()}
             is_around = not names.issuperset(decided.policies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -53,10 +54,7 @@ def watch(given: Mapping[str, str], may_plan: bool) -> None:
     settings of each section, in words. `may_plan`: True if a later plan may use them."""
     stop()
 
-    def at_exit() -> None:
-        for _, name, reason in _without_effect(given):
-            warn_setting_ignored(f"ebb: {name} has no effect", reason, is_late=True)
-
+    at_exit = functools.partial(_report, given, is_late=True)
     atexit.register(at_exit)
     _undo.callback(atexit.unregister, at_exit)
     if not is_set("EBB_STRICT") or may_plan:
@@ -64,27 +62,25 @@ def watch(given: Mapping[str, str], may_plan: bool) -> None:
     steps = itertools.count(1)
 
     def after_step(*_: Any) -> None:
-        if next(steps) != _STEPS:
-            return
-        hook.remove()
-        for section, name, reason in _without_effect(given):
-            if section != "ahead":
-                stop()
-                warn_setting_ignored(f"ebb: {name} has no effect", reason)
+        if next(steps) == _STEPS:
+            hook.remove()
+            _report(given, is_late=False)
 
     hook = register_optimizer_step_post_hook(after_step)
     _undo.callback(hook.remove)
 
 
-def _without_effect(given: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Sections without effect so far, each with its settings in words, and the reason."""
+def _report(given: Mapping[str, str], *, is_late: bool) -> None:
     if not _C.stats()["regions"] or is_launcher():
-        return []
+        return
     named = dict(given)
     if "offload" in _C.plugins and _C.offload_stats()["most_too_small"]:
         named.setdefault("offload", "the decision OFFLOAD")
-    reasons = ((section, name, _why_without_effect(section)) for section, name in named.items())
-    return [found for found in reasons if found[2]]
+    for section, name in named.items():
+        if (is_late or section != "ahead") and (reason := _why_without_effect(section)):
+            if not is_late:
+                stop()  # the error ends the job
+            warn_setting_ignored(f"ebb: {name} has no effect", reason, is_late=is_late)
 
 
 def stop() -> None:
