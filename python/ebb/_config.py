@@ -280,8 +280,8 @@ class Config:
     path of a TOML file with the sections ``[ahead]``, ``[offload]`` and ``[paging]``, or settings
     such as ``EBB_CONFIG="offload.disk=/fast/disk,ahead.regions=1"``. Sizes are numbers of bytes, or
     text such as ``"512MiB"``; they are read as numbers. Assigning an invalid value raises a
-    TypeError or ValueError, an unknown name an AttributeError, and a feature that was not built a
-    RuntimeError; then no setting changes.
+    TypeError or ValueError, and an unknown name or a feature that was not built an AttributeError;
+    then no setting changes.
 
     Attributes:
         ahead: replays ahead: ``regions``, ``limit``.
