@@ -1,4 +1,4 @@
-"""The blocks of a job's models under a budget."""
+"""The blocks of a job's models, and recomputation by the job's own functions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from torch.compiler import is_compiling
 
 from ebb import _C
-from ebb._launch import other_work
 from ebb._launch.agreeing import has_ranks
+from ebb._launch.variables import warn_setting_ignored
 from ebb._plan.profile.callers import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
@@ -29,9 +29,12 @@ from ebb._region.modules import (
     number_modules_once,
     unmark_if_unused,
 )
+from ebb._region.outer_hooks import name_of_hooks
 from ebb._region.region import run_in_region
 from ebb._region.tracing import is_optimized_module
+from ebb._support.job import print_once
 from ebb._support.log import log
+from ebb._support.shown import clipped
 
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -99,7 +102,7 @@ class Block:
         self._evaluation.called(has_gradients, self.name, (args, kwargs))
         if not has_gradients:  # autograd saves nothing, so a region would free no memory
             return function(*args, **kwargs)
-        if self.policy is not None and other_work.foreign_recompute_active():
+        if self.policy is not None and foreign_recompute_active():
             self.met_recomputation = True
             return function(*args, **kwargs)
         with self._lock:
@@ -364,6 +367,28 @@ class ModulesAround:
             if known.setdefault(name, caller) is caller:  # else the name is another module's
                 parents[block.name] = name, (caller, root)
         return parents
+
+
+def foreign_recompute_active() -> bool:
+    """True if a function of the job recomputes the module being called; prints the function's name.
+    If False, the module may be a region; prints a line if the job has saved-tensor hooks."""
+    node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
+    # Gradient hooks do not count: GradCache losses run the model with gradients only in a hook.
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        if (hooks := name_of_hooks()) is not None:
+            print_once(
+                f"ebb: saved-tensor hooks of the job ({clipped(hooks)}) do not get the tensors "
+                "that regions save; if the hooks offload, these tensors stay on the device. To "
+                "offload the inputs of blocks, turn the hooks off and set EBB=offload_inputs"
+            )
+        return False
+    by = clipped(type(node).__name__.removesuffix("Backward"))
+    warn_setting_ignored(
+        f"ebb: modules are no regions inside {by}",
+        "it recomputes them by itself. Turn it off to let ebb recompute them; if it offloads, set "
+        "EBB=offload_inputs to offload the inputs of blocks",
+    )
+    return True
 
 
 def _is_free(module: torch.nn.Module) -> bool:

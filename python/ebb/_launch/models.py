@@ -20,9 +20,8 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ebb._launch import other_work
 from ebb._launch.assignment import Assignment
-from ebb._launch.budgeted import Blocks
+from ebb._launch.budgeted import Blocks, foreign_recompute_active
 from ebb._launch.variables import warn_setting_ignored
 from ebb._policy.policy import Policy
 from ebb._region import in_graph
@@ -147,7 +146,7 @@ class Models:
 
 def _run(settings: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of a module that the user named."""
-    if not is_compiling() and torch.is_grad_enabled() and other_work.foreign_recompute_active():
+    if not is_compiling() and torch.is_grad_enabled() and foreign_recompute_active():
         return function(*args, **kwargs)
     return run_in_region(settings, function, *args, **kwargs)
 
