@@ -162,7 +162,7 @@ def test_a_strict_job_that_ends_early_is_told(monkeypatch, capsys):
     blocks = FoundBlocks(taken, stay=False)
     blocks.on_new_model(Small())
 
-    blocks._at_exit()
+    blocks.print_found(is_late=True)
 
     line = lines(capsys)[0]
     assert "EBB=1 has no effect so far" in line
