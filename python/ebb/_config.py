@@ -52,7 +52,7 @@ class _Setting(Generic[_T]):
 
 
 class Section:
-    """Settings of one feature. See the classes below."""
+    """Settings of one feature."""
 
     _name: str
 
@@ -218,10 +218,6 @@ def _setting(name: str) -> tuple[Section, str]:
     return _SECTIONS[section], setting
 
 
-def _read(name: str) -> Any:
-    return getattr(*_setting(name))
-
-
 def _checked(settings: Mapping[str, object]) -> dict[Section, dict[str, Any]]:
     """The same settings by section, as C++ has them. Raises if one is invalid."""
     found: dict[Section, dict[str, Any]] = {}
@@ -247,7 +243,7 @@ _layers = Layers(_write)
 
 def change_until(undo: ExitStack, settings: Mapping[str, object]) -> None:
     """Change settings until `undo` is closed."""
-    before = {name: _read(name) for name in settings}
+    before = {name: getattr(*_setting(name)) for name in settings}
     _write(settings)
     _layers.add(before, undo)
 
@@ -284,8 +280,8 @@ class Config:
     path of a TOML file with the sections ``[ahead]``, ``[offload]`` and ``[paging]``, or settings
     such as ``EBB_CONFIG="offload.disk=/fast/disk,ahead.regions=1"``. Sizes are numbers of bytes, or
     text such as ``"512MiB"``; they are read as numbers. Assigning an invalid value raises a
-    TypeError or ValueError, an unknown name an AttributeError, and a feature that was not built a
-    RuntimeError; then no setting changes.
+    TypeError or ValueError, and an unknown name or a feature that was not built an AttributeError;
+    then no setting changes.
 
     Attributes:
         ahead: replays ahead: ``regions``, ``limit``.

@@ -39,7 +39,12 @@ def offer(kind="a", peak=100, budget=50, base=0, duration=1.0):
 
 
 def look(rank, said, gave_up, plan):
-    return rank.look(said, gave_up, plan, asdict, lambda values: agreeing.Offer(**values))
+    if said is None:
+        if gave_up:
+            rank.leave()
+        return gave_up, None
+    found = rank.look(said, plan, asdict, lambda values: agreeing.Offer(**values))
+    return found is not None, found
 
 
 def plans_of(ranks, offers, looks=1):

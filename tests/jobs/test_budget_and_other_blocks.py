@@ -11,7 +11,6 @@ from torch import nn
 
 from ebb import _C
 from ebb._launch import budgeted_job, takeover
-from ebb._launch import other_blocks as module
 from ebb._launch.taken import Taken
 
 MORE = STEPS + 3 * budgeted_job.number_of_steps([])  # steps, for all candidates
@@ -76,7 +75,7 @@ def test_coarser_blocks_keep_a_budget_that_finer_ones_cannot(install, told, mode
 
 
 def test_without_free_memory_no_other_blocks_are_measured(install, told, monkeypatch):
-    monkeypatch.setattr(module, "free", lambda device: 1 << 10)
+    monkeypatch.setattr(budgeted_job, "free", lambda device: 1 << 10)
     _C.use_counting_allocator()
     expected, _ = train(UNet)
 

@@ -14,7 +14,7 @@ import ebb
 from ebb._launch import takeover
 from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Blocks
-from ebb._launch.found_blocks import FoundBlocks
+from ebb._launch.models import FoundBlocks
 
 LAYERS = {f"layers.{i}" for i in range(4)}
 
@@ -162,7 +162,7 @@ def test_a_strict_job_that_ends_early_is_told(monkeypatch, capsys):
     blocks = FoundBlocks(taken, stay=False)
     blocks.on_new_model(Small())
 
-    blocks._at_exit()
+    blocks.print_found(is_late=True)
 
     line = lines(capsys)[0]
     assert "EBB=1 has no effect so far" in line

@@ -211,7 +211,7 @@ def test_a_file_holds_any_policy(tmp_path):
         inputs=ebb.OFFLOAD,
     )
     names = ["", "layers.0", 'a"b', "a\\b", "a\x7fb", "[[regions]]\n", "ünï"]
-    made_for = plan_file.MadeFor("60%", "2", "0", "cpu", 1, 1, 'a"b\x7f', ("é\n", "b"))
+    made_for = plan_file.MadeFor("60%", "2", "0", "cpu", 1, 1, 'a"b\x7f', ["é\n", "b"])
     for policies, ahead in ((dict.fromkeys(names, mixed), False), ({}, True)):
         settings = ebb.ModulePolicies(policies, {"keep_last": 3}, ahead=ahead)._settings
         plan = plan_file.Decided(policies, "four\nregions", 10, 2**60, "small", settings, None)

@@ -58,24 +58,19 @@ class Offer:
 
 @dataclass(frozen=True)
 class Vote:
-    """A rank's vote on plans from files: either the plan that it has taken, or why it takes none. A
-    rank without blocks has neither."""
+    """A rank's vote on plans from files. A rank without blocks has no plan and no reason."""
 
     model: str = ""  # identifies ranks that must have the same plan
-    plan: str = ""  # identifies the plan
-    why: str = ""
+    plan: str = ""  # identifies the plan that the rank has taken
+    why: str = ""  # why the rank takes no plan
 
 
 class Ranks:
-    """Connects this rank to the other ranks of the job.
-
-    Attributes:
-        first: the first rank of those that share this rank's plan; None: unknown.
-    """
-
-    first: int | None = None
+    """Connects this rank to the other ranks of the job. Methods raise whatever a failing store
+    raises, and none waits."""
 
     def __init__(self, exchange: StoreExchange) -> None:
+        self.first: int | None = None  # the first rank that shares this rank's plan; None: unknown
         self._exchange = exchange
         self._has_called = False  # True if this rank has asked the others to measure
         self._looks = 0  # number of calls of `look` with an offer
@@ -86,8 +81,7 @@ class Ranks:
         self._exchange.store.add("joined", 1)
 
     def vote(self, vote: Vote) -> None:
-        """Vote once, at the end of the first step. See Note [Ranks that vote]. Raises whatever a
-        failing store raises."""
+        """Vote once, at the end of the first step. See Note [Ranks that vote]."""
         store, why = self._exchange.store, vote.why
         if vote.plan:
             first = store.compare_set(f"file/{vote.model}", "", json.dumps(vote.plan))
@@ -99,8 +93,7 @@ class Ranks:
 
     def refusal(self) -> str | None:
         """Why the ranks take no plan from files; empty if all take one, None while votes are
-        missing. Call after `vote`, at the end of each step; never waits. Raises whatever a failing
-        store raises."""
+        missing. Call after `vote`, at the end of each step."""
         self._polls += 1
         has_all = self._exchange.store.add("votes", 0) >= self._exchange.size
         why = self._exchange.read("refused")  # ranks write it before they are counted
@@ -109,12 +102,13 @@ class Ranks:
         return "" if has_all or self._polls > _PATIENCE else None
 
     def leave(self) -> None:
-        """Tell the others that this rank will have no offer."""
-        self._give(None)
+        """Tell the others that this rank will have no offer, unless it had one."""
+        if self._looks == 0:
+            self._give(None)
 
     def begins(self, step: int, is_full: bool) -> bool:
         """True if all ranks begin to measure now. Call at the end of each step. `is_full`: True if
-        this rank has reached its memory limit. Raises whatever a failing store raises."""
+        this rank has reached its memory limit."""
         if is_full and not self._has_called:
             self._has_called = True
             first = step + _ASKS + -step % _ASKS
@@ -124,29 +118,13 @@ class Ranks:
 
     def look(
         self,
-        offer: Offer | None,
-        gave_up: bool,
-        plan: Callable[[Offer], Plan],
-        written: Callable[[Plan], Any],
-        read: Callable[[Any], Plan],
-    ) -> tuple[bool, Plan | None]:
-        """Exchange offers and plans with other ranks. Call at the end of each step; never waits.
-
-        Args:
-            offer: None if this rank has not measured yet.
-            gave_up: True if this rank will never have an offer.
-            plan: makes a plan from a combined offer.
-            written: returns a plan as values of JSON.
-            read: returns the plan that ``written`` made these values of.
-
-        Returns:
-            True if the exchange has ended; and this rank's plan, else None. Raises whatever a
-            failing store raises.
-        """
-        if offer is None:
-            if gave_up and self._looks == 0:
-                self._give(None)
-            return gave_up, None
+        offer: Offer,
+        plan: Callable[[Offer], Plan],  # makes a plan from a combined offer
+        written: Callable[[Plan], Any],  # returns a plan as values of JSON
+        read: Callable[[Any], Plan],  # returns the plan that `written` made these values of
+    ) -> Plan | None:
+        """This rank's plan; None while it is missing. Call at the end of each step, from the step
+        on in which this rank has measured."""
         self._looks += 1
         if self._looks == 1:
             self._give(offer)
@@ -154,19 +132,19 @@ class Ranks:
         if (kinds := exchange.read("kinds")) is not None:
             combined = kinds.get(offer.kind)
             if combined is None:  # this rank joined later, and no other is of its kind
-                return True, plan(offer)
+                return plan(offer)
             self.first = combined["first"]
             made, patience = f"plan/{combined['leader']}", 2 * _PATIENCE
             if combined["leader"] == exchange.rank:
                 found = plan(Offer(**combined["offer"]))
                 exchange.store.set(made, json.dumps(written(found)))
-                return True, found
+                return found
             if (values := exchange.read(made)) is not None:
-                return True, read(values)
+                return read(values)
         if self._looks <= patience:
-            return False, None
+            return None
         log.info("budget: offers or the plan of other ranks are missing, so this rank plans alone")
-        return True, plan(offer)
+        return plan(offer)
 
     def _give(self, offer: Offer | None) -> None:
         """Write this rank's offer; the last rank to write combines all offers."""
@@ -199,24 +177,22 @@ def _combined(offers: Values) -> dict[str, dict[str, Any]]:
 
 
 def has_ranks() -> bool:
-    """True if the job has several ranks."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def ranks_of_job() -> Ranks | None:
-    """Connect to the job's ranks, and join them; None if this process is alone. Each call begins a
-    new session; all ranks must begin their sessions in the same order."""
+    """Join the job's ranks in a new session; None if this process is alone. All ranks must begin
+    their sessions in the same order."""
     if not has_ranks():
         return None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # a restart may reuse the store
-    prefix = f"ebb/budget/{attempt}/{next(_sessions)}"
+    prefix, why = f"ebb/budget/{attempt}/{next(_sessions)}", ""
     try:
         exchange = exchange_of(dist.group.WORLD, prefix)
     except Exception as error:  # the lookup of the store is internal to torch
-        log.info("budget: the process group has no store, so this rank plans alone: %s", error)
-        return None
+        exchange, why = None, f": {error}"
     if exchange is None:
-        log.info("budget: the process group has no store, so this rank plans alone")
+        log.info("budget: the process group has no store, so this rank plans alone%s", why)
         return None
     ranks = Ranks(exchange)
     ranks.join()

@@ -36,8 +36,7 @@ class Assignment:
         return ((self.policy, self.patterns), *self.others)
 
     def announce(self, source: str = TORCHS) -> None:
-        """Print one line, in the job's first process, when ebb first makes a call of the function
-        `source`, or a module, a region."""
+        """Print one line when ebb first makes a call of `source`, or a module, a region."""
         if source in self.announced:
             return
         is_first_source = not self.announced

@@ -20,7 +20,7 @@ from ebb._launch.models import ModelObserver
 from ebb._launch.plan_file import PlanFile, PlanFileError
 from ebb._launch.save_all import SaveAll
 from ebb._launch.step_clock import StepClock
-from ebb._launch.taken import FromFile, first_phase
+from ebb._launch.taken import FromFile
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError
 from ebb._plan.profile.measuring import Measured
 from ebb._support import devices
@@ -35,7 +35,7 @@ _NO_BLOCKS = (
 
 
 class Budget(ModelObserver):
-    """Applies a memory budget to a job. Arguments as for `takeover.install_budget`."""
+    """Applies a memory budget to a job. Arguments: see `install_budget`."""
 
     def __init__(
         self,
@@ -47,7 +47,6 @@ class Budget(ModelObserver):
     ) -> None:
         self._clock = StepClock(self._at_boundary, self._give_up)
         self.blocks = Blocks(patterns)
-        limit = budget if isinstance(budget, Limit) else None
         self.job = BudgetedJob(
             0 if isinstance(budget, Limit) else budget,
             self.blocks,
@@ -55,13 +54,13 @@ class Budget(ModelObserver):
             Messages(text, assignment),
             PlanFile(file, budget, patterns) if file else None,
         )
-        self._save_all = None if limit is None else SaveAll(self.job, limit)
-        self.job.enter(first_phase(self.job, self._save_all))
+        self._save_all = SaveAll(self.job, budget) if isinstance(budget, Limit) else None
+        first = self._save_all or Start(self.job)
+        self.job.enter(FromFile(self.job, first) if file else first)
         self._steps = 0  # steps that have ended, without those in which all was saved
         self._has_compiled = False  # torch.compile has compiled a module of a model
 
     def start(self, undo: ExitStack) -> None:
-        """Apply the budget until `undo` is closed."""
         self._clock.start(undo)
         undo.callback(self._stop)
         atexit.register(self._at_exit)
@@ -70,7 +69,6 @@ class Budget(ModelObserver):
             self._save_all.start(undo)
 
     def on_new_model(self, model: torch.nn.Module) -> None:
-        """Find the blocks of a model, before its first forward."""
         try:
             self.job.phase.on_new_model(model)
         except Exception as error:
@@ -90,7 +88,7 @@ class Budget(ModelObserver):
 
     def _at_exit(self) -> None:
         job = self.job
-        announced, has_ended = job.messages.announced, job.phase.has_ended
+        announced, has_ended = job.messages.announced, isinstance(job.phase, Ended)
         if self._has_compiled and self._steps and not announced and not has_ended:
             job.messages.tell(
                 "no plan: torch.compile has compiled all blocks, and chooses what their graphs "
@@ -108,10 +106,9 @@ class Budget(ModelObserver):
             self._step_ended(is_step)
             self._look_at_ranks()
         except NothingToPlanError as error:
-            self._wait(str(error) if any(self.blocks.alive()) else _NO_BLOCKS)
+            self._wait(str(error) if self.blocks.alive() else _NO_BLOCKS)
         except NoPlanError as error:
-            has_blocks = any(self.blocks.alive())
-            self._give_up(str(error) if has_blocks else _NO_BLOCKS)
+            self._give_up(str(error) if self.blocks.alive() else _NO_BLOCKS)
             self._look_at_ranks()
         except Exception as error:
             self.job.ranks = None
@@ -142,7 +139,7 @@ class Budget(ModelObserver):
         if self._steps == 1 and job.ranks is None:
             job.ranks = ranks_of_job()
             self._vote()
-        if job.phase.has_ended:
+        if isinstance(job.phase, Ended):
             return
         job.memory.step_ended()
         job.phase.step_ended(is_step)
@@ -156,13 +153,12 @@ class Budget(ModelObserver):
                 log.info("budget: this rank cannot vote: %s", error)
 
     def _wait(self, why: str) -> None:
-        """Keep all blocks recomputed until a plan is possible."""
         self.job.enter(Wait(self.job))
         reason = clipped(why.removeprefix("ebb: "), 300)
         self.job.messages.tell(f"no plan yet: {reason}; {self._without_plan()} until there is one")
 
     def _give_up(self, why: str) -> None:
-        if self.job.phase.has_ended:
+        if isinstance(self.job.phase, Ended):
             return
         self._stop()
         with suppress(Exception):  # finding blocks may be what failed
@@ -171,44 +167,40 @@ class Budget(ModelObserver):
         self.job.messages.tell(f"no plan: {clipped(why, 300)}; {self._without_plan()}")
 
     def _without_plan(self) -> str:
-        has_blocks = any(self.blocks.alive())
-        return (
-            "all blocks are recomputed" if has_blocks else "the job runs as if no budget were set"
-        )
+        if self.blocks.alive():
+            return "all blocks are recomputed"
+        return "the job runs as if no budget were set"
 
     def _stop(self) -> None:
         self.job.enter(Ended(self.job))
 
     def _look_at_ranks(self) -> None:
         """Put the plan of the ranks in place, once it is there."""
-        job = self.job
+        job, phase = self.job, self.job.phase
         if job.ranks is None:
             return
-        agree = job.phase if isinstance(job.phase, Agree) else None
-        offer = None if agree is None else _offer(agree.outcome.measured, job.budget)
-
-        def decide(most: Offer) -> Decided:
-            assert agree is not None  # there is an offer
-            return agree.decide_for(most)
-
-        try:
-            answer = job.ranks.look(
-                offer, job.phase.has_ended, decide, Decided.to_json, Decided.from_json
-            )
-            is_done, decided = answer
-        except Exception as error:
-            log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)
-            is_done = True
-            decided = None if agree is None else agree.decide(agree.outcome.measured)
-        if job.file is not None and job.ranks.first is not None:
-            job.file.writer = job.ranks.first
-        if is_done:
+        if isinstance(phase, Agree):
+            measured = phase.outcome.measured
+            offer = _offer(measured, job.budget)
+            try:
+                decided = job.ranks.look(
+                    offer, phase.decide_for, Decided.to_json, Decided.from_json
+                )
+            except Exception as error:
+                log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)
+                decided = phase.decide(measured)
+            if job.file is not None and job.ranks.first is not None:
+                job.file.writer = job.ranks.first
+            if decided is not None:
+                job.ranks = None
+                phase.switch(decided)
+        elif isinstance(phase, Ended):
+            with suppress(Exception):  # the type depends on the store
+                job.ranks.leave()
             job.ranks = None
-        if agree is not None and decided is not None:
-            agree.switch(decided)
 
 
 def _offer(measured: Measured, budget: float) -> Offer:
-    what = "\n".join(f"{op.func_name} {op.region}" for op in measured.profile.operators)
-    kind = f"{zlib.crc32(what.encode()):x}"
+    operators = "\n".join(f"{op.func_name} {op.region}" for op in measured.profile.operators)
+    kind = f"{zlib.crc32(operators.encode()):x}"
     return Offer(kind, measured.profile.peak, budget, measured.duration, measured.base)

@@ -66,7 +66,6 @@ _LONG, _LONG_STEPS = 1.0, 20  # seconds, and steps: ebb reports planning that ta
 
 
 def measure(job: BudgetedJob) -> None:
-    """Measure steps from now on."""
     job.add_all()
     job.enter(Measure(job))
 
@@ -161,12 +160,7 @@ class Measure(Phase):
         job.enter(Agree(job, outcome))
 
     def _record(self, calls: int) -> None:
-        """Record the step that has ended, with so many calls of blocks with gradients.
-
-        Raises:
-            NoPlanError: the steps differ too much.
-            NothingToPlanError: the steps call no block.
-        """
+        """Record the step that has ended, with so many calls of blocks with gradients."""
         blocks, sequence = self.job.blocks, self._sequence
         ended = self._recording.end()
         blocks.around.stop_watching_callers()
@@ -175,9 +169,19 @@ class Measure(Phase):
             self._peaks.append(peak)
         if not self._counts(calls) or ended is None:
             self._uncounted += 1
-            if self._uncounted > _MOST_AGAIN:
-                raise _no_plan(calls, was_recorded=ended is not None)
-            return
+            if self._uncounted <= _MOST_AGAIN:
+                return
+            if calls == 0:
+                raise NothingToPlanError(
+                    "no block ran a backward in eager mode (blocks compiled by torch.compile do "
+                    "not count)"
+                )
+            raise NoPlanError(
+                "ebb cannot profile steps while torch.profiler is active; stop torch.profiler "
+                "during the first steps"
+                if ended is None
+                else "the blocks run a different number of times in each step"
+            )
         duration, profile = ended
         if profile is not None and blocks.evaluation.has_run:
             profile = without_evaluation(profile)
@@ -237,24 +241,9 @@ def _restore_ahead(regions: int) -> None:
         config.ahead.regions = regions
 
 
-def _no_plan(calls: int, *, was_recorded: bool) -> Exception:
-    """Why no plan is possible."""
-    if calls == 0:
-        return NothingToPlanError(
-            "no block ran a backward in eager mode (blocks compiled by torch.compile do not count)"
-        )
-    return NoPlanError(
-        "the blocks run a different number of times in each step"
-        if was_recorded
-        else "ebb cannot profile steps while torch.profiler is active; stop torch.profiler during "
-        "the first steps"
-    )
-
-
 def _choose_other_blocks(job: BudgetedJob, why: str, least: Decided | None = None) -> bool:
-    """Choose other modules as blocks, and measure steps with them; False if none may be better. See
-    Note [Other blocks]. `why`: why the current blocks are not sufficient. `least`: as for
-    `OtherBlocks.next`."""
+    """Measure steps with other modules as blocks; False if none may be better. See
+    Note [Other blocks]. `why`: why the current blocks are not sufficient."""
     if job.messages.assignment.announced:
         return False  # inside a larger block, the job's own checkpointing would have no effect
     following = job.other_blocks.next(job.models, least)
@@ -315,7 +304,7 @@ class Agree(Start):
         job = self.job
         if decided.too_small and is_set("EBB_STRICT"):
             raise BudgetError(f"ebb: EBB_BUDGET={job.messages.text}: {decided.too_small}")
-        if job.blocks.met_hooks() and job.plans == 0:
+        if job.plans == 0 and any(block.met_hooks for block in job.blocks.alive()):
             job.messages.tell(
                 "the job's saved-tensor hooks (such as save_on_cpu) do not get the tensors that "
                 "blocks save, so these stay on the device. A budget in percent counts from the "
@@ -332,14 +321,14 @@ def _terms(job: BudgetedJob, outcome: Outcome, decided: Decided) -> Terms:
 
 
 class Planned(Phase):
-    """A plan is in place. Checks after each step if the plan still fits. `outcome`: of the measured
-    steps; None: the plan is from a file."""
+    """A plan is in place. Checks after each step if the plan still fits."""
 
     def __init__(
         self, job: BudgetedJob, decided: Decided, terms: Terms, outcome: Outcome | None = None
     ) -> None:
         super().__init__(job)
-        self.outcome, self.terms, self._decided = outcome, terms, decided
+        self.outcome = outcome  # of the measured steps; None: the plan is from a file
+        self.terms, self._decided = terms, decided
         self.memory = PlannedMemory(
             job.memory, decided.peak, terms.budget, terms.beside, fits=not decided.too_small
         )
@@ -476,8 +465,6 @@ class Wait(Phase):
 
 class Ended(Phase):
     """ebb makes no more plans."""
-
-    has_ended = True
 
     def begin(self) -> None:
         self.job.blocks.are_plain = False

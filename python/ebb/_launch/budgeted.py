@@ -1,4 +1,4 @@
-"""The blocks of a job's models under a budget."""
+"""The blocks of a job's models, and recomputation by the job's own functions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from torch.compiler import is_compiling
 
 from ebb import _C
-from ebb._launch import other_work
 from ebb._launch.agreeing import has_ranks
+from ebb._launch.variables import warn_setting_ignored
 from ebb._plan.profile.callers import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
@@ -29,9 +29,12 @@ from ebb._region.modules import (
     number_modules_once,
     unmark_if_unused,
 )
+from ebb._region.outer_hooks import name_of_hooks
 from ebb._region.region import run_in_region
 from ebb._region.tracing import is_optimized_module
+from ebb._support.job import print_once
 from ebb._support.log import log
+from ebb._support.shown import clipped
 
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -44,16 +47,11 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class Evaluation:
-    """Detects evaluation: calls of blocks without gradients before the first with gradients.
-
-    Attributes:
-        has_run: True if a block was called without gradients in this step.
-        on_first: called before the first call with gradients in each step, with the name of the
-            block and its arguments.
-    """
+    """Detects evaluation: calls of blocks without gradients before the first with gradients."""
 
     def __init__(self) -> None:
-        self.has_run = False
+        self.has_run = False  # True if a block was called without gradients in this step
+        # Called before each step's first call with gradients, with the block's name and arguments.
         self.on_first: Callable[[str, object], None] | None = None
         self._is_over = False  # True if a block was called with gradients in this step
         self._lock = threading.Lock()  # the threads of nn.DataParallel call blocks together
@@ -88,6 +86,8 @@ class Block:
         self.policy: Policy | None = None
         self.in_graphs = False  # True: a region also under torch.compile
         self.calls = 0  # with gradients, since the last `Blocks.take`; no recomputed regions
+        self.is_new = True  # True until the first `Blocks.take`
+        self.was_called = False  # True if the block had been called by the last `Blocks.take`
         self._lock = threading.Lock()  # for `calls`: the threads of nn.DataParallel share the block
         self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
         self.met_recomputation = False  # True if another function recomputed a call
@@ -102,7 +102,7 @@ class Block:
         self._evaluation.called(has_gradients, self.name, (args, kwargs))
         if not has_gradients:  # autograd saves nothing, so a region would free no memory
             return function(*args, **kwargs)
-        if self.policy is not None and other_work.foreign_recompute_active():
+        if self.policy is not None and foreign_recompute_active():
             self.met_recomputation = True
             return function(*args, **kwargs)
         with self._lock:
@@ -116,7 +116,6 @@ class Block:
         return run_in_region((self.policy, self.name, "keep"), function, *args, **kwargs)
 
     def put(self, policy: Policy | None) -> None:
-        """Set the policy."""
         root = self.root()
         if policy is not None and root is not None and modules_are_asked_for(policy._compiled):
             number_modules_once(root)
@@ -125,16 +124,13 @@ class Block:
     def leave(self) -> None:
         """Restore the module's own forward."""
         module = self.module()
-        marks = None if module is None else marks_of(module)
-        if module is None or marks is None or marks.region is not self:
-            return
-        marks.region = None
-        unmark_if_unused(module)
+        if module is not None and (marks := marks_of(module)) and marks.region is self:
+            marks.region = None
+            unmark_if_unused(module)
 
 
 class CallAround(AbstractContextManager[Any]):
-    """Context of a torch.utils.checkpoint call of `function` that may run a block. `inside`:
-    context to enter in the call. See Note [Calls around blocks]."""
+    """Context around a checkpoint call that may run a block. See Note [Calls around blocks]."""
 
     def __init__(
         self, blocks: Blocks, function: Callable[..., Any], inside: AbstractContextManager[Any]
@@ -152,8 +148,7 @@ class CallAround(AbstractContextManager[Any]):
 
 
 def _told_apart_by(function: Any) -> Any:
-    """Identifies a checkpointed function by its module or code: each call may create a new
-    function."""
+    """The function's module or code: each call may create a new function."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__self__", function)
@@ -175,12 +170,7 @@ def _told_apart_by(function: Any) -> Any:
 
 
 class Blocks:
-    """All blocks of a job.
-
-    Args:
-        patterns: globs over module names that select the blocks; empty: ebb finds the blocks.
-        in_graphs: True if modules that torch.compile compiles may be blocks too.
-    """
+    """All blocks of a job."""
 
     def __init__(self, patterns: tuple[str, ...], *, in_graphs: bool = False) -> None:
         self.are_plain = False  # True if no block is a region now
@@ -188,11 +178,9 @@ class Blocks:
         self.functions_around: weakref.WeakSet[Any] = weakref.WeakSet()
         self.evaluation = Evaluation()
         self.candidate = 0  # the entry of `block_candidates(model)` that gives the blocks
-        self._patterns = patterns
-        self._in_graphs = in_graphs
+        self._patterns = patterns  # globs over module names; empty: ebb finds the blocks
+        self._in_graphs = in_graphs  # True if modules that torch.compile compiles may be blocks
         self._all: list[Block] = []
-        self._used: set[Block] = set()  # called with gradients at least once
-        self._new: list[Block] = []  # added since the last `take`
         self.around = ModulesAround(self)
         # A module keeps its name when it becomes a block again.
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -207,7 +195,6 @@ class Blocks:
                 block.in_graphs = self._in_graphs
                 block.put(policy)
                 self._all.append(block)
-                self._new.append(block)
                 added.append(name)
                 log.info("%s (%s) is a block", name, type(module).__name__)
         return added
@@ -244,13 +231,12 @@ class Blocks:
         return candidate < max(counts, default=0)
 
     def use(self, candidate: int) -> None:
-        """Remove all blocks, and select this candidate for those that are added next. Names stay,
-        and checkpoint calls around earlier blocks are no regions from now on either."""
+        """Remove all blocks, and select this candidate for those that are added next. Checkpoint
+        calls around earlier blocks do not become regions again."""
         self.around.leave()
         for block in self._all:
             block.leave()
-        self._all, self._new, self._used = [], [], set()
-        self.candidate = candidate
+        self._all, self.candidate = [], candidate
 
     def alive(self) -> list[Block]:
         """Blocks whose modules still exist."""
@@ -258,7 +244,8 @@ class Blocks:
         return self._all
 
     def used(self) -> list[Block]:
-        return [block for block in self.alive() if block in self._used]
+        """Blocks that were called with gradients."""
+        return [block for block in self.alive() if block.was_called]
 
     def roots(self) -> list[torch.nn.Module]:
         """Models with blocks that were called with gradients, each once."""
@@ -268,13 +255,12 @@ class Blocks:
     def take(self) -> tuple[int, bool]:
         """Return the number of calls with gradients since the last `take`, and True if a block
         was called for the first time. Resets the counts."""
-        self._new = []
-        called = [block for block in self.alive() if block.calls > 0]
-        has_new = not self._used.issuperset(called)
-        self._used = self._used.intersection(self._all).union(called)
-        calls = sum(block.calls for block in called)
-        for block in called:
-            block.calls = 0
+        calls, has_new = 0, False
+        for block in self.alive():
+            calls += block.calls
+            has_new |= block.calls > 0 and not block.was_called
+            block.was_called |= block.calls > 0
+            block.calls, block.is_new = 0, False
         return calls, has_new
 
     def count_calls(self) -> int:
@@ -287,24 +273,16 @@ class Blocks:
         is_inside = self.are_plain or _C.in_region()
         return is_inside or _told_apart_by(function) in self.functions_around
 
-    def met_hooks(self) -> bool:
-        """True if a block was called under the job's saved-tensor hooks."""
-        return any(block.met_hooks for block in self._all)
-
-    def met_recomputation(self) -> bool:
-        """True if a function of the job recomputed a block."""
-        return any(block.met_recomputation for block in self._all)
-
     def count_as_used(self) -> None:
         """Count all blocks as called with gradients: a plan from a file names those that are."""
-        self._used = set(self.alive())
+        for block in self.alive():
+            block.was_called = True
 
     def have_new(self) -> bool:
         """True if a block added since the last `take` has been called with gradients."""
-        return any(block.calls for block in self._new)
+        return any(block.is_new and block.calls for block in self._all)
 
     def put(self, policy: Policy | None) -> None:
-        """Give all blocks this policy."""
         self.are_plain = policy is None
         self.around.leave()
         for block in self.alive():
@@ -312,16 +290,15 @@ class Blocks:
 
     def follow(self, policies: Mapping[str, Policy]) -> None:
         """Give each block its planned policy. Blocks without one get their own forward back."""
-        self.are_plain, self._new = False, []
+        self.are_plain = False
         self.around.leave()
         self.around.follow(policies)  # first, since it looks for the blocks' parents
-        for block in list(self.alive()):
-            policy = policies.get(block.name)
-            block.put(policy)
-            if policy is None:
+        for block in self.alive():
+            block.put(policies.get(block.name))
+            block.is_new = False
+            if block.policy is None:
                 block.leave()
-                self._all.remove(block)
-                self._used.discard(block)
+        self._all = [block for block in self._all if block.policy is not None]
 
 
 class ModulesAround:
@@ -342,15 +319,13 @@ class ModulesAround:
                 self._regions.append(block)
 
     def leave(self) -> None:
-        """Restore the modules' own forwards."""
         for block in self._regions:
             block.leave()
         self._regions = []
 
     def parents(self) -> dict[str, str]:
         """By block name, the region name of the module around it. Empty if the job has several
-        ranks, since FSDP may free parameters between blocks.
-        """
+        ranks, since FSDP may free parameters between blocks."""
         return {
             name: parent for name, (parent, _) in self._parents().items() if name in self._inside
         }
@@ -373,12 +348,11 @@ class ModulesAround:
             self._callers = None
 
     def _parents(self) -> dict[str, tuple[str, tuple[torch.nn.Module, torch.nn.Module]]]:
-        """By block name: the region name of the parent that calls the block, that parent, and the
-        model."""
+        """By block name: the region name of the block's parent, that parent, and the model."""
         parents = {}
-        known: dict[str, torch.nn.Module | None] = {
-            block.name: None for block in self._blocks.alive()
-        }
+        known: dict[str, torch.nn.Module | None] = dict.fromkeys(
+            block.name for block in self._blocks.alive()
+        )
         for block in self._blocks.used():
             module, root = block.module(), block.root()
             if module is None or root is None:
@@ -393,6 +367,28 @@ class ModulesAround:
             if known.setdefault(name, caller) is caller:  # else the name is another module's
                 parents[block.name] = name, (caller, root)
         return parents
+
+
+def foreign_recompute_active() -> bool:
+    """True if a function of the job recomputes the module being called; prints the function's name.
+    If False, the module may be a region; prints a line if the job has saved-tensor hooks."""
+    node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
+    # Gradient hooks do not count: GradCache losses run the model with gradients only in a hook.
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        if (hooks := name_of_hooks()) is not None:
+            print_once(
+                f"ebb: saved-tensor hooks of the job ({clipped(hooks)}) do not get the tensors "
+                "that regions save; if the hooks offload, these tensors stay on the device. To "
+                "offload the inputs of blocks, turn the hooks off and set EBB=offload_inputs"
+            )
+        return False
+    by = clipped(type(node).__name__.removesuffix("Backward"))
+    warn_setting_ignored(
+        f"ebb: modules are no regions inside {by}",
+        "it recomputes them by itself. Turn it off to let ebb recompute them; if it offloads, set "
+        "EBB=offload_inputs to offload the inputs of blocks",
+    )
+    return True
 
 
 def _is_free(module: torch.nn.Module) -> bool:
@@ -413,8 +409,7 @@ def _can_be_around(module: torch.nn.Module) -> bool:
 
 
 def _is_region(module: torch.nn.Module) -> bool:
-    """True if the module is a region. A deep copy of a block also has the block's marks, but is not
-    a region."""
+    """True if the module is a region. A deep copy of a block only has the block's marks."""
     marks = marks_of(module)
     if marks is None or marks.region is None:
         return False

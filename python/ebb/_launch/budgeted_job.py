@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
-from ebb._launch.agreeing import Ranks
+from ebb._launch.agreeing import Ranks, has_ranks
 from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Blocks
-from ebb._launch.other_blocks import OtherBlocks
+from ebb._launch.decided import Decided
+from ebb._launch.memory_limit import free
 from ebb._launch.plan_file import PlanFile
 from ebb._launch.step_memory_monitor import StepMemory
 from ebb._plan.profile.measuring import RECOMPUTED, device_of, offload_steps
@@ -19,6 +21,8 @@ from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
 from ebb.policies import recompute_all
+
+_ROOM = 1.25  # times the peak without regions, see Note [Other blocks]
 
 
 class NoPlanError(Exception):
@@ -31,10 +35,10 @@ def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
 
 
 class Messages:
-    """Prints lines about a budget. `text`: the user's text for it."""
+    """Prints lines about a budget."""
 
     def __init__(self, text: str, assignment: Assignment) -> None:
-        self.text = text
+        self.text = text  # the user's text for the budget
         self.assignment = assignment
         self.announced = False  # True once a line has named the blocks
         # With the budget `auto`: bytes of the limit that plans cannot use.
@@ -49,7 +53,7 @@ class Messages:
         if self.announced:
             return
         self.announced = True
-        self.tell(line.format(clipped(", ".join(dict.fromkeys(in_ranges(names))), 300)))
+        self.tell(line.format(clipped(", ".join(in_ranges(names)), 300)))
 
     def announce_profiling(self, names: Iterable[str], models: Iterable[torch.nn.Module]) -> None:
         """Print once that ebb profiles steps with these blocks."""
@@ -70,8 +74,6 @@ class Messages:
 class Phase:
     """A phase of a budget. See Note [The phases of a budget]."""
 
-    has_ended = False  # True: ebb makes no more plans
-
     def __init__(self, job: BudgetedJob) -> None:
         self.job = job
 
@@ -89,7 +91,7 @@ class Phase:
         self.job.messages.announce_profiling(names, self.job.models)
 
     def blocks_added(self, model: torch.nn.Module, names: list[str]) -> None:
-        """Called when a new model has blocks."""
+        """Called with each new model that has blocks."""
         if torch.is_grad_enabled():
             self.announce(names)
 
@@ -97,17 +99,41 @@ class Phase:
         """Called at the end of each step; `is_step` as in `StepClock`."""
 
 
-class BudgetedJob:
-    """A job with a memory budget.
+# Note [Other blocks]
+# If the budget is too small for the blocks that find_blocks names, much of a step's memory may be
+# for work between them, such as a U-Net's concatenations. Then ebb measures steps with coarser
+# blocks. If no candidate stays within the budget, ebb uses the one that needs the least memory.
+# When backward enters a region, most of it is recomputed at once, so a coarser region may need more
+# memory than a step without regions: up to a fifth more in loops of recurrent cells. ebb measures
+# coarser blocks only if 1.25 times the peak without regions is free.
 
-    Attributes:
-        budget: bytes, or a share of the peak that a step without regions allocates.
-        models, optimizers: of the job, as far as ebb has seen them.
-        ranks: the other ranks; None: there are none, or the ranks have agreed.
-        file: keeps the plan for the next start; None: the user has named no file.
-        plans: how many measurements led to a plan.
-        beside: at the first measurement, see `Outcome.beside`.
-    """
+
+class OtherBlocks:
+    """Tries the candidates for blocks. See Note [Other blocks]."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._leasts: dict[int, float] = {}  # lowest peak in bytes, by Blocks.candidate
+        self._plain_peak = 0  # peak bytes of a step without regions
+
+    def next(self, models: Collection[torch.nn.Module], least: Decided | None) -> int | None:
+        """The candidate to measure next; None if no other blocks may be better. `least`: the plan
+        with the lowest peak for the current blocks; None: they cannot be measured."""
+        here = self._blocks.candidate
+        if has_ranks() or here in self._leasts or not (self._leasts or least):
+            return None
+        self._leasts[here] = math.inf if least is None else least.peak
+        if least is not None:
+            self._plain_peak = least.plain_peak
+        following = here + 1
+        may = self._blocks.have(following, models)
+        if not may or _ROOM * self._plain_peak > free(device_of(models)):
+            following = min(self._leasts, key=self._leasts.__getitem__)
+        return None if following == here else following
+
+
+class BudgetedJob:
+    """A job with a memory budget."""
 
     def __init__(
         self,
@@ -117,19 +143,20 @@ class BudgetedJob:
         messages: Messages,
         file: PlanFile | None = None,
     ) -> None:
-        self.budget, self.blocks, self.messages = budget, blocks, messages
+        self.budget = budget  # bytes, or a share of the peak that a step without regions allocates
+        self.blocks, self.messages = blocks, messages
+        # Of the job, as far as ebb has seen them.
         self.models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.optimizers = optimizers
         self.memory = StepMemory()
         self.other_blocks = OtherBlocks(blocks)
-        self.ranks: Ranks | None = None
-        self.file = file
-        self.plans = 0
-        self.beside: int | None = None
+        self.ranks: Ranks | None = None  # the other ranks, until they have agreed
+        self.file = file  # keeps the plan for the next start; None: the user has named no file
+        self.plans = 0  # how many measurements led to a plan
+        self.beside: int | None = None  # at the first measurement, see `Outcome.beside`
         self.phase = Phase(self)
 
     def enter(self, phase: Phase) -> None:
-        """End the current phase, and begin another."""
         self.phase.end()
         self.phase = phase
         phase.begin()

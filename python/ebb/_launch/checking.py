@@ -33,8 +33,7 @@ class Checking:
         self._begin_recording()
 
     def step_ended(self, peak: int) -> bool:
-        """Record the step that has ended, which allocated `peak` bytes, and begin the next one.
-        True if more steps are to be measured."""
+        """Record the step that has ended, and begin the next. True if more are to be measured."""
         try:
             self._record(peak)
             if self._todo:
@@ -48,7 +47,6 @@ class Checking:
         return bool(self._todo)
 
     def stop(self) -> None:
-        """Stop measuring."""
         if self._todo:
             self._recording.end()
             self._todo = []

@@ -94,9 +94,8 @@ _TELLS_GENERATOR = _LATER or "throw" in _CHECKPOINT.__code__.co_names
 
 
 def _leaving_its_generator(*args: Any, **kwargs: Any) -> Any:
-    """Call torch's checkpoint, and close its generator at once if an exception is raised. Else the
-    region would stay open for as long as the traceback exists.
-    """
+    """Call torch's checkpoint. If it raises, close its generator at once: else the region would
+    stay open for as long as the traceback exists."""
     try:
         return _TORCHS_CHECKPOINT(*args, **kwargs)
     except BaseException as error:
@@ -200,10 +199,8 @@ def region_of_call(
     context_fn: Any = noop_context_fn,
     source: str = TORCHS,
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """The region of a function that `source` checkpoints, and the context to enter in it.
-
-    Hooks around the call save its positional arguments, so the region must be entered.
-    """
+    """The region of a function that `source` checkpoints, and the context to enter in it. The
+    caller must enter both: hooks around the call have saved its arguments."""
     assignment = _assignment
     assert assignment is not None
     assignment.announce(source)

@@ -17,6 +17,9 @@ from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb.policies import recompute_all
 
+# Fields of `Decided` that files and other ranks get as they are.
+_FIGURES = ("summary", "peak", "plain_peak", "too_small")
+
 
 @dataclass(frozen=True)
 class Decided:
@@ -30,50 +33,46 @@ class Decided:
     settings: ProcessSettings  # settings that the policies need
     reported: ReportedPlan | None  # the plan as reports show it; None: reports do not know it
 
-    def to_json(self) -> dict[str, Any]:
-        """The same as values of JSON, for other ranks; policies and settings as TOML."""
+    def to_toml(self, plan: Mapping[str, object] | None = None) -> str:
+        """The policies and settings as TOML. `plan`: as for `ModulePolicies`."""
         settings = self.settings
-        found = ModulePolicies(self.policies, settings.offload, ahead=settings.ahead)
-        return {
-            "policies": found._to_toml(),
-            "summary": self.summary,
-            "peak": self.peak,
-            "plain_peak": self.plain_peak,
-            "too_small": self.too_small,
-            "reported": None if self.reported is None else self.reported.to_json(),
-        }
+        policies = ModulePolicies(self.policies, settings.offload, ahead=settings.ahead)
+        return policies._to_toml(plan)
+
+    def figures(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIGURES}
+
+    @staticmethod
+    def of(
+        policies: ModulePolicies, figures: Mapping[str, Any], reported: ReportedPlan | None
+    ) -> Decided:
+        """The opposite of `to_toml` and `figures`."""
+        values = {name: figures[name] for name in _FIGURES}
+        return Decided(policies.policies, settings=policies._settings, reported=reported, **values)
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as values of JSON, for other ranks."""
+        reported = None if self.reported is None else self.reported.to_json()
+        return {"policies": self.to_toml(), **self.figures(), "reported": reported}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Decided:
-        """What `to_json` made these values of.
-
-        Raises:
-            KeyError, TypeError, ValueError: another rank has another version of ebb.
-        """
+        """Raises KeyError, TypeError or ValueError if another version of ebb wrote the values."""
         found = ModulePolicies._parse(values["policies"], "the plan of another rank", late=True)
         reported = values["reported"]
-        return Decided(
-            found.policies,
-            values["summary"],
-            values["peak"],
-            values["plain_peak"],
-            values["too_small"],
-            found._settings,
-            None if reported is None else ReportedPlan.from_json(reported),
-        )
+        reported = None if reported is None else ReportedPlan.from_json(reported)
+        return Decided.of(found, values, reported)
 
 
 def decided_by(plan: Plan, too_small: str = "") -> Decided:
-    """The plan as the decision."""
     summary = plan.summary().removeprefix("ebb: ")
     reported, peaks = _reported(plan), (plan.peak, plan.plain_peak)
     return Decided(plan.policies, summary, *peaks, too_small, plan._regions._settings, reported)
 
 
 def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
-    """The option with the lowest peak: the plan with the lowest predicted peak, or recomputation of
-    all blocks, whose peak was measured.
-    """
+    """The plan with the lowest predicted peak, or recomputation of all blocks, if its measured peak
+    is lower. `why` the budget is too small."""
     plan = plan_of(measured, budget, at_least=True)
     peak = measured.profile.peak
     if plan.peak < peak:

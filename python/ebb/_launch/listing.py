@@ -29,8 +29,7 @@ _MOST_STEPS = 16  # optimizer steps, after which ebb stops waiting for models th
 class Listing(models.ModelObserver):
     """Runs each model of a job as one region that saves everything, until a report shows what
     autograd saves in all models. A report needs a second forward: ebb first sees a model when its
-    first forward has begun.
-    """
+    first forward has begun."""
 
     def __init__(self) -> None:
         self._models: dict[str, torch.nn.Module] = {}  # by region name
@@ -44,7 +43,6 @@ class Listing(models.ModelObserver):
         undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
 
     def on_new_model(self, model: torch.nn.Module) -> None:
-        """Make a model a region, at the start of its first forward."""
         if not any(True for _ in model.children()):
             return
         name = f"{type(model).__name__}@{len(self._models)}"

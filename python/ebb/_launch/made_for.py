@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from ebb._config import config
 from ebb._launch.agreeing import has_ranks
@@ -25,63 +24,34 @@ MODEL_CHANGED = "the model has changed (its class, modules or parameters)"
 
 @dataclass(frozen=True)
 class MadeFor:
-    """What a plan was made for.
+    """What a plan was made for."""
 
-    Attributes:
-        budget: in words that do not depend on how the user wrote it.
-        torch_release, ebb_release: of this process.
-        device: kind of the device.
-        memory_limit: bytes that the job may use on the device; 0: unknown.
-        ranks: how many ranks the job has.
-        settings: EBB_MODULES, and a hash of the settings in ``ebb.config``.
-        models: the class and a hash of each model with blocks, in the order of their first
-            forwards.
-    """
-
-    budget: str
+    budget: str  # in words that do not depend on how the user wrote it
     torch_release: str
     ebb_release: str
-    device: str
-    memory_limit: int
-    ranks: int
-    settings: str
-    models: tuple[str, ...]
+    device: str  # kind of the device
+    memory_limit: int  # bytes that the job may use on the device; 0: unknown
+    ranks: int  # how many ranks the job has
+    settings: str  # EBB_MODULES, and a hash of the settings in ``ebb.config``
+    models: list[str]  # class and hash of those with blocks, in order of first forwards
 
     @staticmethod
     def of_job(
         budget: int | float | Limit,
         patterns: tuple[str, ...],
         device: torch.device,
-        models: Iterable[str],
+        models: list[str],
     ) -> MadeFor:
-        """What a plan of this job is made for."""
         return MadeFor(
             _in_words(budget),
             torch.__version__,
             sys.modules["ebb"].__version__,
-            _kind_of(device),
+            f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type,
             _limit_of(device),
             dist.get_world_size() if has_ranks() else 1,
             f"{','.join(patterns)} {_hash(_config_in_words())}".strip(),
-            tuple(models),
+            models,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "models": list(self.models)}
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> MadeFor:
-        """What `to_dict` made these values of.
-
-        Raises:
-            KeyError, TypeError: a value is missing, or has another type.
-        """
-        found = {field.name: values[field.name] for field in fields(MadeFor)}
-        for name, value in found.items():
-            kind = {"models": list}.get(name, int if name in ("memory_limit", "ranks") else str)
-            if not isinstance(value, kind) or isinstance(value, bool):
-                raise TypeError(f"{name} has the wrong type")
-        return MadeFor(**found | {"models": tuple(map(str, found["models"]))})
 
     def changed(self, now: MadeFor) -> str:
         """What has changed; empty if a plan that was made for this fits `now`. Models that `now`
@@ -119,12 +89,6 @@ def _config_in_words() -> str:
     if "offload.disk" in settings:  # each start may have a folder of its own
         settings["offload.disk"] = bool(settings["offload.disk"])
     return json.dumps(settings, default=str)
-
-
-def _kind_of(device: torch.device) -> str:
-    if device.type != "cuda":
-        return device.type
-    return f"cuda {torch.cuda.get_device_name(device)}"
 
 
 def _limit_of(device: torch.device) -> int:
@@ -165,29 +129,19 @@ def _tensor_in_words(tensor: torch.Tensor) -> str:
         shape = str(list(tensor.shape))
     except RuntimeError:  # of a lazy module
         shape = "?"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{shape}"
+    return f"{_name_of(tensor.dtype)}{shape}"
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def inputs_in_words(name: str, inputs: object) -> tuple[str, int]:
-    """The tensors with which a block was called, and how many elements they have. `inputs`: nested
-    tuples, lists and dictionaries. Autocast changes what a block computes with, so the words name
-    it."""
-    tensors = list(_tensors_in(inputs))
+    """The tensors with which a block was called, and how many elements they have. Autocast changes
+    what a block computes with, so the words name it."""
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
     words = ", ".join(map(_tensor_in_words, tensors))
     device = tensors[0].device.type if tensors else "cpu"
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        words += (
-            f" under autocast to {str(torch.get_autocast_dtype(device)).removeprefix('torch.')}"
-        )
+        words += f" under autocast to {_name_of(torch.get_autocast_dtype(device))}"
     return f"{name}: {words}", sum(tensor.numel() for tensor in tensors)
-
-
-def _tensors_in(value: object) -> Iterable[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors_in(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item)

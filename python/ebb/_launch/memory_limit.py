@@ -33,32 +33,22 @@ class Limit:
 
 
 def limit_of(text: str) -> Limit | None:
-    """Parse ``auto`` and ``auto:20GiB``; None if the text is neither.
-
-    Raises:
-        ValueError: the part after the colon is no valid size.
-    """
+    """Parse ``auto`` and ``auto:20GiB``; None if the text is neither. Raises ValueError if the part
+    after the colon is no valid size."""
     kind, colon, given = text.partition(":")
     if kind.strip().lower() != "auto":
         return None
-    if colon:
-        limit = number_of_bytes("a limit", given)
-        if limit == 0:
-            raise ValueError(
-                f"ebb: the limit after `auto:` must be more than 0 bytes; got {shown(text)}"
-            )
+    if not colon:
+        return Limit()
+    if limit := number_of_bytes("a limit", given):
         return Limit(limit)
-    return Limit()
+    raise ValueError(f"ebb: the limit after `auto:` must be more than 0 bytes; got {shown(text)}")
 
 
 def there_is(device: torch.device, root: str = _CGROUPS, own: str = _OWN_CGROUPS) -> int:
     """Bytes that the job may use. If the job computes on an accelerator, or has begun to use one:
     that device's memory, less what other processes use. Else the smallest of the limits of the
-    process's control groups and the machine's memory.
-
-    Raises:
-        ValueError: the available memory is unknown.
-    """
+    process's control groups and the machine's memory. Raises ValueError if neither is known."""
     if (memory := devices.memory_of(_where(device))) is not None:
         return memory[0]
     limits = [limit for limit, _ in _control_groups(root, own)]
@@ -91,19 +81,9 @@ def _where(device: torch.device) -> torch.device:
 
 
 def _control_groups(root: str, own: str) -> Iterator[tuple[int, int]]:
-    """Limit and usage in bytes of each control group with a limit that the process is in.
-
-    Args:
-        root: the folder in which control groups are mounted. In a container this may be the
-            container's own group.
-        own: a file with the groups of the process, as in /proc/self/cgroup: "4:memory:/a/b" in
-            version 1, "0::/a/b" in version 2.
-    """
-    try:
-        lines = Path(own).read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    """Limit and usage in bytes of each control group with a limit that the process is in. In a
+    container, the folder `root` may be the container's own group."""
+    for line in _lines_of(own):  # "4:memory:/a/b" in version 1, "0::/a/b" in version 2
         _, controllers, path = line.split(":", 2)
         if not controllers:
             mount, files = Path(root), ("memory.max", "memory.current")
@@ -120,11 +100,15 @@ def _control_groups(root: str, own: str) -> Iterator[tuple[int, int]]:
 
 
 def _in_meminfo(key: str) -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
+    lines = _lines_of("/proc/meminfo")
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key)), 0)
+
+
+def _lines_of(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _number_in(path: Path) -> int:

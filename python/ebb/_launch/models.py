@@ -1,7 +1,8 @@
-"""Finds a job's models, and makes modules regions by name."""
+"""Finds a job's models, and makes modules regions: by name, or the blocks that ebb finds."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import warnings
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from _ebb_switches import is_launcher
 from torch.compiler import is_compiling
 from torch.nn.modules.module import (
     register_module_forward_pre_hook,
@@ -18,10 +20,13 @@ from torch.nn.modules.module import (
 )
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ebb._launch import other_work
 from ebb._launch.assignment import Assignment
+from ebb._launch.budgeted import Blocks, foreign_recompute_active
+from ebb._launch.variables import warn_setting_ignored
 from ebb._policy.policy import Policy
+from ebb._region import in_graph
 from ebb._region.apply import select
+from ebb._region.blocks import regions_by_default
 from ebb._region.module_names import plain_names
 from ebb._region.modules import (
     can_mark,
@@ -83,20 +88,18 @@ class Models:
 
     def see(self, module: torch.nn.Module) -> None:
         """Look at a model at its first forward, when it has its final structure."""
-        if self._seen.get(id(module)) is not module:
-            self._look_at(module)
-
-    def _on_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
-        if not is_compiling():  # the module around the compiled code has been seen
-            self.see(module)
-
-    def _look_at(self, module: torch.nn.Module) -> None:
+        if self._seen.get(id(module)) is module:
+            return
         alive = [root for root in self.roots if root() is not None]
         self.roots = [*alive, weakref.ref(module)]
         for inner in module.modules():
             self._seen[id(inner)] = inner
         for observer in self._observers:
             observer.on_new_model(module)
+
+    def _on_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if not is_compiling():  # the module around the compiled code has been seen
+            self.see(module)
 
     def _look_again(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         self._steps = self._others = 0
@@ -136,14 +139,14 @@ class Models:
         if self._steps < _STEPS:
             return
         self._stop_looking()
-        models = [model for model in (root() for root in self.roots) if model is not None]
+        models = [model for root in self.roots if (model := root()) is not None]
         for observer in self._observers:
             observer.on_search_done(models)
 
 
 def _run(settings: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """A call of a module that the user named."""
-    if not is_compiling() and torch.is_grad_enabled() and other_work.foreign_recompute_active():
+    if not is_compiling() and torch.is_grad_enabled() and foreign_recompute_active():
         return function(*args, **kwargs)
     return run_in_region(settings, function, *args, **kwargs)
 
@@ -179,7 +182,7 @@ class ByName(ModelObserver):
 
     def _tell_of(self, made: list[str], model: torch.nn.Module) -> None:
         what = "module is a region" if len(made) == 1 else "modules are regions"
-        line = f"ebb: {len(made)} {what}: {', '.join(dict.fromkeys(in_ranges(made)))}"
+        line = f"ebb: {len(made)} {what}: {', '.join(in_ranges(made))}"
         names = [glob for _, globs in self._assignment.others for glob in globs]
         missing = [glob for glob in names if not select(model, (glob,))]
         if missing:
@@ -194,19 +197,98 @@ class ByName(ModelObserver):
         if not patterns or self._lines or self._warned or not is_first():
             return
         self._warned = True
-        shown = list(dict.fromkeys(in_ranges(plain_names(models))))
+        shown = in_ranges(plain_names(models))
         kinds = ", ".join(dict.fromkeys(type(model).__name__ for model in models))
+        globs = f"EBB_MODULES={clipped(','.join(self._assignment.patterns))}"
+        source = clipped(self._assignment.text) if self._assignment.others else globs
         warnings.warn(
-            f"ebb: no module matches {self._source()}, so none becomes a region. "
+            f"ebb: no module matches {source}, so none becomes a region. "
             f"Module names of {clipped(kinds)}: {', '.join(shown[:20])}"
             f"{', ...' if len(shown) > 20 else ''}",
             stacklevel=2,
         )
 
-    def _source(self) -> str:
-        if self._assignment.others:
-            return clipped(self._assignment.text)
-        return f"EBB_MODULES={clipped(','.join(self._assignment.patterns))}"
+
+# Note [Blocks of a job]
+# ebb learns whether a job that sets EBB and names no modules calls torch.utils.checkpoint only when
+# the job does so. If a model fits into memory only with regions, its first step needs them too. So
+# the blocks that ebb.apply selects are regions from a model's first forward on. The first call of
+# torch.utils.checkpoint ends these regions: the job itself decides what is recomputed. With
+# EBB_MODULES=auto the blocks stay regions. After two optimizer steps, or at exit, one line says
+# which modules are regions, or that none is.
+
+
+class FoundBlocks(ModelObserver):
+    """Makes the blocks of each model regions."""
+
+    def __init__(self, assignment: Assignment, stay: bool) -> None:
+        self._assignment = assignment
+        self._stay = stay  # True if blocks stay regions in a job that calls torch.utils.checkpoint
+        self._blocks = Blocks((), in_graphs=True)
+        self._models: list[str] = []  # classes of models
+        self._trains = False  # a model's first forward had gradients, or an optimizer has stepped
+        self._told = False
+        self._began = in_graph.new_number()
+        if not stay:  # calls that are running finish as they are
+            assignment.when_announced = functools.partial(self._blocks.put, None)
+
+    def start(self, undo: ExitStack) -> None:
+        """Print the line at exit at the latest, and end the regions when `undo` is closed."""
+        at_exit = functools.partial(self.print_found, is_late=True)
+        atexit.register(at_exit)
+        undo.callback(atexit.unregister, at_exit)
+        undo.callback(self._blocks.put, None)
+
+    def on_new_model(self, model: torch.nn.Module) -> None:
+        self._models.append(type(model).__name__)
+        self._trains |= torch.is_grad_enabled()
+        if self._assignment.announced and not self._stay:
+            return
+        if regions_by_default(model):
+            self._blocks.add(model, self._assignment.policy)
+
+    def on_search_done(self, models: list[torch.nn.Module]) -> None:
+        self._trains = True
+        self.print_found()
+
+    def print_found(self, *, is_late: bool = False) -> None:
+        """Report once which blocks are regions. `is_late`: True at exit."""
+        if self._told or not self._models or not self._trains or is_launcher():
+            return
+        self._told = True
+        blocks, in_graphs = self._blocks.alive(), in_graph.names_entered(self._began)
+        if self._assignment.announced and not self._stay:
+            self._blocks.use(0)  # restore the modules' own forward
+        elif used := [block.name for block in blocks if block.calls or block.name in in_graphs]:
+            self._tell_of(used)
+        elif not self._assignment.announced and not any(b.met_recomputation for b in blocks):
+            self._tell_of_nothing(is_late)
+
+    def _tell_of(self, names: list[str]) -> None:
+        what = "module is a region" if len(names) == 1 else "modules are regions"
+        shown = clipped(", ".join(in_ranges(names)), 300)
+        why = "" if self._stay else ", since the job does not call torch.utils.checkpoint"
+        if self._assignment.has_calls_in_graphs:
+            why = "; in compiled code, torch's own checkpoint runs inside of them"
+        print_first(
+            f"ebb: {len(names)} {what}: {shown} ({self._assignment.text}{why}); "
+            "EBB_MODULES=none turns this off"
+        )
+
+    def _tell_of_nothing(self, is_late: bool) -> None:
+        models = clipped(", ".join(dict.fromkeys(self._models)), 200)
+        calls = (
+            "the job calls torch.utils.checkpoint only in compiled code, where torch runs it"
+            if self._assignment.has_calls_in_graphs
+            else "the job does not call torch.utils.checkpoint"
+        )
+        warn_setting_ignored(
+            f"ebb: {self._assignment.text} has no effect so far",
+            f"{calls}, and no repeated block of {models} ran "
+            "with gradients. Name modules to make them regions: "
+            "EBB_MODULES='*.layers.*'. python -m ebb --list-modules SCRIPT lists their names",
+            is_late=is_late,
+        )
 
 
 _models: Models | None = None  # while ebb takes models over
@@ -217,7 +299,12 @@ def take_over(assignment: Assignment, undo: ExitStack, blocks: ModelObserver | N
     all models that run until `undo` is closed. `blocks` makes blocks of each model regions."""
     global _models
     _models = Models(filter(None, (ByName(assignment), blocks)))
-    undo.callback(_forget)
+
+    @undo.callback
+    def forget() -> None:
+        global _models
+        _models = None
+
     asked = any(
         patterns or modules_are_asked_for(policy._compiled)
         for policy, patterns in assignment.modules()
@@ -226,27 +313,18 @@ def take_over(assignment: Assignment, undo: ExitStack, blocks: ModelObserver | N
         _models.start(undo)
 
 
-def _forget() -> None:
-    global _models
-    _models = None
-
-
-class _SeesModel:
-    """The part of a Lightning callback that looks at a model before training."""
-
-    package: str  # the package of Lightning that the callback belongs to
-
-    def setup(self, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:
-        if _models is not None:
-            _models.see(pl_module)
-
-    def __reduce__(self) -> Any:
-        # The class exists only at run time, so pickle (strategy `ddp_spawn`) gets the function.
-        return lightning_callback, (self.package,)
-
-
 def lightning_callback(package: str) -> Any:
-    """A callback that looks at a model before training; `package` is a Lightning package, such as
-    ``lightning.pytorch``. Each has a callback class of its own."""
-    callback: Any = importlib.import_module(f"{package}.callbacks").Callback
-    return type("Ebb", (_SeesModel, callback), {"package": package})()
+    """A callback that looks at a model before training, for a package such as
+    ``lightning.pytorch``. Each package has a callback class of its own."""
+    base: Any = importlib.import_module(f"{package}.callbacks").Callback
+
+    class Ebb(base):  # type: ignore[misc]
+        def setup(self, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:
+            if _models is not None:
+                _models.see(pl_module)
+
+        def __reduce__(self) -> Any:
+            # The class exists only at run time, so pickle (strategy `ddp_spawn`) gets the function.
+            return lightning_callback, (package,)
+
+    return Ebb()

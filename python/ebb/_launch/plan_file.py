@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tomllib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,41 +41,25 @@ class PlanFileError(ValueError):
 
 @dataclass(frozen=True)
 class Terms:
-    """What the bytes of steps under a plan are compared with.
+    """What the bytes of steps under a plan are compared with."""
 
-    Attributes:
-        budget: bytes that a step may allocate; with a budget in bytes, that all tensors may take.
-        beside: bytes of tensors that a budget in bytes does not count; None: the budget is for a
-            step.
-        freed: as in `Measured`.
-    """
-
-    budget: int
-    beside: int | None
-    freed: int
+    budget: int  # bytes that a step may allocate; with a budget in bytes, that all tensors may take
+    beside: int | None  # bytes that a budget in bytes does not count; None: it is for a step
+    freed: int  # as in `Measured`
 
 
 @dataclass(frozen=True)
 class StoredPlan:
-    """A plan in a file.
-
-    Attributes:
-        inputs: as in `PlanFile`.
-        profiled: names of the blocks for which the plan was made; those without a policy stay as
-            in eager.
-        candidate: of `Blocks`.
-        is_around: True if there are regions around blocks.
-        checksum: of all of the file.
-    """
+    """A plan in a file."""
 
     made_for: MadeFor
-    inputs: Mapping[str, int]
-    profiled: tuple[str, ...]
-    candidate: int
-    is_around: bool
+    inputs: Mapping[str, int]  # as in `PlanFile`
+    profiled: tuple[str, ...]  # names of its blocks; those without a policy stay as in eager
+    candidate: int  # of `Blocks`
+    is_around: bool  # True if there are regions around blocks
     decided: Decided
     terms: Terms
-    checksum: str = ""
+    checksum: str = ""  # of all of the file
 
     def changed(self, now: MadeFor, inputs: tuple[str, int]) -> str:
         """What has changed since the plan was made; empty if it fits."""
@@ -82,40 +68,29 @@ class StoredPlan:
             return changed
         if words in self.inputs:
             return ""
-        has_same_block = any(_block_of(words) == _block_of(known) for known in self.inputs)
+        block, *_ = words.partition(": ")
+        has_same_block = any(known.startswith(f"{block}: ") for known in self.inputs)
         if len(self.inputs) > 1 and has_same_block and elements <= max(self.inputs.values()):
             return ""
         before = clipped(", or ".join(self.inputs), 200)
         return f"the inputs of the first block were {before}, and are {clipped(words, 200)}"
 
     def to_toml(self) -> str:
-        """The text of a file, without its head.
-
-        Raises:
-            ValueError: the text could not be read again.
-        """
-        text = self._with(self._table())
-        policies = ModulePolicies._parse(text, "the plan")  # policies as they are read
-        return self._with(self._table() | {"checksum": _checksum(self._table(), policies)})
-
-    def _with(self, table: dict[str, object]) -> str:
-        settings = self.decided.settings
-        found = ModulePolicies(self.decided.policies, settings.offload, ahead=settings.ahead)
-        return found._to_toml(table)
+        """The text of a file, without its head. Raises ValueError if it could not be read again."""
+        table = self._table()
+        policies = ModulePolicies._parse(self.decided.to_toml(table), "the plan")  # as read later
+        return self.decided.to_toml(table | {"checksum": _checksum(table, policies)})
 
     def _table(self) -> dict[str, object]:
         decided, terms, reported = self.decided, self.terms, self.decided.reported
         table: dict[str, object] = {
-            **self.made_for.to_dict(),
+            **vars(self.made_for),
             "inputs": list(self.inputs),
             "elements": list(self.inputs.values()),
             "profiled": list(self.profiled),
             "blocks": self.candidate,
             "around": self.is_around,
-            "summary": decided.summary,
-            "peak": decided.peak,
-            "plain_peak": decided.plain_peak,
-            "too_small": decided.too_small,
+            **decided.figures(),
             "limit": terms.budget,
             "freed": terms.freed,
         }
@@ -128,11 +103,7 @@ class StoredPlan:
 
     @staticmethod
     def parse(text: str, name: str, path: str = "") -> StoredPlan:
-        """What `to_toml` made this text of. `name`: of the file. `path`: for reports.
-
-        Raises:
-            PlanFileError: the text is damaged.
-        """
+        """The opposite of `to_toml`. `name`: of the file. `path`: for reports."""
         try:
             table = dict(tomllib.loads(text)["plan"])
             policies = ModulePolicies._parse(text, name, late=True)
@@ -140,18 +111,11 @@ class StoredPlan:
             if checksum != _checksum(table, policies):
                 raise PlanFileError("it was changed after ebb had written it")
             inputs = dict(zip(table["inputs"], table["elements"], strict=True))
-            decided = Decided(
-                policies.policies,
-                table["summary"],
-                table["peak"],
-                table["plain_peak"],
-                table["too_small"],
-                policies._settings,
-                _reported(table, policies, path),
-            )
+            decided = Decided.of(policies, table, _reported(table, policies, path))
             terms = Terms(table["limit"], None, table["freed"])
             blocks = tuple(table["profiled"]), table["blocks"], table["around"]
-            return StoredPlan(MadeFor.from_dict(table), inputs, *blocks, decided, terms, checksum)
+            made_for = MadeFor(**{field.name: table[field.name] for field in fields(MadeFor)})
+            return StoredPlan(made_for, inputs, *blocks, decided, terms, checksum)
         except PlanFileError:
             raise
         except KeyError as error:
@@ -159,10 +123,6 @@ class StoredPlan:
         except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
             why = clipped(str(error).removeprefix("ebb: "), 200)
             raise PlanFileError(f"it is damaged: {why}") from None
-
-
-def _block_of(words: str) -> str:
-    return words.partition(": ")[0]
 
 
 def _checksum(table: Mapping[str, object], policies: ModulePolicies) -> str:
@@ -174,16 +134,12 @@ def _reported(table: Mapping[str, Any], policies: ModulePolicies, path: str) -> 
     """The plan as reports show it: the file has no other budgets, and no timeline."""
     if "step_limit" not in table:
         return None
-    budget, duration, plain = (
-        table["step_limit"],
-        table.get("duration"),
-        table.get("plain_duration"),
-    )
+    budget, duration = table["step_limit"], table.get("duration")
     point = BudgetPoint(budget, table["peak"], duration or 0.0, 0, True, ())
     reported = ReportedPlan(
         budget,
         Course(table["peak"], duration),
-        Course(table["plain_peak"], plain),
+        Course(table["plain_peak"], table.get("plain_duration")),
         policies.policies,
         lambda: (point,),
     )
@@ -203,40 +159,29 @@ def _reported(table: Mapping[str, Any], policies: ModulePolicies, path: str) -> 
 # A process that multiprocessing started without a rank of its own reads and writes no file: several
 # such processes may train at the same time.
 class PlanFile:
-    """The file of a budget's plan, and those of other ranks.
-
-    Attributes:
-        path: the path that the user gave.
-        stored: the plan that was taken, or may be; None: there is none.
-        vote: of this rank, see `Ranks.vote`.
-        writer: the rank that writes the file of this rank's plan.
-        now: what a plan made now is for; None: no block was called with gradients yet.
-        inputs: the inputs of the first block in each measured step, in words, with their numbers of
-            elements. Only of the first choice of blocks: see Note [Plans that are taken].
-    """
+    """The file of a budget's plan, and those of other ranks."""
 
     def __init__(self, path: str, budget: int | float | Limit, patterns: tuple[str, ...]) -> None:
-        self.path = path
-        self.stored: StoredPlan | None = None
-        self.vote = Vote()
-        self.writer = 0
-        self.now: MadeFor | None = None
+        self.path = path  # as the user gave it
+        self.name = clipped(os.path.basename(path), 100)
+        self.stored: StoredPlan | None = None  # the plan that was taken, or may be
+        self.vote = Vote()  # of this rank, see `Ranks.vote`
+        self.writer = 0  # the rank that writes the file of this rank's plan
+        self.now: MadeFor | None = None  # set when a block is first called with gradients
+        # The inputs of the first block in each measured step, in words, with their numbers of
+        # elements. Only of the first choice of blocks: see Note [Plans that are taken].
         self.inputs: dict[str, int] = {}
         self._budget, self._patterns = budget, patterns
         self._models: list[tuple[weakref.ref[torch.nn.Module], str]] = []  # with words
         self._error = ""  # why no file fits
         self._found: list[tuple[int, StoredPlan]] | None = None  # files that could be read
 
-    @property
-    def name(self) -> str:
-        return clipped(os.path.basename(self.path), 100)
-
     def path_of(self, rank: int) -> str:
         """The file that a rank writes."""
         if rank == 0:
             return self.path
-        path = Path(self.path)
-        return str(path.with_name(f"{path.stem}.rank{rank}{path.suffix}"))
+        stem, suffix = os.path.splitext(self.path)
+        return f"{stem}.rank{rank}{suffix}"
 
     def read(self) -> None:
         """Read the files, once."""
@@ -257,19 +202,13 @@ class PlanFile:
         if job.is_helper():
             return
         yield 0, self.path
-        if has_ranks() or job.rank() > 0:
-            path = Path(self.path)
-            begin, end = f"{path.stem}.rank", path.suffix
-            try:
-                names = os.listdir(path.parent)
-            except OSError:
-                return
-            inside = (
-                name[len(begin) : len(name) - len(end)]
-                for name in names
-                if name.startswith(begin) and name.endswith(end)
-            )
-            for rank in sorted(int(number) for number in inside if number.isdecimal()):
+        if not has_ranks() and job.rank() == 0:
+            return
+        stem, suffix = map(re.escape, os.path.splitext(os.path.basename(self.path)))
+        with suppress(OSError):
+            names = os.listdir(os.path.dirname(self.path))
+            found = (re.fullmatch(rf"{stem}\.rank(\d+){suffix}", name) for name in names)
+            for rank in sorted(int(match[1]) for match in found if match):
                 yield rank, self.path_of(rank)
 
     def met(self, model: torch.nn.Module) -> None:
@@ -277,9 +216,9 @@ class PlanFile:
         if all(known() is not model for known, _ in self._models):
             self._models.append((weakref.ref(model), model_in_words(model)))
 
-    def models(self) -> tuple[str, ...]:
+    def models(self) -> list[str]:
         """The models that have been met and still exist, in words."""
-        return tuple(words for model, words in self._models if model() is not None)
+        return [words for model, words in self._models if model() is not None]
 
     def is_for(self, device: torch.device) -> MadeFor:
         """Set `now`, before a plan changes settings."""
@@ -292,9 +231,8 @@ class PlanFile:
         self.inputs[words] = elements
 
     def choose(self, device: torch.device) -> str:
-        """Choose the plan to take, when a block is first called with gradients, whose inputs have
-        been noted: sets `stored` and `vote`. Returns why none is taken; empty if one is, or if no
-        file exists."""
+        """Choose the plan to take, for the inputs that have been noted: sets `stored` and `vote`.
+        Returns why none is taken; empty if one is, or if no file exists."""
         self.read()
         now = self.is_for(device)
         [inputs] = self.inputs.items()
@@ -312,12 +250,10 @@ class PlanFile:
         self.vote = Vote(why=why or "there is no file")
         return why
 
-    def lists(self, model: torch.nn.Module) -> bool:
-        """True if the plan that was taken is for this model too, which has just been met."""
-        if self.stored is None:
-            return False
+    def lists_models(self) -> bool:
+        """True if the plan that was taken is for all models that have been met."""
         models = self.models()
-        return self.stored.made_for.models[: len(models)] == models
+        return self.stored is not None and self.stored.made_for.models[: len(models)] == models
 
     def writes(self) -> bool:
         """True if this process writes the file of its plan."""
@@ -325,21 +261,11 @@ class PlanFile:
             return False
         return not has_ranks() or job.rank() == self.writer
 
-    def write(
-        self,
-        decided: Decided,
-        terms: Terms,
-        blocks: Blocks,
-        profiled: Iterable[str],
-    ) -> str:
-        """Write a plan that is in place. Returns the path. `profiled`: of `StoredPlan`.
-
-        Raises:
-            PlanFileError: the file cannot be written.
-        """
+    def write(self, decided: Decided, terms: Terms, blocks: Blocks, profiled: Iterable[str]) -> str:
+        """Write a plan that is in place. Returns the path. `profiled`: of `StoredPlan`."""
         assert self.now is not None
         path = self.path_of(job.rank())
-        made_for = MadeFor(**vars(self.now) | {"models": self.models()})
+        made_for = replace(self.now, models=self.models())
         try:
             names = {block.name for block in blocks.alive()}
             is_around = not names.issuperset(decided.policies)
@@ -360,11 +286,7 @@ class PlanFile:
 
 
 def _text_of(path: str) -> str | None:
-    """The text of a file; None if there is none.
-
-    Raises:
-        OSError, ValueError: it cannot be read.
-    """
+    """The text of a file; None if there is none. Raises OSError or ValueError."""
     if not os.path.lexists(path):
         return None
     if not os.path.isfile(path):
@@ -375,8 +297,7 @@ def _text_of(path: str) -> str | None:
 
 
 def _check_may_replace(path: str) -> None:
-    """Raises PlanFileError if the path is something else than a plan: a mistyped path must not cost
-    the user a file."""
+    """A mistyped path must not cost the user a file that is no plan."""
     if os.path.lexists(path) and not os.path.isfile(path):
         raise PlanFileError("it is no file")
     try:

@@ -61,8 +61,7 @@ class SaveAll(Phase):
         )
 
     def has_filled(self) -> bool:
-        """Call at the end of each step. True if ebb measures steps from now on; False while there
-        is room."""
+        """Call at the end of each step. True if ebb measures steps from now on."""
         self._steps += 1
         if self._steps == 1:
             for device, limit in self._limits.items():

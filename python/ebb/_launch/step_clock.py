@@ -28,19 +28,14 @@ _SILENT = 3 * _LONGEST  # steps of another optimizer, after which an optimizer c
 
 
 class StepClock:
-    """Calls a function at the end of each step.
-
-    Args:
-        at_boundary: receives True if the step that ends is like those that follow, False if
-            another optimizer marks the steps from now on.
-        has_no_end: called instead, with the reason, if steps have no clear end.
-    """
+    """Calls a function at the end of each step."""
 
     def __init__(
         self, at_boundary: Callable[[bool], None], has_no_end: Callable[[str], None]
     ) -> None:
+        # Receives False if another optimizer marks the steps from now on.
         self._at_boundary = at_boundary
-        self._has_no_end = has_no_end
+        self._has_no_end = has_no_end  # called instead, with the reason
         self._thread: int | None = None  # the thread of the first optimizer step
         self._elsewhere = 0  # steps on other threads
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
@@ -51,7 +46,6 @@ class StepClock:
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def start(self, undo: ExitStack) -> None:
-        """Observe optimizers until `undo` is closed."""
         undo.callback(register_optimizer_step_post_hook(self._on_step).remove)
 
     def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

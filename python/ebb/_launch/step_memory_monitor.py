@@ -14,21 +14,16 @@ _LESS = 0.98  # times the planned bytes: maximum for the next plan
 
 
 class StepMemory:
-    """Counts the bytes of tensors in each step.
-
-    Attributes:
-        peak: peak bytes that the last step allocated, above the base of Note [Where a step begins];
-            without a plan, above the bytes in use when the step before ended. On an accelerator the
-            number may be too high: see Note [Peaks on an accelerator].
-        is_exact: False if `peak` is such a number.
-        began: bytes in use when the last step began.
-        freed: bytes that are freed between the end of a step and the next one's begin; 0: unknown.
-    """
+    """Counts the bytes of tensors in each step."""
 
     def __init__(self) -> None:
         _C.use_counting_allocator()
-        self.peak = self.began = self.freed = 0
-        self.is_exact = False
+        # Peak bytes that the last step allocated, above the base of Note [Where a step begins];
+        # without a plan, above the bytes in use when the step before ended.
+        self.peak = 0
+        self.is_exact = False  # False if `peak` may be too high: Note [Peaks on an accelerator]
+        self.began = 0  # bytes in use when the last step began
+        self.freed = 0  # bytes that are freed between two steps; 0: unknown
         self._next = 0  # bytes in use when the last step ended
         self._replays = 0
 
@@ -51,41 +46,25 @@ class StepMemory:
 
 
 class PlannedMemory:
-    """Compares steps with a plan.
-
-    Attributes:
-        planned: the plan's prediction of a step's peak.
-        is_over: True if the last step exceeded the budget.
-        was_over: the same for the step before the last one.
-
-    Args:
-        budget: bytes that tensors may take in total, or that a step may allocate.
-        beside: bytes of tensors that a budget in total bytes does not count; None: the budget is
-            for a step.
-        fits: True if the prediction is within the budget; if not, steps may take as much as was
-            planned.
-    """
+    """Compares steps with a plan."""
 
     def __init__(
         self, memory: StepMemory, planned: int, budget: int, beside: int | None, *, fits: bool
     ) -> None:
-        self._memory, self._budget, self._beside = memory, budget, beside
-        self.planned = planned
-        self.was_over = self.is_over = False
+        self._memory, self._budget = memory, budget
+        self.beside = beside  # as in `Terms`, like `budget`
+        self.planned = planned  # the plan's prediction of a step's peak
+        self.is_over = False  # True if the last step exceeded the budget
+        self.was_over = False  # the same for the step before the last one
         # Accepted peak of a step above the budget, if no plan needs less.
         self._accepted, self._times_accepted = 0 if fits else int(_OVER * planned), 0
         self._over: list[tuple[int, int]] = []  # steps over the budget: planned and actual bytes
         self._below = 0  # consecutive steps far below the plan
 
     def step_ended(self) -> None:
-        """Compare the step that has ended."""
         slack = _SLACK + (_OVER - 1) * self._budget
         is_over = self._memory.peak > max(self._allowed + slack, self._accepted)
         self.was_over, self.is_over = self.is_over, is_over and self._memory.is_exact
-
-    def set_beside(self, beside: int) -> None:
-        """Set the argument `beside`."""
-        self._beside = beside
 
     @property
     def limit(self) -> int:
@@ -94,9 +73,9 @@ class PlannedMemory:
 
     @property
     def _allowed(self) -> int:
-        if self._beside is None:
+        if self.beside is None:
             return self._budget
-        return self._budget + self._beside - self._memory.began
+        return self._budget + self.beside - self._memory.began
 
     def is_far_below(self) -> bool:
         """True if steps have allocated far less than planned for a long time. Call once a step."""
@@ -104,9 +83,8 @@ class PlannedMemory:
         return self._below >= _STEPS_BELOW
 
     def in_words(self) -> str:
-        """Describe the last step's memory."""
         peak = size(self._memory.peak)
-        if self._beside is None:
+        if self.beside is None:
             return f"a step allocated {peak}, more than the budget of {size(self._budget)}"
         return (
             f"a step allocated {peak}, but the budget leaves only "
@@ -125,8 +103,7 @@ class PlannedMemory:
         return max(0, int(min(wanted, _LESS * self.planned)))
 
     def accept(self) -> None:
-        """Accept the last step's peak, since no plan needs less. Later calls accept larger growth
-        than the first."""
+        """Accept the last step's peak. Later calls accept larger growth than the first."""
         factor = _OVER if self._times_accepted == 0 else _MUCH_MORE
         self._accepted = int(factor * self._memory.peak)
         self._times_accepted += 1

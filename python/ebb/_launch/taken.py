@@ -9,7 +9,7 @@ from _ebb_switches import is_set
 
 from ebb import _C
 from ebb._launch.agreeing import has_ranks
-from ebb._launch.budget_phases import Planned, Start
+from ebb._launch.budget_phases import Planned
 from ebb._launch.budgeted_job import BudgetedJob, Phase
 from ebb._launch.decided import Decided
 from ebb._launch.plan_file import PlanFile, PlanFileError, StoredPlan, Terms
@@ -67,14 +67,14 @@ class FromFile(Phase):
         stored, blocks = self._late, self.job.blocks
         if stored is None:
             self._give_way()
-        elif stored.candidate == blocks.candidate:
+            return
+        if stored.candidate == blocks.candidate:
             blocks.take()
-            self._take(stored)
         else:
             blocks.use(stored.candidate)
             self.job.add_all()
             blocks.count_as_used()
-            self._take(stored)
+        self._take(stored)
 
     def _give_way(self) -> None:
         """No block was called with gradients."""
@@ -87,11 +87,7 @@ class FromFile(Phase):
         self._refuse(why if has_file else "")
 
     def _decide(self, name: str, inputs: object) -> None:
-        """Take the plan, or let the other phase begin. `inputs`: of the block `name`.
-
-        Raises:
-            BudgetError, PlanFileError: no plan is possible, and EBB_STRICT is set.
-        """
+        """Take the plan, or let the other phase begin. `inputs`: of the block `name`."""
         try:
             self._choose(name, inputs)
         except Exception as error:
@@ -161,8 +157,7 @@ class Taken(Planned):
         super().__init__(job, replace(stored.decided, policies=self._policies(job)), terms)
 
     def _policies(self, job: BudgetedJob) -> dict[str, Policy]:
-        """Policies of all blocks. A block that had no gradients when the plan was made recomputes
-        everything if it has some now."""
+        """Of all blocks. A block that had no gradients when the plan was made recomputes all."""
         profiled = self._stored.profiled
         others = (block.name for block in job.blocks.alive() if block.name not in profiled)
         return dict.fromkeys(others, recompute_all) | dict(self._stored.decided.policies)
@@ -183,7 +178,7 @@ class Taken(Planned):
         self.job.plans -= 1  # no steps were measured for it
 
     def blocks_added(self, model: torch.nn.Module, names: list[str]) -> None:
-        if self._since == 0 and self._file.lists(model):
+        if self._since == 0 and self._file.lists_models():
             self.job.blocks.count_as_used()
             self.job.blocks.follow(self._policies(self.job))
 
@@ -205,7 +200,7 @@ class Taken(Planned):
         if self.terms.beside is not None:
             beside = _C.tensor_bytes()[0] - base_bytes(job.blocks.roots(), list(job.optimizers))
             job.beside = max(0, beside)
-            self.memory.set_beside(job.beside)
+            self.memory.beside = job.beside
         self._begin_checking(self._decided)
 
     def _begin_checking(self, decided: Decided) -> None:
@@ -217,8 +212,8 @@ class Taken(Planned):
         super()._measure_again(why or f"{name} is not for all models and optimizers of this job")
 
     def _refusal(self) -> str:
-        """Why the ranks do not take their plans from files; empty if they do, or votes are missing.
-        See Note [Ranks that vote]."""
+        """Why the ranks take no plans from files; empty if they do, or votes are missing. See
+        Note [Ranks that vote]."""
         job = self.job
         if job.ranks is None:
             return ""
@@ -231,9 +226,3 @@ class Taken(Planned):
             log.info("budget: ranks do not vote, so this one keeps its plan: %s", error)
             job.ranks = refusal = None
         return refusal or ""
-
-
-def first_phase(job: BudgetedJob, otherwise: Phase | None = None) -> Phase:
-    """The phase with which a budget begins. `otherwise`: as for `FromFile`; default `Start`."""
-    phase = otherwise or Start(job)
-    return phase if job.file is None else FromFile(job, phase)

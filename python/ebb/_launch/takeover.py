@@ -12,7 +12,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ebb._launch import checkpoint_calls, models
 from ebb._launch.assignment import Assignment
 from ebb._launch.budget import Budget
-from ebb._launch.found_blocks import FoundBlocks
 from ebb._launch.frameworks import takeover as frameworks
 from ebb._launch.memory_limit import Limit
 from ebb._launch.variables import warn_setting_ignored
@@ -24,25 +23,17 @@ _undo = ExitStack()  # undoes the takeover
 
 
 def install(
-    policy: Policy,
-    text: str,
-    patterns: tuple[str, ...],
+    policy: Policy,  # of modules, and of torch.utils.checkpoint's calls without one of their own
+    text: str,  # the user's text for the policy
+    patterns: tuple[str, ...],  # globs over module names
     *,
-    finds_blocks: bool = False,
-    stay: bool = False,
+    finds_blocks: bool = False,  # True: blocks become regions, see Note [Blocks of a job]
+    stay: bool = False,  # True: blocks stay regions in a job that calls torch.utils.checkpoint
 ) -> None:
-    """Take over calls and modules from now on.
-
-    Args:
-        policy: for calls of torch.utils.checkpoint without a policy of their own, and for modules.
-        text: the user's text for the policy.
-        patterns: globs over module names.
-        finds_blocks: True if the blocks of models become regions, see Note [Blocks of a job].
-        stay: True if blocks stay regions in a job that calls torch.utils.checkpoint.
-    """
+    """Take over calls and modules from now on."""
     remove()
     assignment = Assignment(policy, f"EBB={text}", patterns)
-    blocks = FoundBlocks(assignment, stay) if finds_blocks else None
+    blocks = models.FoundBlocks(assignment, stay) if finds_blocks else None
     _take_over(assignment, blocks)
     if blocks is not None:
         blocks.start(_undo)
@@ -50,7 +41,7 @@ def install(
 
 def install_modules(policies: ModulePolicies, text: str) -> None:
     """Take over from now on, with a policy for each module. Calls of torch.utils.checkpoint become
-    regions that recompute everything. `text`: the user's text for the policies."""
+    regions that recompute everything."""
     remove()
     policies._settings.put(_undo)
     others = tuple((policy, tuple(map(glob.escape, names))) for policy, names in policies._groups())
@@ -59,22 +50,15 @@ def install_modules(policies: ModulePolicies, text: str) -> None:
 
 
 def install_budget(
-    budget: int | float | Limit,
-    text: str,
-    patterns: tuple[str, ...],
+    budget: int | float | Limit,  # bytes or a share; or a limit, see `SaveAll`
+    text: str,  # the user's text for the budget
+    patterns: tuple[str, ...],  # globs over names of modules to plan; empty: ebb finds the blocks
+    # The policy of torch.utils.checkpoint calls outside planned modules, and the user's text for
+    # it. Default: recompute everything, as torch does.
     calls: tuple[Policy, str] | None = None,
-    file: str = "",
+    file: str = "",  # absolute path of the file that keeps the plan; empty: none
 ) -> Budget:
-    """Take over from now on, with a memory budget instead of policies for modules.
-
-    Args:
-        budget: bytes or a share; or a limit, below which everything is saved, see `SaveAll`.
-        text: the user's text for the budget.
-        patterns: globs over names of modules that are planned; empty: ebb finds the blocks.
-        calls: the policy of torch.utils.checkpoint calls outside planned modules, and the user's
-            text for that policy. Default: recompute everything, as torch does.
-        file: absolute path of the file that keeps the plan; empty: none. See `PlanFile`.
-    """
+    """Take over from now on, with a memory budget instead of policies for modules."""
     remove()
     policy, said = calls or (recompute_all, "")
     assignment = Assignment(policy, f"EBB={said}" if said else f"EBB_BUDGET={text}", ())
@@ -100,11 +84,7 @@ def remove() -> None:
 def _watch_late_rules(assignment: Assignment, undo: ExitStack) -> None:
     """Report rules that match no operator, until `undo` is closed. ebb reports them after the first
     optimizer step, or at exit if ebb has taken something over, since a library that is imported
-    late may register the operators until then.
-
-    Raises:
-        ValueError: EBB_STRICT is set; raised in the optimizer's step.
-    """
+    late may register the operators until then."""
     policies = [policy._compiled for policy, _ in assignment.modules()]
     if not any(policy.unmatched() for policy in policies):
         return

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -24,7 +25,14 @@ _STEPS = 2  # of optimizers, after which a setting without effect ends a strict 
 # still use it. Replays ahead depend on the load of the machine, so they never end a job.
 
 
-def _offload() -> str:
+def _why_without_effect(section: str) -> str:
+    """Empty if the settings of the section had an effect."""
+    if section == "paging":
+        return "" if _C.paging_stats()["steps"] else "no policy pages a tensor"
+    if section == "ahead":
+        regions = (n for name, n in _C.ahead_stats().items() if name.startswith("regions_"))
+        is_off = _C.ahead_settings()["regions"] == 0
+        return "" if is_off or any(regions) else "ebb recomputed no region ahead of backward"
     stats = _C.offload_stats()
     if stats["bytes_sent"] or stats["bytes_refused"]:
         return ""
@@ -38,31 +46,15 @@ def _offload() -> str:
     )
 
 
-def _paging() -> str:
-    return "" if _C.paging_stats()["steps"] else "no policy pages a tensor"
-
-
-def _ahead() -> str:
-    regions = (n for name, n in _C.ahead_stats().items() if name.startswith("regions_"))
-    is_off = _C.ahead_settings()["regions"] == 0
-    return "" if is_off or any(regions) else "ebb recomputed no region ahead of backward"
-
-
-_REASONS: dict[str, Callable[[], str]] = {"offload": _offload, "paging": _paging, "ahead": _ahead}
-"""For each section: why its settings had no effect so far; empty if they had one."""
-
 _undo = ExitStack()
 
 
 def watch(given: Mapping[str, str], may_plan: bool) -> None:
-    """Report settings without effect from now on. See Note [Settings without effect]. `given`: the
-    user's settings of each section, in words. `may_plan`: True if a later plan may use them."""
+    """Report settings without effect. See Note [Settings without effect]. `given`: the user's
+    settings of each section, in words. `may_plan`: True if a later plan may use them."""
     stop()
 
-    def at_exit() -> None:
-        for _, name, reason in _without_effect(given):
-            warn_setting_ignored(f"ebb: {name} has no effect", reason, is_late=True)
-
+    at_exit = functools.partial(_report, given, is_late=True)
     atexit.register(at_exit)
     _undo.callback(atexit.unregister, at_exit)
     if not is_set("EBB_STRICT") or may_plan:
@@ -70,30 +62,26 @@ def watch(given: Mapping[str, str], may_plan: bool) -> None:
     steps = itertools.count(1)
 
     def after_step(*_: Any) -> None:
-        if next(steps) != _STEPS:
-            return
-        hook.remove()
-        for section, name, reason in _without_effect(given):
-            if section != "ahead":
-                stop()
-                warn_setting_ignored(f"ebb: {name} has no effect", reason)
+        if next(steps) == _STEPS:
+            hook.remove()
+            _report(given, is_late=False)
 
     hook = register_optimizer_step_post_hook(after_step)
     _undo.callback(hook.remove)
 
 
-def _without_effect(given: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Sections without effect so far, each with its settings in words, and the reason. Empty if no
-    region has run in this process."""
+def _report(given: Mapping[str, str], *, is_late: bool) -> None:
     if not _C.stats()["regions"] or is_launcher():
-        return []
+        return
     named = dict(given)
     if "offload" in _C.plugins and _C.offload_stats()["most_too_small"]:
         named.setdefault("offload", "the decision OFFLOAD")
-    reasons = ((section, name, _REASONS[section]()) for section, name in named.items())
-    return [found for found in reasons if found[2]]
+    for section, name in named.items():
+        if (is_late or section != "ahead") and (reason := _why_without_effect(section)):
+            if not is_late:
+                stop()  # the error ends the job
+            warn_setting_ignored(f"ebb: {name} has no effect", reason, is_late=is_late)
 
 
 def stop() -> None:
-    """Report nothing from now on."""
     _undo.close()

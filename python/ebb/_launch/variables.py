@@ -22,17 +22,9 @@ from ebb._support.shown import clipped, shown
 def warn_setting_ignored(
     what: str, error: object, outcome: str = "", *, is_late: bool = False
 ) -> None:
-    """Print once in a job why a setting has no effect.
-
-    Args:
-        what: the setting.
-        error: the reason.
-        outcome: what ebb does instead, such as "is ignored".
-        is_late: True at exit: EBB_STRICT cannot end the job any more.
-
-    Raises:
-        ValueError: EBB_STRICT is set. The message does not contain `outcome`.
-    """
+    """Print once in a job why the setting `what` has no effect; with EBB_STRICT, raise ValueError.
+    `outcome`: what ebb does instead, such as "is ignored". `is_late`: True at exit, where
+    EBB_STRICT cannot end the job any more."""
     reason = clipped(str(error).removeprefix("ebb: "), 500)
     if is_set("EBB_STRICT") and not is_late:
         raise ValueError(f"{what}: {reason} (the job ends, because EBB_STRICT is set)") from None
@@ -46,11 +38,7 @@ def warn_value_ignored(variable: str, error: object) -> None:
 
 def _settings_of(text: str) -> dict[str, dict[str, object]]:
     """The settings in a value of EBB_CONFIG, by section and name. `text`: the path of a TOML file,
-    or settings such as ``offload.disk=/fast/disk,ahead.regions=1``.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is not TOML, or the text is neither.
+    or settings such as ``offload.disk=/fast/disk,ahead.regions=1``. Raises OSError or ValueError.
     """
     found: dict[str, dict[str, object]] = {}
     if "=" not in text or os.path.isfile(text):
@@ -82,11 +70,7 @@ def _value_of(text: str) -> int | float | str:
 
 def apply_config(text: str) -> dict[str, str]:
     """Apply the settings in a value of EBB_CONFIG. Returns the sections that have valid settings,
-    and for each what to call it in messages.
-
-    Raises:
-        ValueError: a setting is invalid, and EBB_STRICT is set.
-    """
+    and for each what to call it in messages."""
     try:
         sections = _settings_of(text) if text else {}
     except (OSError, ValueError) as error:
@@ -105,7 +89,6 @@ def apply_config(text: str) -> dict[str, str]:
 
 
 def warn_unknown_variables() -> None:
-    """Report variables that look like ebb's but do not exist."""
     for name in unknown_names():
         nearest = get_close_matches(name[:100], sorted(NAMES), 1)
         what = f"ebb: unknown environment variable {clipped(name)}"

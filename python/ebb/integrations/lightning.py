@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from contextlib import suppress
 from typing import Any
@@ -15,17 +16,11 @@ from ebb.integrations._needs import library
 def _callback() -> Any:
     """The base class. Lightning has two packages, each with its own: that which the program has
     imported, or else that which is installed."""
-    old, new = "pytorch_lightning", "lightning.pytorch"
-    if not sys.modules.get(new):
+    packages = ["lightning.pytorch", "pytorch_lightning"]
+    for package in sorted(packages, key=lambda name: not sys.modules.get(name)):
         with suppress(ImportError):
-            if sys.modules.get(old):
-                return library(f"{old}.callbacks", old).Callback
-    try:
-        return library(f"{new}.callbacks", "lightning").Callback
-    except ImportError:
-        with suppress(ImportError):
-            return library(f"{old}.callbacks", old).Callback
-        raise
+            return importlib.import_module(f"{package}.callbacks").Callback
+    return library("lightning.pytorch.callbacks", "lightning").Callback  # raises
 
 
 class EbbCallback(_callback()):  # type: ignore[misc]

@@ -52,11 +52,8 @@ def megatron(original: Own, /, function: Any, distribute_saved_activations: Any,
     if checkpoint_calls.runs_original():
         return original(function, distribute_saved_activations, *args)
     if distribute_saved_activations:
-        _left(
-            "Megatron-Core",
-            "--distribute-saved-activations",
-            "Turn it off to let ebb take the calls over",
-        )
+        remedy = "Turn it off to let ebb take the calls over"
+        _left("Megatron-Core", "--distribute-saved-activations", remedy)
         return original(function, distribute_saved_activations, *args)
     return _in_region("Megatron-Core", "checkpoint", function, *args)
 
@@ -128,8 +125,7 @@ def _warms_up_a_graph() -> bool:
 
 
 def _computes_in_fp8(itself: Any) -> bool:
-    """True in TransformerEngine's FP8 context. `itself.fp8` alone does not tell: it is also set for
-    ``fp8=False``."""
+    """True in TransformerEngine's FP8 context; `itself.fp8` is also set for ``fp8=False``."""
     manager = vars(sys.modules[type(itself).__module__]).get("FP8GlobalStateManager")
     return bool(itself.fp8 and manager is not None and manager.is_fp8_enabled())
 
@@ -139,14 +135,12 @@ def deepspeed(original: Own, /, function: Any, *args: Any, **kwargs: Any) -> Any
     settings = sys.modules["deepspeed.runtime.activation_checkpointing.checkpointing"]
     if checkpoint_calls.runs_original():
         return original(function, *args, **kwargs)
-    for name, key in (
-        ("PARTITION_ACTIVATIONS", "partition_activations"),
-        ("CPU_CHECKPOINT", "cpu_checkpointing"),
+    for name, key, also in (
+        ("PARTITION_ACTIVATIONS", "partition_activations", ""),
+        ("CPU_CHECKPOINT", "cpu_checkpointing", ", and EBB=offload_inputs to offload inputs"),
     ):
         if vars(settings).get(name):
-            remedy = f'Set "{key}" to false in activation_checkpointing of the configuration'
-            if name == "CPU_CHECKPOINT":
-                remedy += ", and EBB=offload_inputs to offload the inputs of blocks"
+            remedy = f'Set "{key}" to false in activation_checkpointing of the configuration{also}'
             _left("DeepSpeed", key, remedy)
             return original(function, *args, **kwargs)
     outputs = _in_region("DeepSpeed", "checkpoint", function, *args, **kwargs)

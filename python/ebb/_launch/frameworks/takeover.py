@@ -14,7 +14,7 @@ from typing import Any
 
 from ebb._launch.checkpoint_calls import copy_of, exchange
 from ebb._launch.frameworks import calls
-from ebb._launch.frameworks.after_import import AfterImport, Then
+from ebb._launch.frameworks.after_import import AfterImport
 from ebb._launch.variables import warn_setting_ignored
 
 
@@ -31,11 +31,10 @@ class Framework:
     functions: Mapping[str, Callable[..., Any]]
 
 
+_MEGATRON = ("Megatron-Core", "megatron-core", ("0.14", "0.15", "0.16"))
 FRAMEWORKS = (
     Framework(
-        "Megatron-Core",
-        "megatron-core",
-        ("0.14", "0.15", "0.16"),
+        *_MEGATRON,
         "megatron.core.tensor_parallel.random",
         {
             "checkpoint": calls.megatron,
@@ -43,40 +42,30 @@ FRAMEWORKS = (
             "CheckpointWithoutOutput.discard_output_and_register_recompute": calls.discard_output,
         },
     ),
-    Framework(
-        "Megatron-Core",
-        "megatron-core",
-        ("0.14", "0.15", "0.16"),
-        "megatron.core.utils",
-        {"GlobalMemoryBuffer.get_tensor": calls.buffer},
-    ),
+    Framework(*_MEGATRON, "megatron.core.utils", {"GlobalMemoryBuffer.get_tensor": calls.buffer}),
     Framework(
         "DeepSpeed",
         "deepspeed",
         ("0.18", "0.19"),
         "deepspeed.runtime.activation_checkpointing.checkpointing",
-        {
-            "checkpoint": calls.deepspeed,
-            "non_reentrant_checkpoint": calls.deepspeed,
-        },
+        {"checkpoint": calls.deepspeed, "non_reentrant_checkpoint": calls.deepspeed},
     ),
 )
 
 
 def take_over(undo: ExitStack) -> None:
     """Make the checkpoint calls of frameworks regions until `undo` is closed."""
-    wanted: dict[str, Then] = {
-        framework.module: functools.partial(_take, framework, undo) for framework in FRAMEWORKS
-    }
-    finder = AfterImport(wanted)
+    finder = AfterImport({each.module: functools.partial(_take, each, undo) for each in FRAMEWORKS})
     finder.install()
     undo.callback(finder.remove)
 
 
 def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
-    """Exchange the functions of a framework. Raises ValueError if EBB_STRICT is set and they cannot
-    be exchanged."""
-    version = _version_of(framework)
+    """Exchange the functions of a framework."""
+    try:
+        version = metadata.version(framework.distribution)
+    except metadata.PackageNotFoundError:
+        version = "of an unknown version"
     if ".".join(version.split(".")[:2]) not in framework.tested:
         _leave(framework, version, f"ebb was tested with {', '.join(framework.tested)}")
         return
@@ -84,24 +73,14 @@ def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
     for name, replacement in framework.functions.items():
         function = _function(module, name)
         if function is None or not _takes_the_same(function, replacement):
-            _leave(
-                framework,
-                version,
-                f"{framework.module}.{name} has changed since ebb was tested with it",
-            )
+            why = f"{framework.module}.{name} has changed since ebb was tested with it"
+            _leave(framework, version, why)
             return
         found.append((function, functools.partial(replacement, copy_of(function))))
     tested = ", ".join(framework.tested)
     calls.VERSIONS[framework.name] = f"{framework.name} {version} (tested: {tested})"
     for function, instead in found:
         undo.callback(exchange(function, instead))
-
-
-def _version_of(framework: Framework) -> str:
-    try:
-        return metadata.version(framework.distribution)
-    except metadata.PackageNotFoundError:
-        return "of an unknown version"
 
 
 def _function(module: ModuleType, name: str) -> FunctionType | None:
