@@ -13,9 +13,8 @@ from ebb._plan.simulate.changes import Changes, Span, during, highest
 from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.dataflow import EPSILON, Call
 from ebb._plan.simulate.lifetimes import Lifetimes
-from ebb._plan.simulate.page_pools import Paged
 from ebb._plan.simulate.step import Step, changes_of
-from ebb._plan.simulate.transfers import Sent
+from ebb._plan.simulate.transfers import Paged, Sent
 
 
 @dataclass(frozen=True)

@@ -186,19 +186,13 @@ class Step(Dataflow):
             for operator in self.operators
         ]
 
-    def program_span(self, index: int) -> Span:
-        """When the program itself holds a memory that no region made."""
+    def program_spans(self, index: int) -> list[Span]:
+        """When the program itself holds a memory that no region made; empty for other memories."""
         memory = self.memories[index]
-        return memory.allocated, max(memory.allocated, self._offloadable.get(index, memory.freed))
-
-    @cached_property
-    def shared_spans(self) -> dict[int, Span]:
-        """`program_span` of each memory that several regions use and no region made."""
-        return {
-            memory: self.program_span(memory)
-            for memory in sorted(self.shared)
-            if not self.memories[memory].in_region
-        }
+        if memory.in_region:
+            return []
+        end = self._offloadable.get(index, memory.freed)
+        return [(memory.allocated, max(memory.allocated, end))]
 
     def overwriter_of(self, op: int) -> int | None:
         """The operator of the same region that overwrites a result of this one, or None."""
