@@ -25,9 +25,7 @@ class Fronts:
     """
 
     def __init__(
-        self,
-        simulator: Simulator,
-        given: Mapping[str, Sequence[Choice]] | None = None,
+        self, simulator: Simulator, given: Mapping[str, Sequence[Choice]] | None = None
     ) -> None:
         self.simulator = simulator
         self._given = given or {}

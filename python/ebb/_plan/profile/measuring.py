@@ -72,7 +72,7 @@ class MeasureSequence:
 
     Args:
         window_of: returns `window`, or None if steps that offload everything need too much memory.
-        recomputed, offloading: purposes of the steps that recompute, and that offload, everything.
+        recomputed, offloading: purposes of steps that recompute, and that offload, everything.
         may_differ: True if recorded steps may run different operators; the last one counts then.
     """
 
@@ -119,7 +119,7 @@ class MeasureSequence:
         """The settings of OFFLOAD in the next step."""
         if self.window is None:
             return nullcontext()
-        return transfers_of(in_flight_bytes=self.window, prefetch_bytes=self.window)
+        return transfers_of(self.window)
 
     def purposes(self) -> Iterator[Purpose]:
         """Purposes of the next steps, until the policy changes."""
