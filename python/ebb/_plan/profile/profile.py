@@ -139,11 +139,8 @@ def profile_of(fields: dict[str, Any]) -> Profile:
 
 
 def from_first_operator(profile: Profile) -> tuple[Profile, int]:
-    """Remove each free that comes before the first operator, of memory older than the step.
-
-    Returns:
-        The profile without these frees, and their bytes. See Note [Where a step begins].
-    """
+    """The profile without the frees, before its first operator, of memory older than the step; and
+    the bytes of these frees. See Note [Where a step begins]."""
     first = _first_start(profile)
     known: set[int] = set()
     kept, freed = [], 0
@@ -176,11 +173,7 @@ def _first_start(profile: Profile) -> float:
 
 
 def median_of(profiles: list[Profile]) -> Profile:
-    """Combine profiles of the same step.
-
-    Raises:
-        RuntimeError: the steps ran different operators.
-    """
+    """Combine profiles of the same step. Raises a RuntimeError if their operators differ."""
     _check_same([profile.operators for profile in profiles])
     middle = statistics.median_low(profile.duration for profile in profiles)
     chosen = next(profile for profile in profiles if profile.duration == middle)

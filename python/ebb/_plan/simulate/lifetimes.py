@@ -1,5 +1,4 @@
-"""Replays and lifetimes in one region. In: a `Step`, a call, a `Choice`. Out: when operators are
-recomputed, and until when values are needed."""
+"""Replays and lifetimes in one region. In: a `Step`, a call, a `Choice`. Out: their times."""
 
 from __future__ import annotations
 
@@ -133,14 +132,10 @@ class Lifetimes:
         """Bytes of the value's memory."""
         return self.step.memories[self.step.memory_of[value]].size
 
-    def needed_until(self, value: int) -> float:
-        """When autograd no longer needs a value."""
-        record = self.step.values[value]
-        return self.step.needed_until[value] if record.saved else record.made
-
     def last_need(self, value: int) -> float:
         """When autograd and replays no longer need a value."""
-        return max([*self.read_by_replays(value), self.needed_until(value)])
+        needed_until = self.step.needed_until.get(value, self.step.values[value].made)
+        return max([*self.read_by_replays(value), needed_until])
 
     def kept_until(self, value: int) -> float:
         """Until when a value that is not recomputed is in memory, unless it leaves."""

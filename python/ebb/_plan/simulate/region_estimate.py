@@ -1,5 +1,4 @@
-"""One region under a choice. In: a `Step`, a call, a `Choice`. Out: when memory is needed, for
-values and for copies."""
+"""One region under a choice. In: a `Step`, a call, a `Choice`. Out: when memory is needed."""
 
 from __future__ import annotations
 
@@ -167,16 +166,16 @@ def eager_needs(step: Step, call: Call) -> Iterable[Need]:
             memory = step.memory_of.get(value)
             if memory is not None:
                 begin = step.memories[memory].allocated
-                end = step.needed_until[value] if step.values[value].saved else begin
-                yield Need(memory, begin, max(end, step.released(value)))
+                end = max(step.needed_until.get(value, begin), step.released(value))
+                yield Need(memory, begin, end)
     for value in step.inputs_of(call):
         memory = step.memory_of.get(value)
         if memory is not None:
-            record = step.values[value]
-            end = step.needed_until[value] if record.saved else record.made
+            begin = step.values[value].made
+            end = step.needed_until.get(value, begin)
             if step.may_offload(value):
                 end = step.memories[memory].freed
-            yield Need(memory, record.made, end)
+            yield Need(memory, begin, end)
 
 
 def _workspaces(lives: Lifetimes) -> Iterable[tuple[float, int]]:

@@ -109,7 +109,6 @@ class Simulator:
         self.ahead = ahead
         self.work = 0  # how many operators and replays have been simulated
         self._known: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
-        self._rest = Changes(self.step.rest)
         self._timing = Timing()
         # Milliseconds by which each offloaded byte slows the work, out and back together.
         self._copy_slowdown = 0.0
@@ -256,7 +255,7 @@ class Simulator:
             else:
                 spans.append((back, sent.ended))
         return [
-            self._rest,
+            step.rest,
             Changes(changes_of(step, needed)),
             Changes(second),
             Changes([(0.0, pools.nbytes)]),

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from ebb._plan.profile.profile import Profile
-from ebb._plan.simulate.changes import Span, during, union
+from ebb._plan.simulate.changes import Changes, Span, during, union
 from ebb._plan.simulate.dataflow import EPSILON, Dataflow
 
 Allocation = tuple[float, float, int]
@@ -110,8 +110,8 @@ class Step(Dataflow):
         self.memories: list[Memory] = []
         self.memory_of: dict[int, int] = {}  # of a value; no entry if it is older than the step
         self.copied: dict[int, list[Copied]] = defaultdict(list)  # by call
-        # (time, change in bytes) of memory that is not in `memories`.
-        self.rest = self._find_memories(allocations, recorded)
+        # Of memory that is not in `memories`.
+        self.rest = Changes(self._find_memories(allocations, recorded))
         # When autograd frees a saved value: resident bytes, and recomputed bytes. See Note [Given
         # up when unpacked].
         self.needed_until, self.replayed_until = self._find_needs(allocations)

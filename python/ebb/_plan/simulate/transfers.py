@@ -1,5 +1,4 @@
-"""Offloading and paging. In: storages that leave memory, a `Link`, a `Pager`. Out: when they are in
-memory, the sizes of page pools, and the time of copies."""
+"""Offloading and paging. In: storages that leave memory. Out: when they leave, and for how long."""
 
 from __future__ import annotations
 
@@ -131,12 +130,14 @@ class Transfers:
             ahead.discard(sent)
             now = sent.needed + waited
             wanted = [sent] if left[sent] < math.inf and sent not in fetched else []
-            more = self._ahead_of(
-                offloaded[: indices[sent]],
-                left,
-                {*fetched, *wanted},
-                sum(early.size for early in ahead),
-            )
+            more = []  # to prefetch: those sent before this one, the last first
+            room = self._window - sum(early.size for early in ahead)
+            for early in reversed(offloaded[: indices[sent]]):
+                if left[early] < math.inf and early not in fetched:
+                    room -= early.size
+                    if room < 0:
+                        break
+                    more.append(early)
             ahead.update(more)
             for next_sent in (*wanted, *more):
                 fetched[next_sent] = sent.needed
@@ -144,23 +145,6 @@ class Transfers:
                 arrives[next_sent] = done
             waited += max(0.0, arrives.get(sent, now) - now)
         return fetched, waited
-
-    def _ahead_of(
-        self,
-        earlier: Sequence[Sent],
-        left: Mapping[Sent, float],
-        fetched: Container[Sent],
-        ahead: int,
-    ) -> list[Sent]:
-        """Storages to prefetch when one is unpacked: those sent before it, the last first."""
-        more = []
-        for sent in reversed(earlier):
-            if left[sent] < math.inf and sent not in fetched:
-                ahead += sent.size
-                if ahead > self._window:
-                    break
-                more.append(sent)
-        return more
 
 
 Kind = tuple[str, int]
