@@ -27,19 +27,20 @@ _SLOWEST = 0.1  # maximum milliseconds that a replay takes in addition to its ke
 class Timing:
     """Milliseconds of a step, and of replays."""
 
-    eager: float = 0.0  # duration of the step without regions
-    replay_scale: float = 1.0  # ratio of a replay's time to its kernel's time in forward
-    replay_overhead: float = 0.0  # time that a replay takes in addition
+    eager: float  # duration of the step without regions
+    replay_scale: float  # ratio of a replay's time to its kernel's time in forward
+    replay_overhead: float  # time that a replay takes in addition
 
     def of_replays(self, kernels: float, replays: int = 1) -> float:
         """Time of replays whose kernels took this long in forward."""
         return kernels * self.replay_scale + replays * self.replay_overhead
 
 
-def _fitted(step: Step, duration: float, kernels: float, replays: int) -> Timing:
-    """Fit to the step that recomputed everything, with so many `replays`: the overhead of a replay,
-    or the ratio of its time to the kernel's time in forward. `duration`: without recording.
-    `kernels`: time in forward of the recomputed kernels."""
+def _fitted(step: Step, duration: float) -> Timing:
+    """Fit to the step that recomputed everything: the overhead of a replay, or the ratio of its
+    time to the kernel's time in forward. `duration`: without recording."""
+    regions = [RegionEstimate(step, call, Choice(), math.inf).replays for call in step.calls]
+    kernels, replays = sum(r.kernels for r in regions), sum(r.count for r in regions)
     took = step.replaying
     eager = duration - took - _RECORDING * len(step.operators)
     if eager < kernels:  # the machine was slower during the recording
@@ -62,7 +63,6 @@ class CallEstimate:
     sent: tuple[Sent, ...] = ()  # storages that are offloaded
     paged: tuple[Paged, ...] = ()  # storages whose rows go to pools
     replays: int = 0  # how many operators are recomputed
-    kernels: float = 0.0  # time of their kernels in forward
     replaying: float = 0.0  # milliseconds of all replays
     early: float = 0.0  # milliseconds of replays ahead of backward
     meanwhile: float = 0.0  # milliseconds that the backward beside these replays takes
@@ -109,14 +109,9 @@ class Simulator:
         self.ahead = ahead
         self.work = 0  # how many operators and replays have been simulated
         self._known: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
-        self._timing = Timing()
+        self._timing = _fitted(self.step, measured.duration)
         # Milliseconds by which each offloaded byte slows the work, out and back together.
         self._copy_slowdown = 0.0
-        recomputed = [self.of_call(call, Choice()) for call in range(len(self.step.calls))]
-        kernels = sum(estimate.kernels for estimate in recomputed)
-        replays = sum(estimate.replays for estimate in recomputed)
-        self._timing = _fitted(self.step, measured.duration, kernels, replays)
-        self._known.clear()
         # The step without regions.
         self.plain = self.estimate([EAGER] * len(self.step.calls))
         self._copy_slowdown = self._fit_copies(measured.offload_all_ms)
@@ -288,7 +283,6 @@ class Simulator:
             tuple(region.sent),
             tuple(region.paged),
             replays,
-            kernels,
             self._timing.of_replays(kernels, replays),
             sum(self.replay_time(op) for op, _ in region.replays.early),
             meanwhile,
