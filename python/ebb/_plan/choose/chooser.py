@@ -104,9 +104,8 @@ class Chooser(Fronts):
         return highest([self.simulator.of_call(call, choice).own])[0]
 
     def made_once(self, budget: int) -> Chosen | None:
-        """A choice within the budget that recomputes no operator twice; None if there is none. The
-        choice with the lowest peak takes long to find, so the one with the fewest bytes is tried
-        first."""
+        """A choice within the budget that recomputes no operator twice; None if there is none."""
+        # `least_made_once` takes long, so the choice with the fewest bytes is tried first.
         fewest = {region: points[0] for region, points in self.fronts.items()}
         if self.estimate(fewest).peak <= budget:
             return fewest

@@ -18,11 +18,8 @@ OUTSIDE = "outside of regions"  # in `users_of_peak`
 
 
 class Fronts:
-    """The front of each region, and estimates for a point from each front.
-
-    Args:
-        given: all choices for a region, by its name; for other regions `front` finds them.
-    """
+    """The front of each region, and estimates for a point from each front. `given`: all choices for
+    a region, by its name; for other regions `front` finds them."""
 
     def __init__(
         self, simulator: Simulator, given: Mapping[str, Sequence[Choice]] | None = None

@@ -17,7 +17,6 @@ class Network:
         self._left: list[float] = []
 
     def add(self, begin: int, end: int, capacity: float) -> None:
-        """Add an edge."""
         for node, other, left in ((begin, end, capacity), (end, begin, 0.0)):
             self._edges[node].append(len(self._ends))
             self._ends.append(other)

@@ -38,12 +38,8 @@ class Call:
 
 
 class Dataflow:
-    """The operators and values of a recorded step, and the calls of its regions; all are numbered.
-
-    Args:
-        profile: of a step whose regions are under ``ebb.policies.recompute_all``.
-        around: names of regions around other regions, by ``Operator.call``.
-    """
+    """The operators and values of a step that recomputes everything, and the calls of its regions;
+    all are numbered. `around`: names of regions around other regions, by ``Operator.call``."""
 
     def __init__(self, profile: Profile, around: Mapping[int, str]) -> None:
         self.profile = profile
@@ -118,7 +114,6 @@ class Dataflow:
         return end - begin - sum(took for _, took in self._replays[first:last])
 
     def end_of(self, op: int) -> float:
-        """When an operator has ended."""
         operator = self.operators[op]
         return max([operator.start, *(self.values[value].made for value in operator.outputs)])
 

@@ -88,18 +88,12 @@ class Simulator:
     """Simulates a measured step under other choices.
 
     Args:
-        measured: the measurements of the step.
         ahead: True if the next region is replayed ahead during a region's backward.
         offloads, pages: False if choices without OFFLOAD, or without PAGE, are to be found.
     """
 
     def __init__(
-        self,
-        measured: Measured,
-        ahead: bool = False,
-        *,
-        offloads: bool = True,
-        pages: bool = True,
+        self, measured: Measured, ahead: bool = False, *, offloads: bool = True, pages: bool = True
     ) -> None:
         profile = measured.profile
         self.step = Step(on_device(profile) if measured.on_accelerator else profile)
@@ -154,10 +148,9 @@ class Simulator:
 
     def of_call(self, call: int, choice: Choice | None) -> CallEstimate:
         """Simulate one region, if all blocks are regions."""
-        later = range(call + 1, len(self.step.calls)) if self.ahead else ()
-        return self._of_call(
-            call, choice, next((n for n in later if self.step.calls[n].unpacked), None)
-        )
+        calls = range(call + 1, len(self.step.calls)) if self.ahead else ()
+        later = (number for number in calls if self.step.calls[number].unpacked)
+        return self._of_call(call, choice, next(later, None))
 
     def _of_call(self, call: int, choice: Choice | None, later: int | None) -> CallEstimate:
         key = call, choice, later
@@ -189,14 +182,13 @@ class Simulator:
         return estimate.own.at(time) + sum(sizes)
 
     def pool_bytes(self, choices: Sequence[Choice | None]) -> int:
-        """Bytes of all page pools."""
         return self._pools(self._of_calls(choices)).nbytes
 
     @property
     def all_offloaded(self) -> list[Choice | None]:
         """Choices that offload all saved tensors."""
-        calls = self.step.calls
-        return [Choice(offloaded=frozenset(range(len(call.operators)))) for call in calls]
+        counts = (len(call.operators) for call in self.step.calls)
+        return [Choice(offloaded=frozenset(range(count))) for count in counts]
 
     def copy_time(self, index: int, all_sent: Iterable[Sent]) -> float:
         """Milliseconds that a region's copies add: they slow its work, and may take longer than its

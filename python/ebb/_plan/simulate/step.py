@@ -52,7 +52,6 @@ class Allocations:
         self._replays = sorted((start, start + took) for _, start, took in profile.replays)
 
     def is_replay(self, time: float) -> bool:
-        """True if a replay ran at this time."""
         index = bisect.bisect_right(self._replays, (time, math.inf)) - 1
         return index >= 0 and time <= self._replays[index][1]
 
@@ -93,7 +92,6 @@ class Step(Dataflow):
     """A recorded step, with its memory. Memories are numbered, too.
 
     Args:
-        profile, around: as in `Dataflow`.
         recorded: the step with a region for each block, from which this one is derived.
         released: values, and when the program releases them at the latest.
     """
@@ -301,17 +299,15 @@ class Step(Dataflow):
                 if all(value in self.maker for value in values):  # the region's own memory
                     call = self.calls[self.call_of[self.maker[values[-1]]]]
                     last = min(last, call.next_allocation)
-                freed = min(self.memories[index].freed, last - EPSILON)
-                self.memories[index].freed = freed
+                shortened = self.memories[index]
+                shortened.freed = min(shortened.freed, last - EPSILON)
 
     def _find_needs(self, allocations: Allocations) -> tuple[dict[int, float], dict[int, float]]:
         needed_until, replayed_until = {}, {}
         for value, record in enumerate(self.values):
             if not record.saved:
                 continue
-            again = None
-            if record.again >= 0:
-                again = allocations.find(record.again_address, record.again)
+            again = allocations.find(record.again_address, record.again)  # None at time -1
             if again is not None:
                 until = again[1]
             elif record.asked >= 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ebb._plan.profile.link import Link
@@ -35,7 +35,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Absence:
-    """A storage is in memory from ``sent.allocated`` to ``left``, and again from ``fetched`` to
+    """A storage is in memory from ``sent.allocated`` to ``left``, and from ``fetched`` to
     ``sent.ended``. Infinity: the copy still holds the storage when the step ends."""
 
     sent: Sent
@@ -47,14 +47,12 @@ class Transfers:
     """The copies of a step, in the order in which ebb makes them: out in the order of packing, back
     in reverse. See Note [The order of offloading].
 
-    In the prediction, the end of a copy frees no memory, since the host may be far ahead of the
+    The end of a copy frees no memory in the prediction, since the host may be far ahead of the
     device. Memory is free once the device has waited for the copy: when two stretches of forward
-    have ended, or a window of later bytes has been sent (Note [Release in stream order]). Until
-    then the copy holds the memory, even if backward needs the storage no more. So the predicted
-    memory is an upper bound.
+    have ended, or a window of later bytes has been sent (Note [Release in stream order]). So the
+    predicted memory is an upper bound.
 
     Args:
-        all_sent: what the regions send.
         window: bytes that may be in flight, and bytes that may be fetched before backward needs
             them.
         ends: when each region ends.
@@ -191,14 +189,12 @@ class Pools:
         begins = _first_of_calls(order, lambda sent: sent.packed)
         turning = _turning_points(order, begins) if pager.fixed_order else set()
         calls = sorted(begins, key=lambda call: begins[call])
-        next_sends = dict(
-            zip(calls, [*(begins[call] for call in calls[1:]), math.inf], strict=False)
-        )
+        next_sends = {call: begins[after] for call, after in itertools.pairwise(calls)}
 
         def left(paged: Paged) -> float:
-            if paged.call in turning:
-                return math.inf
-            return next_sends[paged.call] if pager.beside else paged.sent.packed
+            if paged.call not in turning and not pager.beside:
+                return paged.sent.packed
+            return math.inf if paged.call in turning else next_sends.get(paged.call, math.inf)
 
         self.absences = [
             Absence(paged.sent, min(left(paged), paged.sent.needed), paged.sent.needed)
@@ -211,9 +207,12 @@ class Pools:
         }
         self.nbytes = sum(self._size(kind, use, kind in stacks) for kind, use in uses.items())
         self.are_too_large = self.nbytes > pager.limit
-        self.tickets = Changes(self._tickets(in_pools, stacks))
-        # Milliseconds that copies take.
-        self.took = sum(pager.time_of(paged.value) for paged in in_pools)
+        tickets = []
+        for paged in in_pools:
+            pages = 0 if paged.kind in stacks else pager.pages(paged.value.rows)
+            tickets += during(paged.sent.packed, paged.returns, _NUMBER * (_TICKET + pages))
+        self.tickets = Changes(tickets)
+        self.took = sum(pager.time_of(paged.value) for paged in in_pools)  # ms that copies take
 
     def _uses(self, in_pools: Sequence[Paged]) -> Mapping[Kind, _Use]:
         uses: dict[Kind, _Use] = defaultdict(_Use)
@@ -240,13 +239,6 @@ class Pools:
         pages = -int(-needed * self._pager.headroom // 1)
         rows = pages if is_stack else pages * self._pager.page_rows
         return rows * kind[1] + _STATE + (0 if is_stack else _NUMBER * pages)
-
-    def _tickets(
-        self, in_pools: Iterable[Paged], stacks: Container[Kind]
-    ) -> Iterator[tuple[float, int]]:
-        for paged in in_pools:
-            pages = 0 if paged.kind in stacks else self._pager.pages(paged.value.rows)
-            yield from during(paged.sent.packed, paged.returns, _NUMBER * (_TICKET + pages))
 
 
 def _first_of_calls(order: Iterable[Paged], time: Callable[[Sent], float]) -> dict[int, float]:
