@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,12 +18,14 @@ def restore_training_state(model: torch.nn.Module) -> Iterator[None]:
     """Restore at the end: the states of torch's default generators and of the modules' own, the
     model's gradients, and its buffers. Raises a ValueError if the model has lazy parameters or
     buffers."""
-    restore: list[tuple[str, Callable[[], None]]] = []
-    for name, parameter in model.named_parameters():
-        _check_not_lazy(name, parameter)
-        restore.append((f"the gradient of {name}", _gradient_of(parameter)))
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"ebb: {name} is uninitialized (lazy). Run one forward of the model before ebb.plan"
+            )
+    restore = [(f"the gradient of {name}", _gradient_of(p)) for name, p in model.named_parameters()]
     for name, module in model.named_modules():
-        restore.append((f"buffers of {name or 'the model'}", _buffers_of(name, module)))
+        restore.append((f"buffers of {name or 'the model'}", _buffers_of(module)))
     with ExitStack() as random:
         random.enter_context(torch.random.fork_rng(devices=[]))
         for device in devices_of(model):
@@ -43,13 +46,6 @@ def restore_training_state(model: torch.nn.Module) -> Iterator[None]:
                     )
 
 
-def _check_not_lazy(name: str, tensor: torch.Tensor | None) -> None:
-    if tensor is not None and is_lazy(tensor):
-        raise ValueError(
-            f"ebb: {name} is uninitialized (lazy). Run one forward of the model before ebb.plan"
-        )
-
-
 def _gradient_of(parameter: torch.Tensor) -> Callable[[], None]:
     gradient = parameter.grad
     restore = _values_of(gradient)
@@ -61,11 +57,9 @@ def _gradient_of(parameter: torch.Tensor) -> Callable[[], None]:
     return undo
 
 
-def _buffers_of(name: str, module: torch.nn.Module) -> Callable[[], None]:
+def _buffers_of(module: torch.nn.Module) -> Callable[[], None]:
     buffers = dict(module._buffers.items())
     transient = set(module._non_persistent_buffers_set)
-    for key, buffer in buffers.items():
-        _check_not_lazy(f"{name}.{key}", buffer)
     restore = [_values_of(buffer) for buffer in buffers.values()]
     generators = [own for own in vars(module).values() if isinstance(own, torch.Generator)]
     states = [(generator, generator.get_state()) for generator in generators]
