@@ -62,7 +62,7 @@ def random_choices(found, seed):
 def peaks(found, chosen):
     """Predicted, and measured under the settings that the prediction is for."""
     window = found.simulator.window
-    with transfers_of(in_flight_bytes=window, prefetch_bytes=window):
+    with transfers_of(window):
         return found.chooser.estimate(chosen).peak, found.peak(chosen)
 
 

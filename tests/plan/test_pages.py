@@ -9,8 +9,7 @@ import pytest
 import ebb
 from ebb._plan.profile.pager import NO_PAGER, Pager, has_rows
 from ebb._plan.profile.profile import Value
-from ebb._plan.simulate.page_pools import Paged, Pools
-from ebb._plan.simulate.transfers import Sent
+from ebb._plan.simulate.transfers import Paged, Pools, Sent
 
 ROW = 256
 PAGER = Pager(speed=1000.0, page_rows=8, headroom=1.25)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import planned_programs as programs
 import pytest
 from exactness import same_bits
@@ -109,6 +111,19 @@ def test_what_is_made_each_time_is_made_when_backward_asks():
     assert made_once.early == pytest.approx(made_once.replaying)
     assert 0 < first.early < first.replaying
     assert simulator.estimate(each_time).duration > simulator.estimate(once).duration
+
+
+def test_replays_ahead_take_as_long_as_others():
+    """The measured step has no replays ahead, so the simulator is fitted to all of its replays."""
+    measured = planning(programs.pre_ln).measured
+    profile = measured.profile
+    operators = tuple(replace(operator, runtime=0.01) for operator in profile.operators)
+    replays = tuple((name, start, 0.03) for name, start, _ in profile.replays)
+    measured = replace(measured, profile=replace(profile, operators=operators, replays=replays))
+
+    simulator = Simulator(measured, ahead=True)
+
+    assert simulator.replay_time(0) == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize(

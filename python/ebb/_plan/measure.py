@@ -36,12 +36,8 @@ def measure(
     modules: Sequence[str],
     budget: int | float = 1.0,
 ) -> Measured:
-    """Run a step about eight times, with regions that recompute everything.
-
-    Args:
-        step, model, modules: as in :func:`ebb.plan`.
-        budget: the budget to plan for. Steps that offload everything run only if they stay within
-            it, or within the peak measured before.
+    """Run a step of :func:`ebb.plan` about eight times, with regions that recompute everything.
+    `budget`: as in `window_of_all`.
 
     Raises:
         ValueError: the step has a region already; or as :func:`ebb.apply`.

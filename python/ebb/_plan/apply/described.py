@@ -29,25 +29,21 @@ _INPUTS = "what it reads"
 def paragraphs(chooser: Chooser, chosen: Chosen) -> Iterable[str]:
     """Lines for each kind of region."""
     for cut in cuts_of(chooser, chosen):
-        yield from _paragraph(cut)
-
-
-def _paragraph(cut: Cut) -> list[str]:
-    if not cut.is_region:
-        return [f"{cut.modules}: left eager; each saves {size(cut.held)}"]
-    lines = [f"{cut.modules}: each saves {size(cut.held)} and takes {cut.added:.2f} ms more"]
-    for what, sizes in (("saved", cut.kept), ("offloaded", cut.away), ("paged", cut.paged)):
-        if sizes:
-            parts = [f"{op} ({size(nbytes)})" for op, nbytes in sizes.items()]
-            lines.append(f"  {what}: " + ", ".join(parts))
-    if cut.again:
-        again = cut.again.items()
-        parts = [f"{op} ({size(nbytes)} freed, {time:.2f} ms)" for op, (nbytes, time) in again]
-        lines.append("  recomputed: " + ", ".join(parts))
-    if cut.often:
-        parts = [f"{op} ({count} times)" for op, count in cut.often.items() if count > 1]
-        lines.append("  of these, recomputed several times: " + ", ".join(parts))
-    return lines
+        if not cut.is_region:
+            yield f"{cut.modules}: left eager; each saves {size(cut.held)}"
+            continue
+        yield f"{cut.modules}: each saves {size(cut.held)} and takes {cut.added:.2f} ms more"
+        for what, sizes in (("saved", cut.kept), ("offloaded", cut.away), ("paged", cut.paged)):
+            if sizes:
+                parts = [f"{op} ({size(nbytes)})" for op, nbytes in sizes.items()]
+                yield f"  {what}: " + ", ".join(parts)
+        if cut.again:
+            again = cut.again.items()
+            parts = [f"{op} ({size(nbytes)} freed, {time:.2f} ms)" for op, (nbytes, time) in again]
+            yield "  recomputed: " + ", ".join(parts)
+        if cut.often:
+            parts = [f"{op} ({count} times)" for op, count in cut.often.items() if count > 1]
+            yield "  of these, recomputed several times: " + ", ".join(parts)
 
 
 def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) -> BudgetError:
@@ -75,17 +71,15 @@ def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) 
 def _remedy(use: str, is_base_large: bool) -> str:
     """A remedy for a peak with this main use. `is_base_large`: of the memory in use when the step
     begins."""
+    remedy = "Use a smaller batch"
     if use == OUTSIDE:
-        return (
-            "Use a smaller batch, or make more modules regions (EBB_MODULES, modules=): ebb "
-            "recomputes no operator outside of regions"
+        remedy += (
+            ", or make more modules regions (EBB_MODULES, modules=): ebb recomputes no operator "
+            "outside of regions"
         )
-    if not is_base_large:
-        return "Use a smaller batch"
-    return (
-        "Use a smaller batch, or move parameters or optimizer states off the device (sharding, CPU "
-        "offload)"
-    )
+    elif is_base_large:
+        remedy += ", or move parameters or optimizer states off the device (sharding, CPU offload)"
+    return remedy
 
 
 def cuts_of(chooser: Chooser, chosen: Chosen) -> tuple[Cut, ...]:
@@ -181,14 +175,32 @@ def _points(chooser: Chooser, own: BudgetPoint) -> Points:
 def course_of(profile: Profile, duration: float, standing: int = 0) -> Course:
     """Memory over time of a recorded step, scaled to its duration without recording. `standing`:
     bytes of page pools that were allocated before the step."""
-    sums = itertools.accumulate((size for _, _, size in profile.allocations), initial=standing)
-    next(sums)
-    times = (time for time, _, _ in profile.allocations)
+    sums = itertools.accumulate(size for _, _, size in profile.allocations)
+    timeline = thinned(
+        (time, standing + size)
+        for (time, _, _), size in zip(profile.allocations, sums, strict=True)
+    )
     scale = duration / profile.duration if profile.duration > 0 else 1.0
-    timeline = thinned(zip(times, sums, strict=True))
-    spans = _spans(Dataflow(profile, {}).calls, lambda time: time * scale)
-    rounded = _rounded((time * scale, size) for time, size in timeline)
-    return Course(profile.peak + standing, duration, rounded, spans)
+    calls = Dataflow(profile, {}).calls
+    return _course(profile.peak + standing, duration, timeline, calls, lambda time: time * scale)
+
+
+def _course(
+    peak: int,
+    duration: float,
+    timeline: Iterable[tuple[float, int]],
+    calls: Iterable[Call],
+    at: Callable[[float], float],
+) -> Course:
+    """A course; `at` gives its time for a recorded one. Times are rounded to a tenth of a
+    microsecond, to keep files small."""
+    spans = tuple(
+        (kind, name, round(at(begins), 4), round(at(ends) - at(begins), 4))
+        for kind, name, begins, ends in _marks(calls)
+    )
+    return Course(
+        peak, duration, tuple((round(at(time), 4), size) for time, size in timeline), spans
+    )
 
 
 def _marks(calls: Iterable[Call]) -> Iterable[tuple[str, str, float, float]]:
@@ -197,16 +209,6 @@ def _marks(calls: Iterable[Call]) -> Iterable[tuple[str, str, float, float]]:
         yield "region", call.region, call.begins, call.ends
         if call.unpacked:
             yield "backward", call.region, call.unpacked[0][0], call.unpacked[-1][0]
-
-
-def _spans(
-    calls: Iterable[Call], at: Callable[[float], float]
-) -> tuple[tuple[str, str, float, float], ...]:
-    """The spans of a `Course`; `at` gives the course's time for a recorded one."""
-    return tuple(
-        (kind, name, round(at(begins), 4), round(at(ends) - at(begins), 4))
-        for kind, name, begins, ends in _marks(calls)
-    )
 
 
 def measured_course(profile: Profile | None, duration: float) -> Course:
@@ -231,14 +233,13 @@ def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:
     forward, whole = clock[step.forward_ends], max(clock.values())
     begins = forward / max(whole, EPSILON) * min(plain, duration)  # when backward begins
 
-    def stretched(time: float) -> float:
+    def stretched(recorded: float) -> float:
+        time = clock[recorded]
         if time <= forward:
             return time / max(forward, EPSILON) * begins
         return begins + (time - forward) / max(whole - forward, EPSILON) * (duration - begins)
 
-    rounded = _rounded((stretched(clock[time]), size) for time, size in timeline)
-    spans = _spans(step.calls, lambda time: stretched(clock[time]))
-    return Course(estimate.peak, duration, rounded, spans)
+    return _course(estimate.peak, duration, timeline, step.calls, stretched)
 
 
 def _without_replays(step: Step, times: Iterable[float]) -> dict[float, float]:
@@ -250,8 +251,3 @@ def _without_replays(step: Step, times: Iterable[float]) -> dict[float, float]:
         before, most = time, max(most, now)  # a time inside a replay moves to the replay's start
         clock[time] = most
     return clock
-
-
-def _rounded(timeline: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """Round times to a tenth of a microsecond, to keep files small."""
-    return tuple((round(time, 4), size) for time, size in timeline)

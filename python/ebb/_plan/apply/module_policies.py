@@ -73,12 +73,6 @@ class RegionHandles:
         self._undo = ExitStack()  # undoes all other changes
         self.names = tuple(name for handle in handles for name in handle.names)
 
-    def _end_with(self, model: torch.nn.Module) -> None:
-        """Undo the other changes when `model` is freed, if the handle was not removed before."""
-        finalizer = weakref.finalize(model, deferred.defer, self._undo.close)
-        finalizer.atexit = False  # type: ignore[misc]
-        self._undo.callback(finalizer.detach)
-
     def remove(self) -> None:
         """Restore the modules' own forward.
 
@@ -157,7 +151,10 @@ class ModulePolicies:
                 handle = apply(model, policy, [glob.escape(name) for name in names])
                 handles = RegionHandles([*handles._handles, handle])
             self._settings.put(handles._undo)
-            handles._end_with(model)
+            # Undo the settings when the model is freed, if the handle was not removed before.
+            finalizer = weakref.finalize(model, deferred.defer, handles._undo.close)
+            finalizer.atexit = False  # type: ignore[misc]
+            handles._undo.callback(finalizer.detach)
         except BaseException:
             handles.remove()
             raise
@@ -210,12 +207,7 @@ class ModulePolicies:
     @staticmethod
     def _from_regions(found: Regions) -> ModulePolicies:
         regions, settings, ahead = found
-        return ModulePolicies(
-            {
-                name: Policy._from_compiled(compiled)
-                for names, compiled in regions
-                for name in names
-            },
-            settings,
-            ahead=ahead,
-        )
+        policies = {
+            name: Policy._from_compiled(compiled) for names, compiled in regions for name in names
+        }
+        return ModulePolicies(policies, settings, ahead=ahead)

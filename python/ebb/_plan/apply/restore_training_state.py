@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,18 +16,16 @@ from ebb._plan.profile.measuring import devices_of
 @contextmanager
 def restore_training_state(model: torch.nn.Module) -> Iterator[None]:
     """Restore at the end: the states of torch's default generators and of the modules' own, the
-    model's gradients, and its buffers. Not restored: parameters and optimizer states that a step
-    changes, and anything outside of torch.
-
-    Raises:
-        ValueError: the model has parameters or buffers that its first forward creates.
-    """
-    restore: list[tuple[str, Callable[[], None]]] = []
-    for name, parameter in model.named_parameters():
-        _check_not_lazy(name, parameter)
-        restore.append((f"the gradient of {name}", _gradient_of(parameter)))
+    model's gradients, and its buffers. Raises a ValueError if the model has lazy parameters or
+    buffers."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"ebb: {name} is uninitialized (lazy). Run one forward of the model before ebb.plan"
+            )
+    restore = [(f"the gradient of {name}", _gradient_of(p)) for name, p in model.named_parameters()]
     for name, module in model.named_modules():
-        restore.append((f"buffers of {name or 'the model'}", _buffers_of(name, module)))
+        restore.append((f"buffers of {name or 'the model'}", _buffers_of(module)))
     with ExitStack() as random:
         random.enter_context(torch.random.fork_rng(devices=[]))
         for device in devices_of(model):
@@ -47,34 +46,21 @@ def restore_training_state(model: torch.nn.Module) -> Iterator[None]:
                     )
 
 
-def _check_not_lazy(name: str, tensor: torch.Tensor) -> None:
-    if is_lazy(tensor):
-        raise ValueError(
-            f"ebb: {name} is uninitialized (lazy). Run one forward of the model before ebb.plan"
-        )
-
-
 def _gradient_of(parameter: torch.Tensor) -> Callable[[], None]:
     gradient = parameter.grad
-    restore = None if gradient is None else _values_of(gradient)
+    restore = _values_of(gradient)
 
     def undo() -> None:
         parameter.grad = gradient
-        if restore is not None:
-            restore()
+        restore()
 
     return undo
 
 
-def _buffers_of(name: str, module: torch.nn.Module) -> Callable[[], None]:
+def _buffers_of(module: torch.nn.Module) -> Callable[[], None]:
     buffers = dict(module._buffers.items())
     transient = set(module._non_persistent_buffers_set)
-    restore = []
-    for key, buffer in buffers.items():
-        if buffer is not None:
-            _check_not_lazy(f"{name}.{key}", buffer)
-            restore.append(_values_of(buffer))
-
+    restore = [_values_of(buffer) for buffer in buffers.values()]
     generators = [own for own in vars(module).values() if isinstance(own, torch.Generator)]
     states = [(generator, generator.get_state()) for generator in generators]
 
@@ -86,7 +72,7 @@ def _buffers_of(name: str, module: torch.nn.Module) -> Callable[[], None]:
         module._non_persistent_buffers_set |= transient
         for values in restore:
             values()
-        added = [key for key, _ in module._buffers.items() if key not in buffers]
+        added = [key for key in module._buffers if key not in buffers]
         if added:  # they stay, since the module's other attributes may depend on them
             raise RuntimeError(
                 f"the steps registered {', '.join(added)}; run one step before ebb.plan"
@@ -95,11 +81,11 @@ def _buffers_of(name: str, module: torch.nn.Module) -> Callable[[], None]:
     return undo
 
 
-def _values_of(tensor: torch.Tensor) -> Callable[[], None]:
+def _values_of(tensor: torch.Tensor | None) -> Callable[[], None]:
     """Restores the values of a tensor, from a copy in host memory, so that the copy does not count
     as memory of the step. Writes nothing if nothing has changed: the memory may be read-only, and a
     graph may have saved the tensor."""
-    if tensor.device.type == "meta" or tensor.is_inference():
+    if tensor is None or tensor.device.type == "meta" or tensor.is_inference():
         return lambda: None
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     try:
@@ -108,13 +94,10 @@ def _values_of(tensor: torch.Tensor) -> Callable[[], None]:
         return lambda: None
 
     def undo() -> None:
-        is_alike = tensor.shape == copy.shape and tensor.dtype == copy.dtype
-        if is_alike and _same(tensor.detach(), copy):
-            return
-        if is_alike:
-            tensor.copy_(copy)
-        else:
+        if tensor.shape != copy.shape or tensor.dtype != copy.dtype:
             tensor.data = copy.to(tensor.device)
+        elif not _same(tensor.detach(), copy):
+            tensor.copy_(copy)
 
     return undo
 

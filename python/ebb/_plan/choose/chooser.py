@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from ebb._plan.choose.fronts import Chosen, Fronts
@@ -35,9 +35,7 @@ class Chooser(Fronts):
     """Finds choices for memory budgets."""
 
     def __init__(
-        self,
-        simulator: Simulator,
-        given: Mapping[str, Sequence[Choice]] | None = None,
+        self, simulator: Simulator, given: Mapping[str, Sequence[Choice]] | None = None
     ) -> None:
         super().__init__(simulator, given)
         self._plans: list[tuple[Estimate, Chosen]] = []  # all plans that `choose` found
@@ -106,9 +104,8 @@ class Chooser(Fronts):
         return highest([self.simulator.of_call(call, choice).own])[0]
 
     def made_once(self, budget: int) -> Chosen | None:
-        """A choice within the budget that recomputes no operator twice; None if there is none. The
-        choice with the lowest peak takes long to find, so the one with the fewest bytes is tried
-        first."""
+        """A choice within the budget that recomputes no operator twice; None if there is none."""
+        # `least_made_once` takes long, so the choice with the fewest bytes is tried first.
         fewest = {region: points[0] for region, points in self.fronts.items()}
         if self.estimate(fewest).peak <= budget:
             return fewest
@@ -211,14 +208,9 @@ class Chooser(Fronts):
             tried = {**chosen, **dict.fromkeys(order[:count], to)}
             return self.estimate(tried).peak <= budget
 
-        tried = {**chosen, **dict.fromkeys(order[: _most(len(order), fits)], to)}
+        count = len(order)
+        if count > 0 and not fits(count):  # fewer regions need less
+            count = bisect.bisect(range(1, count), False, key=lambda number: not fits(number))
+        tried = {**chosen, **dict.fromkeys(order[:count], to)}
         if not to.sends or self.estimate(tried).duration <= self.estimate(chosen).duration:
             chosen.update(tried)
-
-
-def _most(count: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `count` that fits. Assumes that all smaller numbers fit too; 0
-    always fits."""
-    if count == 0 or fits(count):
-        return count
-    return bisect.bisect(range(1, count), False, key=lambda number: not fits(number))

@@ -18,16 +18,11 @@ OUTSIDE = "outside of regions"  # in `users_of_peak`
 
 
 class Fronts:
-    """The front of each region, and estimates for a point from each front.
-
-    Args:
-        given: all choices for a region, by its name; for other regions `front` finds them.
-    """
+    """The front of each region, and estimates for a point from each front. `given`: all choices for
+    a region, by its name; for other regions `front` finds them."""
 
     def __init__(
-        self,
-        simulator: Simulator,
-        given: Mapping[str, Sequence[Choice]] | None = None,
+        self, simulator: Simulator, given: Mapping[str, Sequence[Choice]] | None = None
     ) -> None:
         self.simulator = simulator
         self._given = given or {}
@@ -37,14 +32,12 @@ class Fronts:
             self.calls[call.region].append(number)
         self.fronts: dict[str, list[Point]] = {}
         self.alike: dict[str, int] = {}  # equal numbers for regions that share a front
+        self._groups: dict[int, list[str]] = defaultdict(list)  # regions that share a front
         self._find_fronts()
         # Searches for low peaks simulate a limited number of operators; results in the simulator's
         # cache do not count. Each search begins with this copy of the cache, so what was simulated
         # earlier does not change its result.
         self._after_fronts = simulator.copy()
-        self._groups: dict[int, list[str]] = defaultdict(list)  # regions that share a front
-        for region, number in self.alike.items():
-            self._groups[number].append(region)
 
     def estimate(self, chosen: Chosen) -> Estimate:
         """Peak and time of a step with these choices."""
@@ -107,7 +100,9 @@ class Fronts:
             signature = tuple(_signature(step, step.calls[number]) for number in numbers)
             if signature not in known:
                 known[signature] = (len(known), self._front_of(region))
-            self.alike[region], self.fronts[region] = known[signature]
+            number, self.fronts[region] = known[signature]
+            self.alike[region] = number
+            self._groups[number].append(region)
 
     def _front_of(self, region: str) -> list[Point]:
         if region in self._given:

@@ -30,15 +30,8 @@ class NothingToPlanError(ValueError):
 
 
 def read_budget(budget: object) -> int | float:
-    """Parse a user's memory budget.
-
-    Args:
-        budget: bytes (``24 * 2**30``, ``"24GiB"``): a limit for all memory in use, including
-            the memory in use when the step begins. Or a share (``0.4``, ``"40%"``) of the peak
-            that an eager step allocates.
-
-    Returns:
-        An int of bytes, or a float above 0 and up to 1.
+    """Parse a user's memory budget: an int of bytes, which limits all memory in use; or a float
+    above 0 and up to 1, a share of the peak that an eager step allocates.
 
     Raises:
         TypeError: ``budget`` is neither a number nor text.

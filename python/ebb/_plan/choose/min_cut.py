@@ -8,11 +8,8 @@ _LEAST = 1e-12  # capacities up to this count as 0
 
 
 class Network:
-    """A directed graph with capacities. Nodes are numbers.
-
-    `cut` is Dinic's method, "Algorithm for solution of a problem of maximum flow in a network with
-    power estimation" (1970).
-    """
+    """A directed graph with capacities. Nodes are numbers. `cut` is Dinic's method, "Algorithm for
+    solution of a problem of maximum flow in a network with power estimation" (1970)."""
 
     def __init__(self, nodes: int) -> None:
         self._edges: list[list[int]] = [[] for _ in range(nodes)]  # edge indices of each node
@@ -20,7 +17,6 @@ class Network:
         self._left: list[float] = []
 
     def add(self, begin: int, end: int, capacity: float) -> None:
-        """Add an edge."""
         for node, other, left in ((begin, end, capacity), (end, begin, 0.0)):
             self._edges[node].append(len(self._ends))
             self._ends.append(other)

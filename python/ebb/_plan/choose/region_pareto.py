@@ -237,12 +237,9 @@ def _in_order(choice: Choice) -> tuple[object, ...]:
 
 
 def _with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) -> Iterable[Choice]:
-    """Choices that offload saved results, the region's inputs, or both.
-
-    For each set of operators in `sets`, a choice saves the results of these operators. It offloads
-    either no result, or the results whose copies take as long as the region's forward, or half of
-    that time, or all results.
-    """
+    """Choices that save the results of the operators of one of `sets`, and offload the region's
+    inputs or some of these results: none, those whose copies take as long as the region's forward,
+    or half of that time, or all."""
     link, region = simulator.link, simulator.step.calls[call]
     if link.room == 0:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,17 +22,15 @@ class Callers:
         self._hooks: list[Any] = []
         around = set()
         for name, module, outer in pairs:
-            self._hooks.append(module.register_forward_pre_hook(self._looking(name, id(outer))))
+            look = partial(self._look, name, id(outer))
+            self._hooks.append(module.register_forward_pre_hook(look))
             around.add(outer)
         for outer in around:
             self._hooks.append(outer.register_forward_pre_hook(self._begins))
             self._hooks.append(outer.register_forward_hook(self._ends, always_call=True))
 
-    def _looking(self, name: str, outer: int) -> Any:
-        def look(module: torch.nn.Module, args: object) -> None:
-            (self._inside if self._running[outer] else self._outside).add(name)
-
-        return look
+    def _look(self, name: str, outer: int, module: torch.nn.Module, args: object) -> None:
+        (self._inside if self._running[outer] else self._outside).add(name)
 
     def _begins(self, module: torch.nn.Module, args: object) -> None:
         self._running[id(module)] += 1

@@ -23,7 +23,7 @@ _BUSY = 0.8  # with a smaller ratio of kernel time to host time in replays, the 
 
 
 def on_device(profile: Profile) -> Profile:
-    """The same profile with device times instead of host times.
+    """The same profile with device times.
 
     While a region's operator or a replay of it runs, the device's clock advances by the time of its
     kernels. If the host takes longer for the replays than their kernels, because the kernels are

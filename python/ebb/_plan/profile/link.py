@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -65,8 +64,8 @@ def _rounds(device: torch.device, size: int) -> list[tuple[float, float]]:
     try:
         if device.type != "cpu":
             return _rounds_of_copies(device, size)
-        with transfers_of(in_flight_bytes=0, prefetch_bytes=0):
-            rounds = [_round(device, size) for _ in range(_ROUNDS)]
+        with transfers_of(window=0):
+            rounds = [_round(size) for _ in range(_ROUNDS)]
     except RuntimeError as error:  # such as no memory for the probe
         log.info("plan: could not time OFFLOAD copies of %d bytes: %s", size, error)
         return []
@@ -92,37 +91,31 @@ def may_send(device: torch.device) -> bool:
     return bool(config.offload.disk) or device.type not in ("cpu", "meta")
 
 
-def transfers_of(in_flight_bytes: int, prefetch_bytes: int) -> AbstractContextManager[Any]:
-    """Settings of OFFLOAD inside the context."""
+def transfers_of(window: int) -> AbstractContextManager[Any]:
+    """Settings of OFFLOAD inside the context. `window`: bytes that may be in flight, and bytes that
+    may be prefetched."""
     return config.patch(
-        offload_keep_last=0,
-        offload_in_flight_bytes=in_flight_bytes,
-        offload_prefetch_bytes=prefetch_bytes,
+        offload_keep_last=0, offload_in_flight_bytes=window, offload_prefetch_bytes=window
     )
 
 
-def _round(device: torch.device, size: int) -> tuple[float, float] | None:
-    """Milliseconds to offload and to fetch; None if the probe was not offloaded."""
-    x = torch.ones(size // 4, device=device, requires_grad=True)
+def _round(size: int) -> tuple[float, float] | None:
+    """Milliseconds to offload from the CPU and to fetch; None if the probe was not offloaded."""
+    x = torch.ones(size // 4, device="cpu", requires_grad=True)
     gradient = torch.ones_like(x)
     sent = _C.offload_stats()["bytes_sent"]
-
-    def forward() -> torch.Tensor:
-        with region(Policy(default=OFFLOAD), name="ebb.plan measures copies"):
-            return (x * 2).sin()
-
-    y, out = _timed(forward)
+    begin = time.perf_counter()
+    with region(Policy(default=OFFLOAD), name="ebb.plan measures copies"):
+        y = (x * 2).sin()
+    offloaded = _end_of_copies()
     if _C.offload_stats()["bytes_sent"] < sent + size:
         return None
-    _, back = _timed(lambda: torch.autograd.grad(y, x, gradient))
-    return out, back
+    torch.autograd.grad(y, x, gradient)
+    return (offloaded - begin) * 1e3, (_end_of_copies() - offloaded) * 1e3
 
 
-def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
-    devices.wait()
-    begin = time.perf_counter()
-    result = function()
-    devices.wait()
-    while _C.offload_stats()["in_flight_bytes"] and time.perf_counter() - begin < _MOST_SECONDS:
+def _end_of_copies() -> float:
+    limit = time.perf_counter() + _MOST_SECONDS
+    while _C.offload_stats()["in_flight_bytes"] and time.perf_counter() < limit:
         time.sleep(1e-4)
-    return result, (time.perf_counter() - begin) * 1e3
+    return time.perf_counter()

@@ -61,10 +61,9 @@ class Measured:
 
 
 class MeasureSequence:
-    """The steps that a plan needs, in order. See Note [Steps that are measured].
-
-    The caller runs steps of the kind that `purpose`, `policy` and `transfers` give, and passes the
-    result of each step to `record`.
+    """The steps that a plan needs, in order. The caller runs steps of the kind that `purpose`,
+    `policy` and `transfers` give, and passes the result of each step to `record`. See Note [Steps
+    that are measured].
 
     Attributes:
         base: bytes in use when a recorded step begins. The caller sets it.
@@ -72,7 +71,7 @@ class MeasureSequence:
 
     Args:
         window_of: returns `window`, or None if steps that offload everything need too much memory.
-        recomputed, offloading: purposes of the steps that recompute, and that offload, everything.
+        recomputed, offloading: purposes of steps that recompute, and that offload, everything.
         may_differ: True if recorded steps may run different operators; the last one counts then.
     """
 
@@ -119,7 +118,7 @@ class MeasureSequence:
         """The settings of OFFLOAD in the next step."""
         if self.window is None:
             return nullcontext()
-        return transfers_of(in_flight_bytes=self.window, prefetch_bytes=self.window)
+        return transfers_of(self.window)
 
     def purposes(self) -> Iterator[Purpose]:
         """Purposes of the next steps, until the policy changes."""
@@ -182,10 +181,8 @@ def are_alike(peak: int, other_peak: int) -> bool:
 def base_bytes(
     models: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer] = ()
 ) -> int:
-    """Current bytes of models and optimizers: parameters, gradients, buffers, optimizer states.
-
-    On an accelerator: at least all that is allocated on it.
-    """
+    """Current bytes of models and optimizers: parameters, gradients, buffers, optimizer states. On
+    an accelerator: at least all that is allocated on it."""
     tensors: list[Any] = []
     for model in models:
         for parameter in model.parameters():
@@ -194,25 +191,24 @@ def base_bytes(
     for optimizer in optimizers:
         tensors += [value for state in optimizer.state.values() for value in state.values()]
     sizes = {
-        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
+        storage._cdata: storage.nbytes()
         for tensor in tensors
-        if isinstance(tensor, torch.Tensor) and _has_storage(tensor)
+        if isinstance(tensor, torch.Tensor) and (storage := _storage_of(tensor)) is not None
     }
     return max(sum(sizes.values()), devices.allocated())
 
 
-def _has_storage(tensor: torch.Tensor) -> bool:
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
-        tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return False
-    return True
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # such as of a sparse tensor
+        return None
 
 
 def device_of(models: Iterable[torch.nn.Module]) -> torch.device:
     """The device of the first parameter; the CPU if there is none."""
-    parameters = (parameter for model in models for parameter in model.parameters())
-    return next((parameter.device for parameter in parameters), torch.device("cpu"))
+    found = (parameter.device for model in models for parameter in model.parameters())
+    return next(found, torch.device("cpu"))
 
 
 def devices_of(model: torch.nn.Module) -> set[torch.device]:

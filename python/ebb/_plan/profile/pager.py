@@ -35,7 +35,6 @@ class Pager:
     fixed_order: bool = False
 
     def pages(self, rows: int) -> int:
-        """Pages for a number of rows."""
         return -(-rows // self.page_rows)
 
     def size_of(self, value: Value) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from ebb._support.shown import shown
@@ -140,11 +139,8 @@ def profile_of(fields: dict[str, Any]) -> Profile:
 
 
 def from_first_operator(profile: Profile) -> tuple[Profile, int]:
-    """Remove each free that comes before the first operator, of memory older than the step.
-
-    Returns:
-        The profile without these frees, and their bytes. See Note [Where a step begins].
-    """
+    """The profile without the frees, before its first operator, of memory older than the step; and
+    the bytes of these frees. See Note [Where a step begins]."""
     first = _first_start(profile)
     known: set[int] = set()
     kept, freed = [], 0
@@ -177,11 +173,7 @@ def _first_start(profile: Profile) -> float:
 
 
 def median_of(profiles: list[Profile]) -> Profile:
-    """Combine profiles of the same step.
-
-    Raises:
-        RuntimeError: the steps ran different operators.
-    """
+    """Combine profiles of the same step. Raises a RuntimeError if their operators differ."""
     _check_same([profile.operators for profile in profiles])
     middle = statistics.median_low(profile.duration for profile in profiles)
     chosen = next(profile for profile in profiles if profile.duration == middle)
@@ -208,23 +200,15 @@ def _with_most_rows(chosen: Profile, profiles: list[Profile]) -> tuple[Value, ..
 
 
 def _check_same(steps: list[tuple[Operator, ...]]) -> None:
-    names = [f.name for f in fields(Operator) if f.name not in ("start", "runtime")]
-
-    def facts(operators: Iterable[Operator]) -> list[tuple[Any, ...]]:
-        return [tuple(getattr(operator, name) for name in names) for operator in operators]
-
-    first = facts(steps[0])
-    for number, operators in enumerate(steps[1:], 2):
-        for index, (expected, seen) in enumerate(zip(first, facts(operators), strict=False)):
+    first, *others = ([replace(op, start=0.0, runtime=0.0) for op in step] for step in steps)
+    for number, operators in enumerate(others, 2):
+        for index, (expected, seen) in enumerate(zip_longest(first, operators)):
             if expected != seen:
-                op, other = shown(str(seen[0])), shown(str(expected[0]))
+                op, other = (
+                    shown(call.func_name) if call else "no operator" for call in (seen, expected)
+                )
                 how = "with other inputs or outputs" if op == other else f"instead of {other}"
                 raise RuntimeError(
                     f"ebb: step {number} differs from step 1 at operator {index}: {op} {how}. "
                     "All steps must run the same operators on the same shapes"
                 )
-        if len(first) != len(operators):
-            raise RuntimeError(
-                f"ebb: step {number} ran {len(operators)} operators in regions, but step 1 ran "
-                f"{len(first)}. All steps must run the same operators on the same shapes"
-            )

@@ -29,12 +29,8 @@ _RECORDED = (Purpose.WARM_UP, Purpose.PROFILE)
 
 
 class Recording:
-    """Measures one step at a time: its duration, and its profile if requested.
-
-    Args:
-        gives_way: True if the job may start torch's profiler, which ends the recording; False if
-            that raises, since both cannot run at the same time.
-    """
+    """Measures one step at a time: its duration, and its profile if requested. `gives_way`: True if
+    the job may start torch's profiler, which ends the recording; False if that raises."""
 
     def __init__(self, gives_way: bool = False) -> None:
         self._gives_way = gives_way
@@ -44,11 +40,7 @@ class Recording:
         self._profile: dict[str, Any] | None = None  # of the last recording; None: it failed
 
     def begin(self, purpose: Purpose) -> None:
-        """Begin a step.
-
-        Raises:
-            RuntimeError: torch's profiler runs, or a profile is being recorded.
-        """
+        """Begin a step. Raises a RuntimeError if torch's profiler runs or a profile is recorded."""
         self._purpose, self._profile = purpose, None
         devices.wait()
         if purpose in _RECORDED:
@@ -67,11 +59,8 @@ class Recording:
         self._began = time.perf_counter()
 
     def end(self) -> tuple[float, Profile | None] | None:
-        """End the step.
-
-        Returns:
-            Milliseconds, with a profile if one was requested; None if the recording failed.
-        """
+        """End the step: milliseconds, with a profile if one was requested; None if the recording
+        failed."""
         devices.wait()
         duration = (time.perf_counter() - self._began) * 1e3
         self._undo.close()

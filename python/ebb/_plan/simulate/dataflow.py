@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -17,12 +17,12 @@ EPSILON = 1e-9  # the shortest time, in milliseconds
 
 @dataclass
 class Call:
-    """A call of an outermost region."""
+    """A call of an outermost region, with its name and the indices of its operators."""
 
-    region: str  # its name
-    operators: range  # indices
+    region: str
+    operators: range
     begins: float
-    ends: float
+    ends: float = 0.0
     # Time of the program's first allocation after `ends`. Memory freed between `ends` and that time
     # was held only by the region.
     next_allocation: float = math.inf
@@ -38,12 +38,8 @@ class Call:
 
 
 class Dataflow:
-    """The operators and values of a recorded step, and the calls of its regions; all are numbered.
-
-    Args:
-        profile: of a step whose regions are under ``ebb.policies.recompute_all``.
-        around: names of regions around other regions, by ``Operator.call``.
-    """
+    """The operators and values of a step that recomputes everything, and the calls of its regions;
+    all are numbered. `around`: names of regions around other regions, by ``Operator.call``."""
 
     def __init__(self, profile: Profile, around: Mapping[int, str]) -> None:
         self.profile = profile
@@ -76,9 +72,9 @@ class Dataflow:
                 kept.add(op)
         return kept
 
-    def inputs_of(self, call: Call) -> Sequence[int]:
+    def inputs_of(self, call: Call) -> Iterable[int]:
         """Values that a region reads and did not make."""
-        return list(self._inputs[self.call_of[call.operators.start]])
+        return self._inputs[self.call_of[call.operators.start]]
 
     @cached_property
     def _inputs(self) -> list[dict[int, None]]:
@@ -105,8 +101,8 @@ class Dataflow:
 
     def input_released(self, value: int) -> float:
         """When the program released an input of a region. ebb notices a release only when the
-        next region begins or backward unpacks a value. If ebb noticed it in backward, the estimate
-        takes the end of the call's forward as the time of the release."""
+        next region begins or backward unpacks a value; in backward, the end of the call's forward
+        counts instead."""
         record = self.values[value]
         calls = [call for call in self.calls if record.made < call.ends <= record.let_go]
         return min([record.let_go, *(call.forward_ends for call in calls)])
@@ -118,7 +114,6 @@ class Dataflow:
         return end - begin - sum(took for _, took in self._replays[first:last])
 
     def end_of(self, op: int) -> float:
-        """When an operator has ended."""
         operator = self.operators[op]
         return max([operator.start, *(self.values[value].made for value in operator.outputs)])
 
@@ -136,7 +131,7 @@ class Dataflow:
             if operator.call not in numbers:
                 numbers[operator.call] = len(calls)
                 name = around.get(operator.call, operator.region)
-                calls.append(Call(name, range(op, op), operator.start, 0.0))
+                calls.append(Call(name, range(op, op), operator.start))
             call = calls[numbers[operator.call]]
             call.operators = range(call.operators.start, op + 1)
             call.ends = self.end_of(op) + EPSILON

@@ -1,15 +1,106 @@
-"""Lifetimes in one region. In: a `Step`, a call, a `Choice`. Out: until when values are needed."""
+"""Replays and lifetimes in one region. In: a `Step`, a call, a `Choice`. Out: their times."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import pairwise
 
 from ebb._plan.profile.pager import has_rows
 from ebb._plan.simulate.choice import Choice
-from ebb._plan.simulate.dataflow import Call
-from ebb._plan.simulate.replays import Replays
+from ebb._plan.simulate.dataflow import EPSILON, Call
 from ebb._plan.simulate.step import Step
+
+
+class Replays:
+    """Replays of a region's operators, except those `kept`. The replays that one unpack causes are
+    a slice; its end frees results of `each_time` that backward does not need. See Note [Replay].
+    """
+
+    def __init__(
+        self, step: Step, call: Call, kept: set[int], each_time: set[int], begins: float
+    ) -> None:
+        self._step, self._kept = step, kept
+        self.runs: dict[int, list[float]] = {}  # the times of each operator's replays
+        self.early: set[tuple[int, float]] = set()  # replays ahead of backward
+        self.passing: set[tuple[int, float]] = set()  # replays whose results their slice frees
+        resident: set[int] = set()
+        last = -1.0  # when the slice before begins
+        behind = 0  # number of replays of the earlier slices that begin then
+        for begin, wanted in self._in_order(call, each_time, begins):
+            needed = self._needed_for(wanted, begin, resident)
+            inner = step.inner_region(wanted)
+            # The slices of one node run one after the other. See Note [Saved by one node].
+            behind = behind if begin == last and begin != begins else 0
+            for index, op in enumerate(sorted(needed), behind):  # in sequence
+                time = begin + index * EPSILON
+                if begin == begins:
+                    self.early.add((op, time))
+                self.runs.setdefault(op, []).append(time)
+                backward_is_there = inner is not None and step.inner_region(op) == inner
+                if op in each_time and op != wanted and not backward_is_there:
+                    self.passing.add((op, time))
+                else:
+                    resident.add(op)
+            last, behind = begin, behind + len(needed)
+        self.ends = self._ends_of_slices()
+        self.end_at = {time: end for (_, time), end in self.ends.items()}  # by a slice's begin
+
+    def _in_order(
+        self, call: Call, each_time: set[int], begins: float
+    ) -> Iterable[tuple[float, int]]:
+        """Times at which replays for an operator begin. Operators of `each_time` are not replayed
+        ahead."""
+        times = []
+        # Backward may unpack several values before the first of them is recomputed. One slice of
+        # replays, which begins at `first`, then recomputes all of them, by the time `ready`.
+        first = ready = -1.0
+        for time, value in call.unpacked:
+            if time >= ready:
+                first, ready = time, self._step.values[value].again
+            wanted = self._step.maker[value]
+            times.append((first if wanted in each_time else min(first, begins), wanted))
+        return sorted(times, key=lambda pair: pair[0])
+
+    def _needed_for(self, wanted: int, time: float, resident: set[int]) -> set[int]:
+        waiting, needed = [wanted], set()
+        while waiting:
+            op = waiting.pop()
+            if op in resident or op in needed or op in self._kept:
+                continue
+            if self._step.resident_until[op] >= time:
+                continue
+            needed.add(op)
+            inputs = self._step.operators[op].inputs
+            waiting += [self._step.maker[value] for value in inputs if value in self._step.maker]
+        return needed
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.runs.values()))
+
+    @property
+    def kernels(self) -> float:
+        """Milliseconds that the replayed kernels took in forward."""
+        return sum(self._step.operators[op].runtime * len(times) for op, times in self.runs.items())
+
+    def all(self) -> Iterable[tuple[int, float]]:
+        """Operators and times of all replays."""
+        return ((op, time) for op, times in self.runs.items() for time in times)
+
+    def last(self, ops: Iterable[int]) -> float:
+        """The last replay of any of these operators; 0 if there is none."""
+        return max((self.runs[op][-1] for op in ops if op in self.runs), default=0.0)
+
+    def _ends_of_slices(self) -> dict[tuple[int, float], float]:
+        """For each replay, the end of its slice. A slice consists of replays without gaps."""
+        ends: dict[tuple[int, float], float] = {}
+        later = end = math.inf
+        for op, time in sorted(self.all(), key=lambda replay: -replay[1]):
+            if later - time > 1.5 * EPSILON:
+                end = time + EPSILON / 2
+            ends[op, time], later = end, time
+        return ends
 
 
 class Lifetimes:
@@ -21,8 +112,6 @@ class Lifetimes:
         offloaded, paged, each_time: operators whose results have these decisions.
 
     Args:
-        step, call: the call of a recorded step.
-        choice: decisions for its operators' results.
         begins: when replays ahead begin; infinity: there are none, so each replay begins when
             backward unpacks a value.
     """
@@ -37,34 +126,16 @@ class Lifetimes:
         self.offloaded = offloaded.union(*(step.later_writers(op) for op in offloaded)) & self.kept
         self.paged = {first + index for index in choice.paged} & self.kept
         self.each_time = {first + index for index in choice.each_time}
-        self._needed = self._find_needed()
         self.replays = Replays(step, call, self.kept, self.each_time, begins)
 
     def size(self, value: int) -> int:
         """Bytes of the value's memory."""
         return self.step.memories[self.step.memory_of[value]].size
 
-    def _find_needed(self) -> set[int]:
-        """Operators that may have to be recomputed."""
-        needed: set[int] = set()
-        for op in reversed(self.call.operators):
-            if op in self.kept:
-                continue
-            for value in self.step.operators[op].outputs:
-                read = any(reader in needed for reader in self.step.readers[value])
-                if self.step.values[value].saved or read:
-                    needed.add(op)
-                    break
-        return needed
-
-    def needed_until(self, value: int) -> float:
-        """When autograd no longer needs a value."""
-        record = self.step.values[value]
-        return self.step.needed_until[value] if record.saved else record.made
-
     def last_need(self, value: int) -> float:
         """When autograd and replays no longer need a value."""
-        return max([*self.read_by_replays(value), self.needed_until(value)])
+        needed_until = self.step.needed_until.get(value, self.step.values[value].made)
+        return max([*self.read_by_replays(value), needed_until])
 
     def kept_until(self, value: int) -> float:
         """Until when a value that is not recomputed is in memory, unless it leaves."""
@@ -93,9 +164,17 @@ class Lifetimes:
         return min(first, default=math.inf)
 
     def read_by_replays(self, value: int, maker: tuple[int, float] | None = None) -> list[float]:
-        """When each replay that reads a value has ended. `maker`: as for `Replays.read`."""
-        readers = [reader for reader in self.step.readers[value] if reader in self._needed]
-        return self.replays.read(maker, readers)
+        """When each replay that reads a value no longer needs it. `maker`: the replay that made the
+        value; None: the value was resident."""
+        runs, ends = self.replays.runs, self.replays.ends
+        own = None if maker is None else ends[maker]
+        return [
+            ends[reader, time]  # a slice holds all values that existed when it began
+            if ends[reader, time] != own
+            else time + EPSILON / 2  # a value made in the slice is freed once it is read
+            for reader in self.step.readers[value]
+            for time in runs.get(reader, ())
+        ]
 
     def memory_needed_until(self, writer: int | None, time: float) -> float:
         """Until when the memory is needed that the first replay of `writer` from `time` on has
@@ -119,7 +198,7 @@ class Lifetimes:
         makers += [step.maker[other] for at, other in of_node if at >= time]
         once = (maker for maker in makers if maker in runs and maker not in self.each_time)
         ends = [self.replays.ends[maker, runs[maker][0]] for maker in once]
-        return max([self.replays.end_at(time), *ends])
+        return max([self.replays.end_at.get(time, time), *ends])
 
     def could_run(self, op: int, time: float) -> bool:
         """True if a saved operator's recipe still exists. The region's end drops the recipe, unless

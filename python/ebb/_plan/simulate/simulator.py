@@ -6,19 +6,18 @@ import copy
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ebb._plan.profile.device_times import on_device
 from ebb._plan.profile.link import NO_LINK
 from ebb._plan.profile.measuring import Measured
 from ebb._plan.profile.pager import NO_PAGER
-from ebb._plan.simulate.changes import Changes, curve, highest
+from ebb._plan.simulate.changes import Changes, Span, curve, during, highest
 from ebb._plan.simulate.choice import EAGER, Choice
-from ebb._plan.simulate.page_pools import Pools
-from ebb._plan.simulate.region_estimate import RegionEstimate, eager_needs
-from ebb._plan.simulate.step import Step
-from ebb._plan.simulate.step_memory import CallEstimate, changes_of_step, resident, split
-from ebb._plan.simulate.transfers import Sent, Transfers
+from ebb._plan.simulate.dataflow import Call
+from ebb._plan.simulate.region_estimate import Need, RegionEstimate, eager_needs
+from ebb._plan.simulate.step import Step, changes_of
+from ebb._plan.simulate.transfers import Paged, Pools, Sent, Transfers
 
 _RECORDING = 0.001  # milliseconds that a region adds to each operator
 _SLOWEST = 0.1  # maximum milliseconds that a replay takes in addition to its kernel
@@ -28,20 +27,20 @@ _SLOWEST = 0.1  # maximum milliseconds that a replay takes in addition to its ke
 class Timing:
     """Milliseconds of a step, and of replays."""
 
-    eager: float = 0.0  # duration of the step without regions
-    replay_scale: float = 1.0  # ratio of a replay's time to its kernel's time in forward
-    replay_overhead: float = 0.0  # time that a replay takes in addition
-    copy_slowdown: float = 0.0  # by which each offloaded byte slows the work, out and back together
+    eager: float  # duration of the step without regions
+    replay_scale: float  # ratio of a replay's time to its kernel's time in forward
+    replay_overhead: float  # time that a replay takes in addition
 
     def of_replays(self, kernels: float, replays: int = 1) -> float:
         """Time of replays whose kernels took this long in forward."""
         return kernels * self.replay_scale + replays * self.replay_overhead
 
 
-def _fitted(step: Step, duration: float, kernels: float, replays: int) -> Timing:
-    """Fit to the step that recomputed everything, with so many `replays`: the overhead of a replay,
-    or the ratio of its time to the kernel's time in forward. `duration`: without recording.
-    `kernels`: time in forward of the recomputed kernels."""
+def _fitted(step: Step, duration: float) -> Timing:
+    """Fit to the step that recomputed everything: the overhead of a replay, or the ratio of its
+    time to the kernel's time in forward. `duration`: without recording."""
+    regions = [RegionEstimate(step, call, Choice(), math.inf).replays for call in step.calls]
+    kernels, replays = sum(r.kernels for r in regions), sum(r.count for r in regions)
     took = step.replaying
     eager = duration - took - _RECORDING * len(step.operators)
     if eager < kernels:  # the machine was slower during the recording
@@ -52,6 +51,27 @@ def _fitted(step: Step, duration: float, kernels: float, replays: int) -> Timing
     elif replays and kernels > 0:
         scale = max(took / kernels, 0.25)
     return Timing(eager, scale, overhead)
+
+
+@dataclass(frozen=True)
+class CallEstimate:
+    """Simulated time and memory of one region."""
+
+    own: Changes  # allocations and frees of memory that no other region uses
+    shared: tuple[Need, ...]  # needs of memory that other regions use too, or that is offloaded
+    resident: int  # bytes that the region allocated and that are in memory when forward ends
+    sent: tuple[Sent, ...] = ()  # storages that are offloaded
+    paged: tuple[Paged, ...] = ()  # storages whose rows go to pools
+    replays: int = 0  # how many operators are recomputed
+    replaying: float = 0.0  # milliseconds of all replays
+    early: float = 0.0  # milliseconds of replays ahead of backward
+    meanwhile: float = 0.0  # milliseconds that the backward beside these replays takes
+    recording: float = 0.0  # milliseconds that its operators take longer than outside of regions
+
+    @property
+    def added(self) -> float:
+        """Milliseconds that the region adds to the eager step."""
+        return self.replaying + self.recording
 
 
 @dataclass(frozen=True)
@@ -68,18 +88,12 @@ class Simulator:
     """Simulates a measured step under other choices.
 
     Args:
-        measured: the measurements of the step.
         ahead: True if the next region is replayed ahead during a region's backward.
         offloads, pages: False if choices without OFFLOAD, or without PAGE, are to be found.
     """
 
     def __init__(
-        self,
-        measured: Measured,
-        ahead: bool = False,
-        *,
-        offloads: bool = True,
-        pages: bool = True,
+        self, measured: Measured, ahead: bool = False, *, offloads: bool = True, pages: bool = True
     ) -> None:
         profile = measured.profile
         self.step = Step(on_device(profile) if measured.on_accelerator else profile)
@@ -89,17 +103,12 @@ class Simulator:
         self.ahead = ahead
         self.work = 0  # how many operators and replays have been simulated
         self._known: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
-        self._rest = Changes(self.step.rest)
-        self._timing = Timing()
-        recomputed = [self.of_call(call, Choice()) for call in range(len(self.step.calls))]
-        kernels = sum(estimate.kernels for estimate in recomputed)
-        replays = sum(estimate.replays for estimate in recomputed)
-        self._timing = _fitted(self.step, measured.duration, kernels, replays)
-        self._known.clear()
+        self._timing = _fitted(self.step, measured.duration)
+        # Milliseconds by which each offloaded byte slows the work, out and back together.
+        self._copy_slowdown = 0.0
         # The step without regions.
         self.plain = self.estimate([EAGER] * len(self.step.calls))
-        slowdown = self._fit_copies(measured.offload_all_ms)
-        self._timing = replace(self._timing, copy_slowdown=slowdown)
+        self._copy_slowdown = self._fit_copies(measured.offload_all_ms)
 
     def _find_window(self) -> int:
         """Bytes for two copies of the largest storage that may be offloaded: one is made while ebb
@@ -127,7 +136,7 @@ class Simulator:
         if pools.are_too_large:  # the real pools would be too small for the rows
             peak = sys.maxsize
         added = sum(call.added - min(call.early, call.meanwhile) for call in calls)
-        added += transfers.waited + self._timing.copy_slowdown * transfers.moved + pools.took
+        added += transfers.waited + self._copy_slowdown * transfers.moved + pools.took
         replays = sum(call.replays for call in calls)
         return Estimate(peak, self._timing.eager + added, replays, peak_time)
 
@@ -139,10 +148,9 @@ class Simulator:
 
     def of_call(self, call: int, choice: Choice | None) -> CallEstimate:
         """Simulate one region, if all blocks are regions."""
-        later = range(call + 1, len(self.step.calls)) if self.ahead else ()
-        return self._of_call(
-            call, choice, next((n for n in later if self.step.calls[n].unpacked), None)
-        )
+        calls = range(call + 1, len(self.step.calls)) if self.ahead else ()
+        later = (number for number in calls if self.step.calls[number].unpacked)
+        return self._of_call(call, choice, next(later, None))
 
     def _of_call(self, call: int, choice: Choice | None, later: int | None) -> CallEstimate:
         key = call, choice, later
@@ -174,14 +182,13 @@ class Simulator:
         return estimate.own.at(time) + sum(sizes)
 
     def pool_bytes(self, choices: Sequence[Choice | None]) -> int:
-        """Bytes of all page pools."""
         return self._pools(self._of_calls(choices)).nbytes
 
     @property
     def all_offloaded(self) -> list[Choice | None]:
         """Choices that offload all saved tensors."""
-        calls = self.step.calls
-        return [Choice(offloaded=frozenset(range(len(call.operators)))) for call in calls]
+        counts = (len(call.operators) for call in self.step.calls)
+        return [Choice(offloaded=frozenset(range(count))) for count in counts]
 
     def copy_time(self, index: int, all_sent: Iterable[Sent]) -> float:
         """Milliseconds that a region's copies add: they slow its work, and may take longer than its
@@ -194,15 +201,14 @@ class Simulator:
         if call.unpacked:
             backward = step.working(call.backward_begins, call.unpacked[-1][0])
         out, back = nbytes / self.link.out - forward, nbytes / self.link.back - backward
-        return self._timing.copy_slowdown * nbytes + max(0.0, out) + max(0.0, back)
+        return self._copy_slowdown * nbytes + max(0.0, out) + max(0.0, back)
 
     def replay_time(self, op: int) -> float:
         """Milliseconds that recomputing an operator takes."""
         return self._timing.of_replays(self.step.operators[op].runtime)
 
     def _fit_copies(self, away: float | None) -> float:
-        """Fit copies to the step that offloaded everything: milliseconds by which each byte slows
-        the work, out and back together."""
+        """Fit the slowdown by copies to the step that offloaded everything."""
         if away is None:
             return 0.0
         nbytes = self._transfers(self._of_calls(self.all_offloaded)).moved
@@ -218,7 +224,31 @@ class Simulator:
     def _changes(
         self, calls: Sequence[CallEstimate], transfers: Transfers, pools: Pools
     ) -> list[Changes]:
-        return [self._rest, *changes_of_step(self.step, calls, transfers, pools)]
+        step = self.step
+        absences = (*transfers.absences, *pools.absences)
+        needed = {memory: step.program_spans(memory) for memory in step.shared}
+        for absence in absences:
+            sent, left = absence.sent, min(absence.left, step.duration)
+            spans = needed.setdefault(sent.memory, step.program_spans(sent.memory))
+            spans.append((sent.allocated, left))
+        for need in (need for call in calls for need in call.shared):
+            needed.setdefault(need.memory, []).append((need.begin, need.end))
+        second = []  # what comes back takes other memory if something still holds the storage
+        for absence in absences:
+            sent, back = absence.sent, absence.fetched
+            spans = needed[sent.memory]
+            if absence.left < math.inf and any(begin < back < end for begin, end in spans):
+                second += during(back, max(back, sent.ended), sent.size)
+            else:
+                spans.append((back, sent.ended))
+        return [
+            step.rest,
+            Changes(changes_of(step, needed)),
+            Changes(second),
+            Changes([(0.0, pools.nbytes)]),
+            pools.tickets,
+            *(call.own for call in calls),
+        ]
 
     def _pools(self, calls: Sequence[CallEstimate]) -> Pools:
         return Pools((paged for call in calls for paged in call.paged), self.pager or NO_PAGER)
@@ -227,8 +257,7 @@ class Simulator:
         call = self.step.calls[index]
         if choice is EAGER:
             needs = list(eager_needs(self.step, call))
-            own, shared = split(self.step, needs, (), ())
-            return CallEstimate(own, shared, (), (), resident(self.step, call, needs))
+            return CallEstimate(*_split(self.step, needs), _resident(self.step, call, needs))
         begins, meanwhile = math.inf, 0.0
         if self.ahead and later is None:  # backward reaches this region first: nothing is freed
             choice = Choice(frozenset(range(len(call.operators))))
@@ -241,14 +270,40 @@ class Simulator:
         replays, kernels = region.replays.count, region.replays.kernels
         self.work += len(call.operators) + replays
         return CallEstimate(
-            *split(self.step, region.needs, region.copies, all_sent),
+            *_split(self.step, region.needs, region.copies, all_sent),
+            _resident(self.step, call, region.needs),
             tuple(region.sent),
             tuple(region.paged),
-            resident(self.step, call, region.needs),
             replays,
-            kernels,
             self._timing.of_replays(kernels, replays),
             sum(self.replay_time(op) for op, _ in region.replays.early),
             meanwhile,
             _RECORDING * len(call.operators),
         )
+
+
+def _split(
+    step: Step,
+    needs: Sequence[Need],
+    copies: Iterable[tuple[float, int]] = (),
+    offloaded: Iterable[Sent] = (),
+) -> tuple[Changes, tuple[Need, ...]]:
+    """The memory that only this region uses, and the needs of other memory."""
+    own: dict[int, list[Span]] = {}
+    shared = []
+    not_own = {sent.memory for sent in offloaded} | step.shared
+    for need in needs:
+        if need.memory in not_own:
+            shared.append(need)
+            continue
+        if need.memory not in own:
+            own[need.memory] = step.program_spans(need.memory)
+        own[need.memory].append((need.begin, need.end))
+    return Changes([*changes_of(step, own), *copies]), tuple(shared)
+
+
+def _resident(step: Step, call: Call, needs: Iterable[Need]) -> int:
+    end = call.forward_ends
+    memories = {need.memory for need in needs if need.begin <= end < need.end}
+    own = (step.memories[memory] for memory in memories)
+    return sum(memory.size for memory in own if memory.in_region)

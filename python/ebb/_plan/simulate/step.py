@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from ebb._plan.profile.profile import Profile
-from ebb._plan.simulate.changes import Span, during, union
+from ebb._plan.simulate.changes import Changes, Span, during, union
 from ebb._plan.simulate.dataflow import EPSILON, Dataflow
 
 Allocation = tuple[float, float, int]
@@ -52,7 +52,6 @@ class Allocations:
         self._replays = sorted((start, start + took) for _, start, took in profile.replays)
 
     def is_replay(self, time: float) -> bool:
-        """True if a replay ran at this time."""
         index = bisect.bisect_right(self._replays, (time, math.inf)) - 1
         return index >= 0 and time <= self._replays[index][1]
 
@@ -93,7 +92,6 @@ class Step(Dataflow):
     """A recorded step, with its memory. Memories are numbered, too.
 
     Args:
-        profile, around: as in `Dataflow`.
         recorded: the step with a region for each block, from which this one is derived.
         released: values, and when the program releases them at the latest.
     """
@@ -110,8 +108,8 @@ class Step(Dataflow):
         self.memories: list[Memory] = []
         self.memory_of: dict[int, int] = {}  # of a value; no entry if it is older than the step
         self.copied: dict[int, list[Copied]] = defaultdict(list)  # by call
-        # (time, change in bytes) of memory that is not in `memories`.
-        self.rest = self._find_memories(allocations, recorded)
+        # Of memory that is not in `memories`.
+        self.rest = Changes(self._find_memories(allocations, recorded))
         # When autograd frees a saved value: resident bytes, and recomputed bytes. See Note [Given
         # up when unpacked].
         self.needed_until, self.replayed_until = self._find_needs(allocations)
@@ -186,19 +184,13 @@ class Step(Dataflow):
             for operator in self.operators
         ]
 
-    def program_span(self, index: int) -> Span:
-        """When the program itself holds a memory that no region made."""
+    def program_spans(self, index: int) -> list[Span]:
+        """When the program itself holds a memory that no region made; empty for other memories."""
         memory = self.memories[index]
-        return memory.allocated, max(memory.allocated, self._offloadable.get(index, memory.freed))
-
-    @cached_property
-    def shared_spans(self) -> dict[int, Span]:
-        """`program_span` of each memory that several regions use and no region made."""
-        return {
-            memory: self.program_span(memory)
-            for memory in sorted(self.shared)
-            if not self.memories[memory].in_region
-        }
+        if memory.in_region:
+            return []
+        end = self._offloadable.get(index, memory.freed)
+        return [(memory.allocated, max(memory.allocated, end))]
 
     def overwriter_of(self, op: int) -> int | None:
         """The operator of the same region that overwrites a result of this one, or None."""
@@ -307,17 +299,15 @@ class Step(Dataflow):
                 if all(value in self.maker for value in values):  # the region's own memory
                     call = self.calls[self.call_of[self.maker[values[-1]]]]
                     last = min(last, call.next_allocation)
-                freed = min(self.memories[index].freed, last - EPSILON)
-                self.memories[index].freed = freed
+                shortened = self.memories[index]
+                shortened.freed = min(shortened.freed, last - EPSILON)
 
     def _find_needs(self, allocations: Allocations) -> tuple[dict[int, float], dict[int, float]]:
         needed_until, replayed_until = {}, {}
         for value, record in enumerate(self.values):
             if not record.saved:
                 continue
-            again = None
-            if record.again >= 0:
-                again = allocations.find(record.again_address, record.again)
+            again = allocations.find(record.again_address, record.again)  # None at time -1
             if again is not None:
                 until = again[1]
             elif record.asked >= 0:
