@@ -448,4 +448,4 @@ def test_a_handle_keeps_no_model_after_remove():
     del model
     gc.collect()
     assert gone() is None
-    assert handle.names == ("0", "1")
+    assert handle.names == ("",)
