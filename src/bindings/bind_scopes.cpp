@@ -271,7 +271,7 @@ void bindScopes(py::module_& module) {
   ScopeType<OpaqueScope>::add(module, "OpaqueWrites", "ebb._C.OpaqueWrites");
   ScopeType<DisabledScope>::add(module, "Disabled", "ebb._C.Disabled");
   module.def("regions_are_disabled", &regionsAreDisabled);
-  module.def("disable_everywhere", [] { disabledEverywhere = true; });
+  module.def("disable_everywhere", [](bool disables) { disabledEverywhere = disables; });
   module.def("are_disabled_everywhere", [] { return disabledEverywhere.load(); });
 }
 

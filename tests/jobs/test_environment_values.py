@@ -80,6 +80,7 @@ def environment(variables):
         ebb.record_reports(0)
         files.stop()
         unused_settings.stop()
+        _C.disable_everywhere(False)
 
 
 @pytest.fixture

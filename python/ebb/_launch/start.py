@@ -201,8 +201,7 @@ def start() -> None:
     Raises:
         ValueError: a setting is invalid, and EBB_STRICT is set; no error without EBB_STRICT.
     """
-    if is_set("EBB_DISABLE"):
-        _C.disable_everywhere()
+    _C.disable_everywhere(is_set("EBB_DISABLE"))
     report_to.offer_ebb()
     given = apply_config(os.environ.get("EBB_CONFIG", "").strip())
     if _checked("EBB_AHEAD", _start_ahead, False):
