@@ -226,7 +226,7 @@ def _fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
         "ahead": {_string(name): int(count) for name, count in document["ahead"].items()},
         "idle_rules": tuple(map(_string, document["idle_rules"])),
         **{key: tuple(map(tuple, document[key])) for key in lists},
-        "plan": None if plan is None else ReportedPlan.from_json(plan),
+        "plan": None if plan is None else ReportedPlan.from_dict(plan),
         "policy": None if policy is None else JobPolicy(**policy),
     }
 
@@ -258,7 +258,7 @@ def _check_numbers(value: object, key: str = "") -> None:
     elif isinstance(value, list):
         for inner in value:
             _check_numbers(inner, key)
-    elif isinstance(value, str) and key not in ("modules", "spans"):
+    elif isinstance(value, str) and key not in ("modules", "regions", "spans"):
         raise TypeError(f"{key} of a plan is {shown(value)}")
 
 
