@@ -5,8 +5,9 @@ torch's selective checkpointing and ebb's pass over compiled graphs ask once for
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -37,26 +38,27 @@ class Decider:
         ``aten::mm.default``. A result None (unknown, or no tensor) matches only rules without
         conditions on an output. `modules`: names of the innermost running module; empty if
         unknown."""
-        called: dict[int, bool] = {}
 
-        def is_called(rule: Rule) -> bool:
-            if id(rule) not in called:
-                called[id(rule)] = self._matches_call(rule, op, modules)
-            return called[id(rule)]
+        @functools.cache  # counts a call once, although the call may have several results
+        def is_called(index: int) -> bool:
+            return self._matches_call(index, op, modules)
 
-        return [self._decide_on(result, is_called) for result in results]
+        def decision(result: Result | None) -> Decision:
+            for index, rule in enumerate(self._rules):
+                if _matches_result(rule, result) and is_called(index):
+                    return rule.decision
+            return self._default
 
-    def _decide_on(self, result: Result | None, is_called: Callable[[Rule], bool]) -> Decision:
-        matching = (r.decision for r in self._rules if _matches_result(r, result) and is_called(r))
-        return next(matching, self._default)
+        return list(map(decision, results))
 
-    def _matches_call(self, rule: Rule, op: str, modules: tuple[str, ...]) -> bool:
+    def _matches_call(self, index: int, op: str, modules: tuple[str, ...]) -> bool:
+        rule = self._rules[index]
         pattern = str(rule.op)
         if not (fnmatchcase(op.rsplit(".", 1)[0], pattern) or fnmatchcase(op, pattern)):
             return False
         if rule.module is not None and not any(fnmatchcase(m, rule.module) for m in modules):
             return False
-        key = (id(rule), modules if rule.per_module else ())
+        key = (index, modules if rule.per_module else ())
         self._calls[key] += 1
         call = self._calls[key]
         return call == rule.nth if rule.nth else call % rule.every == 0

@@ -294,16 +294,13 @@ class checkpointed(region):
 def name_of(function: Any) -> str:
     """The name of a region around a call of `function`."""
     while isinstance(function, functools.partial):
-        function = function.args[0] if function.args and _is_method(function) else function.func
+        first = function.args[0] if function.args else None
+        is_method = isinstance(first, torch.nn.Module)  # partial(forward, module)
+        function = first if is_method else function.func
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         return type(owner).__name__
     return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def _is_method(function: functools.partial[Any]) -> bool:
-    """True for partial(forward, module): the region should have the module's name."""
-    return isinstance(function.args[0], torch.nn.Module)
 
 
 def run_in_region(

@@ -123,24 +123,16 @@ class Report:
         """The report as a dictionary for JSON, with everything that :meth:`load` needs."""
         return {
             "format": _FORMAT,
-            "step": self.step,
-            "peak_held": self.peak_held,
-            "peak_eager": self.peak_eager,
+            **{known.name: getattr(self, known.name) for known in fields(self)},
             "held": self.held,
             "eager": self.eager,
             "totals": self.totals,
-            "ahead": self.ahead,
-            "idle_rules": self.idle_rules,
             "rows": self._with_places(self.rows),
             "stacks": self._stacks,
             "advice": [asdict(one) | {"rule": one.rule} for one in self.advice],
             "notes": self.notes,
-            "timeline": self.timeline,
             "plan": None if self.plan is None else self.plan.to_dict(),
             "policy": None if self.policy is None else asdict(self.policy),
-            "values": self.values,
-            "replays": self.replays,
-            "spans": self.spans,
         }
 
     @classmethod
