@@ -38,8 +38,8 @@ from ebb._region.apply import apply, remove  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
 from ebb._region.disable import disable  # noqa: E402
 from ebb._region.global_state_guard import watch_memory_history as _watch  # noqa: E402
-from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.region import region  # noqa: E402
+from ebb._region.unseen_writes import opaque  # noqa: E402
 from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
 from ebb._report.metrics import metrics, reset_stats, stats  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402

@@ -1,4 +1,4 @@
-"""Methods of torch that write to memory without an operator.
+"""Writes that are no operators: those that the program marks, and those of methods of torch.
 
 Tensor.apply_ and similar methods loop over memory themselves, so a region would not see the write.
 ebb treats each as ebb.opaque. The collectives of a backend (ProcessGroupGloo, the result of
@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.compiler import is_compiling
 from torch.utils._pytree import tree_leaves
 
 from ebb import _C
-from ebb._region.opaque import opaque
+from ebb._support.subclasses import plain_tensors
 
 # Collectives write to their first argument, whatever its name. Arguments that are read are named
 # input_*.
@@ -43,6 +44,54 @@ COLLECTIVES = (
 )
 
 _MARK = "_ebb_sees"  # attribute of methods that ebb has wrapped; functools.wraps copies it
+
+
+class opaque(_C.OpaqueWrites):
+    """Marks writes to tensors by code that torch does not see, such as a raw kernel.
+
+    Code that bypasses torch (ctypes, numpy, pybind, raw Triton) can write into a tensor that was
+    computed in a region. A replay of the op that computed the tensor would lose the written data.
+    Put the write in this context manager. When the context ends, ebb saves the tensors' contents,
+    as it saves an input. The results of ``torch.empty`` do not need it, nor do those of ``zeros``,
+    ``ones`` and ``full`` if they are written before torch reads them. :class:`ebb.verify` finds
+    writes that need it.
+
+    If an earlier region may need a tensor's old contents, opaque increments the tensor's version as
+    an in-place op does. If backward needs the old contents, it then raises.
+
+    Args:
+        tensors: the tensors that are written; their views are covered.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+
+    Examples:
+        >>> x = torch.ones(3, requires_grad=True)
+        >>> with ebb.region():
+        ...     h = x * 2
+        ...     with ebb.opaque(h):
+        ...         _ = h.detach().numpy().fill(5)
+        ...     loss = h.sin().sum()
+        >>> loss.backward()
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"ebb: opaque takes tensors; got {type(tensor).__name__}")
+        if not is_compiling():
+            self._configure(*[plain for tensor in tensors for plain in plain_tensors(tensor)])
+
+    def __del__(self) -> None:
+        if self._is_unused():
+            warnings.warn(
+                "ebb: ebb.opaque(...) was called without `with`, so it marked no write. Put the "
+                "write into a block: `with ebb.opaque(tensor):`",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _announced(method: Callable[..., Any]) -> Callable[..., Any]:
