@@ -24,10 +24,9 @@ from torch.utils.checkpoint import (
 )
 
 from ebb import _C
-from ebb._policy.checkpoint_name import checkpoint_name
 from ebb._policy.decision import OFFLOAD, SAVE, Decision
 from ebb._policy.policy import Policy
-from ebb._policy.rule import Rule
+from ebb._policy.rule import Rule, checkpoint_name
 from ebb._support.job import print_once
 from ebb._support.shown import clipped
 
