@@ -24,7 +24,6 @@ from ebb._plan.choose.memory_budget import BudgetError  # noqa: E402
 from ebb._plan.plan import Plan, plan  # noqa: E402
 from ebb._plan.profile.profile import Profile  # noqa: E402
 from ebb._plan.profile.recording import profile  # noqa: E402
-from ebb._policy.checkpoint_name import checkpoint_name  # noqa: E402
 from ebb._policy.decision import (  # noqa: E402
     OFFLOAD,
     PAGE,
@@ -33,13 +32,13 @@ from ebb._policy.decision import (  # noqa: E402
     SAVE,
 )
 from ebb._policy.policy import Policy  # noqa: E402
-from ebb._policy.rule import Rule  # noqa: E402
+from ebb._policy.rule import Rule, checkpoint_name  # noqa: E402
 from ebb._region.apply import apply, remove  # noqa: E402
 from ebb._region.checkpoint import checkpoint  # noqa: E402
 from ebb._region.disable import disable  # noqa: E402
 from ebb._region.global_state_guard import watch_memory_history as _watch  # noqa: E402
-from ebb._region.opaque import opaque  # noqa: E402
 from ebb._region.region import region  # noqa: E402
+from ebb._region.unseen_writes import opaque  # noqa: E402
 from ebb._region.verify import ReplayMismatch, verify  # noqa: E402
 from ebb._report.metrics import metrics, reset_stats, stats  # noqa: E402
 from ebb._report.recording import record_reports  # noqa: E402

@@ -18,7 +18,7 @@ from ebb import _C
 from ebb._launch import takeover
 from ebb._launch.listing import Listing
 from ebb._launch.start import policy_from, read_budget_or_limit, start
-from ebb._report.command import render
+from ebb._report.files import render
 from ebb._support.shown import clipped
 
 

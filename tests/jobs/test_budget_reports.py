@@ -305,7 +305,7 @@ def test_a_job_that_does_not_know_of_it_as_json(tmp_path):
     plan = json.loads((tmp_path / "r.json").read_text())["plan"]
     assert plan["measured"]["peak"] <= plan["budget"]
     assert abs(plan["deviation"]["peak"]) < 0.03
-    parts = {"budget", "predicted", "measured", "deviation", "plain", "points", "passes"}
+    parts = {"budget", "predicted", "measured", "deviation", "plain", "regions", "points", "passes"}
     assert set(plan) == parts
 
 

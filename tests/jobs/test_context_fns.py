@@ -283,7 +283,7 @@ def test_a_context_fn_that_is_asked_again_and_again_is_told_of(taken, monkeypatc
 )
 def test_policies_of_answers(answers):
     kinds = [None, ebb.SAVE, ebb.OFFLOAD]
-    policy = ebb._policy.from_sac.policy_of_answers({sin: [kinds[a] for a in answers]})
+    policy = context_fn.policy_of_answers({sin: [kinds[a] for a in answers]})
     with fake_accelerator():
         x = torch.randn(16, requires_grad=True)
         ebb.reset_stats()
@@ -298,7 +298,7 @@ def test_policies_of_answers(answers):
 
 
 def test_too_many_different_answers_are_asked_for_each_time():
-    assert ebb._policy.from_sac.policy_of_answers({sin: [ebb.SAVE, None] * 100}) is None
+    assert context_fn.policy_of_answers({sin: [ebb.SAVE, None] * 100}) is None
 
 
 def test_other_contexts_are_entered_in_forward(taken):

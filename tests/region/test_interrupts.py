@@ -213,7 +213,7 @@ def test_a_result_whose_class_raises():
 
 
 def test_a_warning_that_is_an_error_where_hooks_are_disabled(monkeypatch):
-    monkeypatch.setattr("ebb._region.region._warn_hooks_disabled", lambda: 1 / 0)
+    monkeypatch.setattr(ebb.region, "_warn_hooks_disabled", lambda _: 1 / 0)
 
     with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
         with pytest.raises(ZeroDivisionError):

@@ -199,9 +199,7 @@ def test_functorch_transforms_inside_a_region(x):
 
 
 def test_warns_once_where_hooks_are_disabled():
-    from ebb._region import region
-
-    region._warn_hooks_disabled.cache_clear()
+    ebb.region._warn_hooks_disabled.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):

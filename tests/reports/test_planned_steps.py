@@ -129,8 +129,8 @@ def test_cuts_are_what_the_step_did(make, budget):
     for cut in own.cuts:
         for op, size in cut.kept.items():
             kept[op] += cut.count * size
-        for op, (size, _) in cut.again.items():
-            again[op] += cut.count * size
+        for op, freed in cut.again.items():
+            again[op] += cut.count * freed.bytes
     fates = {"saved": Counter(), "recomputed": Counter()}
     for row in report.rows:
         if row.fate in fates:

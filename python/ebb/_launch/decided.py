@@ -52,7 +52,7 @@ class Decided:
 
     def to_json(self) -> dict[str, Any]:
         """The same as values of JSON, for other ranks."""
-        reported = None if self.reported is None else self.reported.to_json()
+        reported = None if self.reported is None else self.reported.to_dict()
         return {"policies": self.to_toml(), **self.figures(), "reported": reported}
 
     @staticmethod
@@ -60,7 +60,7 @@ class Decided:
         """Raises KeyError, TypeError or ValueError if another version of ebb wrote the values."""
         found = ModulePolicies._parse(values["policies"], "the plan of another rank", late=True)
         reported = values["reported"]
-        reported = None if reported is None else ReportedPlan.from_json(reported)
+        reported = None if reported is None else ReportedPlan.from_dict(reported)
         return Decided.of(found, values, reported)
 
 

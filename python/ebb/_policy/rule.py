@@ -1,4 +1,4 @@
-"""Rules, the lines of a policy; and the names by which users give operators."""
+"""Rules, the lines of a policy; the names by which users give operators; names for values."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
+from torch.compiler import is_compiling
 
 from ebb import _C
 from ebb._policy.decision import Decision
-from ebb._support.shown import checked_name, shown
+from ebb._support.shown import as_utf8, checked_name, shown
 from ebb._support.sizes import Bytes, number_of_bytes, whole_number
+from ebb._support.subclasses import plain_tensors
 
 ANY_SIZE = 2**64 - 1
 
@@ -188,3 +190,36 @@ class Rule:
 
 
 Rule.__module__ = "ebb"  # the name for users and pickles
+
+
+def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Give a tensor a name for rules with ``name=``, as JAX's ``checkpoint_name`` does.
+
+    checkpoint_name does nothing outside of regions, for tensors that no region computed, and under
+    ``torch.compile``. The decision made when the tensor was computed stays if its rule comes before
+    the rule with the name.
+
+    Args:
+        x: a tensor of any shape.
+        name: its name.
+
+    Returns:
+        ``x`` itself.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+
+    Examples:
+        >>> policy = ebb.policies.save_only_these_names("attn_out")
+        >>> with ebb.region(policy):
+        ...     h = ebb.checkpoint_name(torch.ones(2, requires_grad=True).exp(), "attn_out")
+    """
+    if is_compiling():
+        return x
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"ebb: checkpoint_name: x must be a tensor; got {type(x).__name__}")
+    if not isinstance(name, str):
+        raise TypeError(f"ebb: checkpoint_name: name must be a str; got {shown(name)}")
+    for inner in plain_tensors(x):
+        _C.name_value(inner, as_utf8(name))
+    return x

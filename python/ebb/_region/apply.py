@@ -179,7 +179,7 @@ def _wanted(modules: Any) -> Wanted:
             "ebb: modules must be names or a function, not a module; pass its name, such as "
             "modules='encoder', or call ebb.apply on that module with modules=''"
         )
-    if not isinstance(modules, str) and callable(modules):
+    if callable(modules):
         try:
             inspect.signature(modules).bind(None, "")
         except TypeError:

@@ -14,9 +14,8 @@ import torch
 from torch.compiler import is_exporting
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ebb._policy.decider import Decider, Result
 from ebb._policy.decision import MADE_AGAIN, PAGE, SAVE
-from ebb._policy.policy import Policy, policy_of_number
+from ebb._policy.policy import Decider, Policy, Result, policy_of_number
 from ebb._policy.rule import qualified_name
 from ebb._region import tracing
 from ebb._region.disable import is_switched_off
@@ -236,7 +235,7 @@ def _writes_an_input(node: torch.fx.Node) -> bool:
 
 def _decide(nodes: Iterable[torch.fx.Node]) -> None:
     deciders: dict[int, Decider | None] = {}
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, bool]] = Counter()
     for node in nodes:
         unit, number = _region(node)
         node.meta["ac_graph_id"] = unit
@@ -251,14 +250,13 @@ def _decide(nodes: Iterable[torch.fx.Node]) -> None:
         for saved, marked in _marks(node, decider, results):
             tag = CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
             marked.meta["recompute"] = tag
-        is_saved = node.meta["recompute"] == CheckpointPolicy.MUST_SAVE
-        counts[name, "saved" if is_saved else "recomputed"] += 1
+        counts[name, node.meta["recompute"] == CheckpointPolicy.MUST_SAVE] += 1
     for name in dict.fromkeys(name for name, _ in counts):
         log.info(
             "region %s in a compiled graph: %d operators saved, %d recomputed",
             name,
-            counts[name, "saved"],
-            counts[name, "recomputed"],
+            counts[name, True],
+            counts[name, False],
         )
 
 

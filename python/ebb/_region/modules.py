@@ -46,18 +46,15 @@ class Marks:
         return (type(None), ())  # a pickle loads where ebb is not installed
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.region is not None:
+            function = functools.partial(self.region, function)
         if self.number == 0:
-            return self._run_in_region(function, *args, **kwargs)
+            return function(*args, **kwargs)
         if is_compiling():
             with torch.fx.traceback.annotate({in_graph.MODULE: self.names}):
-                return self._run_in_region(function, *args, **kwargs)
+                return function(*args, **kwargs)
         with _C.RunningModule(self.number):
-            return self._run_in_region(function, *args, **kwargs)
-
-    def _run_in_region(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.region is None:
             return function(*args, **kwargs)
-        return self.region(function, *args, **kwargs)
 
 
 class _NoSubclass:

@@ -66,16 +66,6 @@ def _check_region(name: object, escapes: object, root: object) -> None:
         raise TypeError(f"ebb: root must be a torch.nn.Module; got {type(root).__name__}")
 
 
-@functools.cache
-def _warn_hooks_disabled() -> None:
-    reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() or ""
-    warnings.warn(
-        "ebb: regions have no effect here, because saved-tensor hooks are disabled "
-        f"({reason.strip()}). Gradients are correct, but no memory is freed. Shown once.",
-        stacklevel=4,
-    )
-
-
 class _TracedRegion:
     """Stands for a region while Dynamo traces, because Dynamo cannot trace C++."""
 
@@ -88,10 +78,11 @@ class _TracedRegion:
         root: torch.nn.Module | None = None,
     ) -> None:
         _check_region(name, escapes, root)
-        self._policy, self._name, self._escapes = policy, name, escapes
+        self._settings = policy, name, escapes
 
     def __enter__(self) -> _TracedRegion:
-        self._context = _annotated(self._policy, self._name)
+        policy, name, _ = self._settings
+        self._context = _annotated(policy, name)
         self._context.__enter__()
         return self
 
@@ -102,9 +93,7 @@ class _TracedRegion:
         pass
 
     def __call__(self, function: F) -> F:
-        return functools.partial(  # type: ignore[return-value]
-            run_in_region, (self._policy, self._name, self._escapes), function
-        )
+        return functools.partial(run_in_region, self._settings, function)  # type: ignore[return-value]
 
 
 @contextmanager
@@ -208,8 +197,15 @@ class region(_C.Region):
     def _refuse_to_offload_twice(self) -> None:
         outer_hooks.refuse_to_offload_twice(self._name or "region")
 
-    def _warn_hooks_disabled(self) -> None:
-        _warn_hooks_disabled()
+    @staticmethod
+    @functools.cache
+    def _warn_hooks_disabled() -> None:
+        reason = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() or ""
+        warnings.warn(
+            "ebb: regions have no effect here, because saved-tensor hooks are disabled "
+            f"({reason.strip()}). Gradients are correct, but no memory is freed. Shown once.",
+            stacklevel=3,
+        )
 
     def _take_results(self) -> tuple[list[torch.Tensor], bool, list[torch.Tensor]]:
         """The plain tensors that :meth:`returns` named; True if it was called; the results that
@@ -294,16 +290,13 @@ class checkpointed(region):
 def name_of(function: Any) -> str:
     """The name of a region around a call of `function`."""
     while isinstance(function, functools.partial):
-        function = function.args[0] if function.args and _is_method(function) else function.func
+        first = function.args[0] if function.args else None
+        is_method = isinstance(first, torch.nn.Module)  # partial(forward, module)
+        function = first if is_method else function.func
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         return type(owner).__name__
     return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def _is_method(function: functools.partial[Any]) -> bool:
-    """True for partial(forward, module): the region should have the module's name."""
-    return isinstance(function.args[0], torch.nn.Module)
 
 
 def run_in_region(

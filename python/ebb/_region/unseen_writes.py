@@ -1,4 +1,4 @@
-"""Methods of torch that write to memory without an operator.
+"""Writes that are no operators: those that the program marks, and those of methods of torch.
 
 Tensor.apply_ and similar methods loop over memory themselves, so a region would not see the write.
 ebb treats each as ebb.opaque. The collectives of a backend (ProcessGroupGloo, the result of
@@ -12,14 +12,16 @@ import functools
 import operator
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.compiler import is_compiling
 from torch.utils._pytree import tree_leaves
 
 from ebb import _C
-from ebb._region.opaque import opaque
+from ebb._support.subclasses import plain_tensors
 
 # Collectives write to their first argument, whatever its name. Arguments that are read are named
 # input_*.
@@ -44,23 +46,66 @@ COLLECTIVES = (
 _MARK = "_ebb_sees"  # attribute of methods that ebb has wrapped; functools.wraps copies it
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor on a storage, created without the user's dispatch modes."""
-    with torch._C._DisableTorchDispatch():
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+class opaque(_C.OpaqueWrites):
+    """Marks writes to tensors by code that torch does not see, such as a raw kernel.
 
+    Code that bypasses torch (ctypes, numpy, pybind, raw Triton) can write into a tensor that was
+    computed in a region. A replay of the op that computed the tensor would lose the written data.
+    Put the write in this context manager. When the context ends, ebb saves the tensors' contents,
+    as it saves an input. The results of ``torch.empty`` do not need it, nor do those of ``zeros``,
+    ``ones`` and ``full`` if they are written before torch reads them. :class:`ebb.verify` finds
+    writes that need it.
 
-def _written(arguments: tuple[Any, ...]) -> Iterator[torch.Tensor]:
-    """The storages among a method's arguments, self included."""
-    for argument in arguments:
-        if isinstance(argument, torch.UntypedStorage) and argument.device.type != "meta":
-            yield _bytes_of(argument)
+    If an earlier region may need a tensor's old contents, opaque increments the tensor's version as
+    an in-place op does. If backward needs the old contents, it then raises.
+
+    Args:
+        tensors: the tensors that are written; their views are covered.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+
+    Examples:
+        >>> x = torch.ones(3, requires_grad=True)
+        >>> with ebb.region():
+        ...     h = x * 2
+        ...     with ebb.opaque(h):
+        ...         _ = h.detach().numpy().fill(5)
+        ...     loss = h.sin().sum()
+        >>> loss.backward()
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"ebb: opaque takes tensors; got {type(tensor).__name__}")
+        if not is_compiling():
+            self._configure(*[plain for tensor in tensors for plain in plain_tensors(tensor)])
+
+    def __del__(self) -> None:
+        if self._is_unused():
+            warnings.warn(
+                "ebb: ebb.opaque(...) was called without `with`, so it marked no write. Put the "
+                "write into a block: `with ebb.opaque(tensor):`",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def _announced(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a method that writes to the storages among its arguments, self included."""
+
     @functools.wraps(method)
     def announced(*args: Any, **kwargs: Any) -> Any:
-        with opaque(*_written(args)):
+        with torch._C._DisableTorchDispatch():  # without the user's dispatch modes
+            written = [
+                torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                for storage in args
+                if isinstance(storage, torch.UntypedStorage) and storage.device.type != "meta"
+            ]
+        with opaque(*written):
             return method(*args, **kwargs)
 
     return announced
@@ -80,7 +125,7 @@ def _slice_announced(method: Callable[..., Any]) -> Callable[..., Any]:
 def _emptying(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def resize_(self: torch.UntypedStorage, size: int) -> Any:
-        if size == 0 and _C.in_region() and torch.distributed.is_initialized():
+        if size == 0 and _C.in_region() and dist.is_available() and dist.is_initialized():
             _C.storage_emptied(self)
         return method(self, size)
 
@@ -116,17 +161,15 @@ def _watch_collectives() -> None:
         )
 
 
-def _wrapper(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return {"__getitem__": _slice_announced, "resize_": _emptying}.get(name, _announced)
-
-
 # Methods of storages that ebb wraps. `_swap_data_ptr_` is new in torch 2.12.
-_WRAPPED = tuple(
-    name
-    for name in ("__getitem__", "_byteswap", "_set_from_file", "_swap_data_ptr_", "resize_")
-    if hasattr(torch.UntypedStorage, name)
-    and (name != "resize_" or torch.distributed.is_available())
-)
+_WRAPPERS = {
+    "__getitem__": _slice_announced,
+    "_byteswap": _announced,
+    "_set_from_file": _announced,
+    "_swap_data_ptr_": _announced,
+    "resize_": _emptying,
+}
+_WRAPPED = tuple(filter(functools.partial(hasattr, torch.UntypedStorage), _WRAPPERS))
 _NOW = vars(torch.UntypedStorage)  # follows all changes of the class
 _methods = operator.itemgetter(*_WRAPPED)
 _in_place: tuple[Any, ...] = ()  # the methods that `install` left in place
@@ -149,7 +192,7 @@ def _watch_once() -> None:
     _C.watch(torch._C.TensorBase.record_stream, _C.Watch.USES)
     for name in ("apply_", "map_", "map2_"):
         _C.watch(getattr(torch._C.TensorBase, name), _C.Watch.WRITES)
-    if torch.distributed.is_available():
+    if dist.is_available():
         _watch_collectives()
 
 
@@ -161,7 +204,7 @@ def install() -> None:
         for name in _WRAPPED:
             method = getattr(torch.UntypedStorage, name)
             if not hasattr(method, _MARK):
-                wrapped = _wrapper(name)(method)
+                wrapped = _WRAPPERS[name](method)
                 setattr(wrapped, _MARK, True)
                 setattr(torch.UntypedStorage, name, wrapped)
         _in_place = _methods(_NOW)

@@ -1,7 +1,8 @@
-"""Writes reports for EBB_REPORT."""
+"""Writes reports for EBB_REPORT, and renders a report that was saved as JSON."""
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import glob
 import itertools
@@ -21,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ebb import _C
 from ebb._policy.variable import JobPolicy
 from ebb._report.recording import record_reports
-from ebb._report.report import check_path, headline, latest, reports
+from ebb._report.report import Report, check_path, headline, latest, reports
 from ebb._support.job import is_first, label
 from ebb._support.private_files import replace_private
 from ebb._support.shown import print_stderr
@@ -141,3 +142,29 @@ class _Files:
             names = ", ".join(sorted(path.name for path in written)[:4])
             more = f" and {len(written) - 4} more" if len(written) > 4 else ""
             print_stderr(f"ebb: the reports are in {report.parent}: {names}{more}")
+
+
+def render(arguments: list[str]) -> int:
+    """The command ``python -m ebb report``. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ebb report",
+        description="Render a report that was saved as JSON, such as that of EBB_REPORT=run.json.",
+    )
+    parser.add_argument("file", help="the report, a .json file")
+    parser.add_argument(
+        "-o", "--output", help="file to write, .html or .txt; default: the report's name with .html"
+    )
+    parser.add_argument("--text", action="store_true", help="print text, and write no file")
+    options = parser.parse_args(arguments)
+    stop()  # this process has nothing to report
+    try:
+        report = Report.load(options.file)
+        if options.text:
+            print(report)
+            return 0
+        output = Path(options.output or Path(options.file).with_suffix(".html"))
+        report.save(output)
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"ebb: {str(error).removeprefix('ebb: ')}\n")
+    print(output)
+    return 0

@@ -64,40 +64,29 @@ class Metrics:
         _, peak, _ = self._peak.read()
         before = self._before
         self.begin()
-        return _named(_found(self._before, before, peak))
+        now = self._before
+        counts: dict[str, int | float] = {}
+        if now["counters"]["entered"]:
+            counts = {
+                name: value - before["counters"][name] for name, value in now["counters"].items()
+            }
+            counts["passes"] = now["passes"] - before["passes"]
+            for name in ("replay", "replay_ahead"):
+                key = f"{name}_nanoseconds"
+                counts[f"{name}_ms"] = (now[key] - before[key]) * _MS
+        return _found(counts, peak)
 
 
-def _named(found: dict[str, int | float]) -> dict[str, int | float]:
-    return {f"ebb/{name}": value for name, value in found.items()}
-
-
-def _found(now: dict[str, Any], before: dict[str, Any] | None, peak: int) -> dict[str, int | float]:
-    found: dict[str, int | float] = {}
-    if before is not None:
-        found["peak_bytes"] = peak
-    if now["counters"]["entered"]:
-        found |= _counts(now, before)
-    if (only := planned.only_plan()) is None:
-        return found
-    plan, age = only
-    if age is not None:
-        found["plan_age"] = age
-    if plan.limit is not None:
-        found["budget_bytes"] = plan.limit
-    if before is not None and plan.plain.peak is not None and plan.predicted.peak is not None:
-        found["eager_peak_bytes"] = peak + plan.plain.peak - plan.predicted.peak
-    return found
-
-
-def _counts(now: dict[str, Any], before: dict[str, Any] | None) -> dict[str, int | float]:
-    if before is None:  # replays were not timed
-        return {**now["counters"], "passes": now["passes"]}
-    found = {name: value - before["counters"][name] for name, value in now["counters"].items()}
-    found["passes"] = now["passes"] - before["passes"]
-    for name in ("replay", "replay_ahead"):
-        key = f"{name}_nanoseconds"
-        found[f"{name}_ms"] = (now[key] - before[key]) * _MS
-    return found
+def _found(counts: dict[str, int | float], peak: int | None) -> dict[str, int | float]:
+    """The counts and the figures of the plan, if there is one, for a logger."""
+    found: dict[str, int | float | None] = {"peak_bytes": peak, **counts}
+    if (only := planned.only_plan()) is not None:
+        plan, age = only
+        found |= {"plan_age": age, "budget_bytes": plan.limit}
+        eager, predicted = plan.plain.peak, plan.predicted.peak
+        if peak is not None and eager is not None and predicted is not None:
+            found["eager_peak_bytes"] = peak + eager - predicted
+    return {f"ebb/{name}": value for name, value in found.items() if value is not None}
 
 
 _lock = threading.Lock()  # guards `_own`
@@ -125,6 +114,7 @@ def metrics() -> dict[str, int | float]:
     with _lock:
         if _own is not None:
             return _own.read()
-        found = _found(_C.totals(), None, 0)
+        now = _C.totals()
         _own = Metrics()
-    return _named(found)
+    entered = now["counters"]["entered"]
+    return _found({**now["counters"], "passes": now["passes"]} if entered else {}, None)

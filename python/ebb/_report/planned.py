@@ -28,6 +28,14 @@ class Course:
 
 
 @dataclass(frozen=True)
+class Again:
+    """The results of an operator that a region recomputes."""
+
+    bytes: int  # freed
+    duration: float  # milliseconds
+
+
+@dataclass(frozen=True)
 class Cut:
     """Regions with equal decisions: their kept and freed bytes. Bytes and times are per region."""
 
@@ -37,8 +45,7 @@ class Cut:
     held: int  # bytes that one region has in memory when the forward ends
     added: float  # milliseconds that one region adds to the step
     kept: Mapping[str, int]  # kept bytes by operator, the largest first
-    # Freed bytes and milliseconds by recomputed operator, the longest time first.
-    again: Mapping[str, tuple[int, float]]
+    again: Mapping[str, Again]  # by recomputed operator, the longest time first
     away: Mapping[str, int]  # offloaded bytes by operator, and "what it reads" for inputs
     paged: Mapping[str, int]  # bytes of valid rows that go to page pools, as for `away`
     often: Mapping[str, int]  # number of runs, by operator with RECOMPUTE_EACH_TIME
@@ -105,29 +112,22 @@ class ReportedPlan:
             "measured": None if self.measured is None else asdict(self.measured),
             "deviation": self.deviation,
             "plain": asdict(self.plain),
-            "points": [_point(point) for point in self.points],
+            "regions": sorted(self.regions),
+            "points": list(map(asdict, self.points)),
         }
 
-    def to_json(self) -> dict[str, Any]:
-        """As `to_dict`, with the names of the regions, for `from_json` in another process."""
-        return {**self.to_dict(), "regions": sorted(self.regions)}
-
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> ReportedPlan:
-        """The plan that `to_json`, or `to_dict`, made these values of."""
-        points = tuple(map(_point_of, values["points"]))
-        plan = cls(
+    def from_dict(cls, values: dict[str, Any]) -> ReportedPlan:
+        """The plan whose `to_dict` returned these values."""
+        return cls(
             values["budget"],
             _course_of(values["predicted"]),
             _course_of(values["plain"]),
-            values.get("regions", ()),
-            lambda: points,
+            values.get("regions", ()),  # absent in older files
+            tuple(map(_point_of, values["points"])),
             values["passes"],
+            None if values["measured"] is None else _course_of(values["measured"]),
         )
-        plan.keep_points(True)
-        if values["measured"] is not None:
-            plan.measured = _course_of(values["measured"])
-        return plan
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_points": self.points}  # the function itself is not pickled
@@ -147,18 +147,7 @@ def _point_of(values: dict[str, Any]) -> BudgetPoint:
 
 
 def _cut_of(values: dict[str, Any]) -> Cut:
-    again = {op: (freed["bytes"], freed["duration"]) for op, freed in values["again"].items()}
-    return Cut(**values | {"again": again})
-
-
-def _point(point: BudgetPoint) -> dict[str, Any]:
-    found = asdict(point)
-    for cut in found["cuts"]:
-        cut["again"] = {
-            op: {"bytes": given_up, "duration": time}
-            for op, (given_up, time) in cut["again"].items()
-        }
-    return found
+    return Cut(**values | {"again": {op: Again(**one) for op, one in values["again"].items()}})
 
 
 def thinned(timeline: Iterable[tuple[float, int]], most: int = 600) -> list[tuple[float, int]]:

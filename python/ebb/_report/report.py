@@ -123,24 +123,16 @@ class Report:
         """The report as a dictionary for JSON, with everything that :meth:`load` needs."""
         return {
             "format": _FORMAT,
-            "step": self.step,
-            "peak_held": self.peak_held,
-            "peak_eager": self.peak_eager,
+            **{known.name: getattr(self, known.name) for known in fields(self)},
             "held": self.held,
             "eager": self.eager,
             "totals": self.totals,
-            "ahead": self.ahead,
-            "idle_rules": self.idle_rules,
             "rows": self._with_places(self.rows),
             "stacks": self._stacks,
             "advice": [asdict(one) | {"rule": one.rule} for one in self.advice],
             "notes": self.notes,
-            "timeline": self.timeline,
             "plan": None if self.plan is None else self.plan.to_dict(),
             "policy": None if self.policy is None else asdict(self.policy),
-            "values": self.values,
-            "replays": self.replays,
-            "spans": self.spans,
         }
 
     @classmethod
@@ -226,7 +218,7 @@ def _fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
         "ahead": {_string(name): int(count) for name, count in document["ahead"].items()},
         "idle_rules": tuple(map(_string, document["idle_rules"])),
         **{key: tuple(map(tuple, document[key])) for key in lists},
-        "plan": None if plan is None else ReportedPlan.from_json(plan),
+        "plan": None if plan is None else ReportedPlan.from_dict(plan),
         "policy": None if policy is None else JobPolicy(**policy),
     }
 
@@ -258,7 +250,7 @@ def _check_numbers(value: object, key: str = "") -> None:
     elif isinstance(value, list):
         for inner in value:
             _check_numbers(inner, key)
-    elif isinstance(value, str) and key not in ("modules", "spans"):
+    elif isinstance(value, str) and key not in ("modules", "regions", "spans"):
         raise TypeError(f"{key} of a plan is {shown(value)}")
 
 

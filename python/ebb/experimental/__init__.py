@@ -6,6 +6,6 @@ from __future__ import annotations
 from ebb._region.placeholder import PlaceholderError, discard, discardable
 from ebb.experimental import paging
 from ebb.experimental.paging._agreement import PageOverflowError
-from ebb.experimental.paging._mark_rows import mark_rows
+from ebb.experimental.paging._steps import mark_rows
 
 __all__ = ["PageOverflowError", "PlaceholderError", "discard", "discardable", "mark_rows", "paging"]

@@ -18,7 +18,7 @@ from ebb._plan.simulate.choice import EAGER
 from ebb._plan.simulate.dataflow import EPSILON, Call, Dataflow
 from ebb._plan.simulate.simulator import Estimate
 from ebb._plan.simulate.step import Step
-from ebb._report.planned import BudgetPoint, Course, Cut, Points, ReportedPlan, thinned
+from ebb._report.planned import Again, BudgetPoint, Course, Cut, Points, ReportedPlan, thinned
 from ebb._report.text import size
 from ebb._support.names import in_ranges
 
@@ -38,8 +38,10 @@ def paragraphs(chooser: Chooser, chosen: Chosen) -> Iterable[str]:
                 parts = [f"{op} ({size(nbytes)})" for op, nbytes in sizes.items()]
                 yield f"  {what}: " + ", ".join(parts)
         if cut.again:
-            again = cut.again.items()
-            parts = [f"{op} ({size(nbytes)} freed, {time:.2f} ms)" for op, (nbytes, time) in again]
+            parts = [
+                f"{op} ({size(again.bytes)} freed, {again.duration:.2f} ms)"
+                for op, again in cut.again.items()
+            ]
             yield "  recomputed: " + ", ".join(parts)
         if cut.often:
             parts = [f"{op} ({count} times)" for op, count in cut.often.items() if count > 1]
@@ -129,7 +131,7 @@ def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
         point.resident,
         point.added,
         dict(kept.most_common()),
-        {op: (freed[op], times[op]) for op in sorted(times, key=lambda op: -times[op])},
+        {op: Again(freed[op], times[op]) for op in sorted(times, key=lambda op: -times[op])},
         dict(away.most_common()),
         dict(paged.most_common()),
         {op: count for op, count in often.most_common() if count > 0},

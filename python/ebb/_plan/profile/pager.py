@@ -11,8 +11,7 @@ import torch
 from ebb._config import config
 from ebb._plan.profile.profile import Profile, Value
 from ebb._support import devices
-from ebb.experimental.paging._mark_rows import marks
-from ebb.experimental.paging._steps import runs
+from ebb.experimental.paging._steps import marks, runs
 
 _PROBE = 4 * 2**20  # bytes of one timed copy
 _ROUNDS = 5
