@@ -81,7 +81,7 @@ def test_a_step_holds_no_more_than_predicted(make, seed):
 def test_what_regions_read_leaves_too():
     """The first block reads what an embedding, which is no region, made."""
     found = planning(programs.chain)
-    inputs = [found.simulator.step.inputs_of(call) for call in found.simulator.step.calls]
+    inputs = [found.call.inputs for call in found.simulator.step.calls]
     may_leave = [sum(map(found.simulator.step.may_offload, values)) for values in inputs]
     sent = found.chosen(dict.fromkeys(found.chooser.calls, Choice(inputs=True)))
 

@@ -14,8 +14,7 @@ from ebb._config import config
 from ebb._plan.apply.described import course_of, measured_course, paragraphs, reported, too_small
 from ebb._plan.apply.module_policies import ModulePolicies, RegionHandles
 from ebb._plan.apply.restore_training_state import restore_training_state
-from ebb._plan.choose.chooser import Chooser
-from ebb._plan.choose.fronts import Chosen
+from ebb._plan.choose.chooser import Chooser, Chosen
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed, read_budget
 from ebb._plan.choose.stacks import Stacked, find_stacks
 from ebb._plan.measure import measure, measure_again

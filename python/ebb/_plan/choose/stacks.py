@@ -76,7 +76,7 @@ def _passed_on(step: Step, run: range) -> dict[int, int]:
     last: dict[int, int] = {}  # the latest value in each memory
     for number in run:
         call = step.calls[number]
-        for value in step.inputs_of(call):
+        for value in call.inputs:
             memory = step.memory_of.get(value)
             if memory in last and step.values[value].made >= step.values[last[memory]].made:
                 passed_on[value] = last[memory]

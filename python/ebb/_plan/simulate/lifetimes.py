@@ -116,7 +116,7 @@ class Lifetimes:
             backward unpacks a value.
     """
 
-    def __init__(self, step: Step, call: Call, choice: Choice, begins: float) -> None:
+    def __init__(self, step: Step, call: Call, choice: Choice, begins: float = math.inf) -> None:
         self.step, self.call = step, call
         first = call.operators.start
         self._always_kept = step.always_kept | _kept_for_rows(step, call, choice)
@@ -234,7 +234,7 @@ def _kept_for_rows(step: Step, call: Call, choice: Choice) -> set[int]:
     kept: set[int] = set()
     lossy: set[int] = set()
     if choice.paged_inputs:
-        inputs = (value for value in step.inputs_of(call) if value in step.memory_of)
+        inputs = (value for value in call.inputs if value in step.memory_of)
         lossy.update(value for value in inputs if has_rows(step.values[value]))
     for op in call.operators if choice.pages else ():
         operator = step.operators[op]
