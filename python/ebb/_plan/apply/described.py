@@ -11,8 +11,8 @@ from ebb import _C
 from ebb._config import config
 from ebb._plan.choose.chooser import Chooser, Chosen
 from ebb._plan.choose.memory_budget import BudgetError, in_all
-from ebb._plan.profile.pager import has_rows, live_bytes
-from ebb._plan.profile.profile import Profile, from_first_operator
+from ebb._plan.profile.copies import has_rows, live_bytes
+from ebb._plan.profile.profile import Profile
 from ebb._plan.simulate.choice import EAGER
 from ebb._plan.simulate.dataflow import EPSILON, Call, Dataflow
 from ebb._plan.simulate.simulator import Estimate
@@ -176,8 +176,8 @@ def reported(
 
 def _points(chooser: Chooser, own: BudgetPoint) -> Points:
     points = {}
-    for budget, chosen in chooser.curve(_BUDGETS):
-        estimate, cuts = chooser.estimate(chosen), cuts_of(chooser, chosen)
+    for budget, chosen, estimate in chooser.curve(_BUDGETS):
+        cuts = cuts_of(chooser, chosen)
         points[budget] = BudgetPoint(
             budget, estimate.peak, estimate.duration, estimate.replays, False, cuts
         )
@@ -229,7 +229,7 @@ def measured_course(profile: Profile | None, duration: float) -> Course:
     replays ahead, so the memory of plans with replays ahead is unknown."""
     if profile is None or config.ahead.regions > 0:
         return Course(None, duration)
-    return course_of(from_first_operator(profile)[0], duration, _C.paging_stats()["pool_bytes"])
+    return course_of(profile, duration, _C.paging_stats()["pool_bytes"])
 
 
 def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:

@@ -16,6 +16,7 @@ from ebb._plan.choose.region_pareto import (
     point_of,
     recomputed_each_time,
 )
+from ebb._plan.choose.stacks import Stacked
 from ebb._plan.simulate.changes import highest
 from ebb._plan.simulate.choice import EAGER, Choice, Operators
 from ebb._plan.simulate.dataflow import Call
@@ -44,14 +45,12 @@ _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 
 
 class Chooser:
-    """Finds choices for memory budgets. `given`: all choices for a region, by its name; for other
-    regions `front` finds them."""
+    """Finds choices for memory budgets. `stacked`: the simulator's step, if it has several blocks
+    in a region; the choices for such regions are given."""
 
-    def __init__(
-        self, simulator: Simulator, given: Mapping[str, Sequence[Choice]] | None = None
-    ) -> None:
-        self.simulator = simulator
-        self._given = given or {}
+    def __init__(self, simulator: Simulator, stacked: Stacked | None = None) -> None:
+        self.simulator, self.stacked = simulator, stacked
+        self._given = stacked.choices if stacked else {}
         self._estimates: dict[tuple[Choice | None, ...], Estimate] = {}
         self._plans: list[tuple[Estimate, Chosen]] = []  # all plans that `choose` found
         self.calls: dict[str, list[int]] = defaultdict(list)  # by region name
@@ -223,13 +222,14 @@ class Chooser:
         plans = [plan for plan in self._plans if plan[0].peak <= budget]
         return min(plans, key=lambda plan: plan[0].duration)[1]
 
-    def curve(self, points: int) -> Iterable[tuple[int, Chosen]]:
-        """Budgets from the lowest possible one to one that recomputes nothing, with choices."""
+    def curve(self, points: int) -> Iterable[tuple[int, Chosen, Estimate]]:
+        """Budgets from the lowest possible to one that recomputes nothing; choices; estimates."""
         least = self.estimate(self.least()).peak
         most = self.estimate(self.plain()).peak
         budgets = (least + (most - least) * index // (points - 1) for index in range(points))
         for budget in dict.fromkeys(budgets):
-            yield budget, self.choose(budget) or self.least()
+            chosen = self.choose(budget) or self.least()
+            yield budget, chosen, self.estimate(chosen)
 
     def _along_hulls(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
         hulls = {number: hull(self.fronts[group[0]]) for number, group in self._groups.items()}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ebb._plan.choose.min_cut import Network
-from ebb._plan.profile.pager import Pager, has_rows
+from ebb._plan.profile.copies import Pager, has_rows
 from ebb._plan.simulate.choice import EAGER, Choice, Operators, can_be_said
 from ebb._plan.simulate.simulator import Simulator
 
@@ -38,7 +38,7 @@ class Point:
     @property
     def sends(self) -> bool:
         """True if anything is offloaded."""
-        return self.choice is not EAGER and self.choice.sends
+        return self.choice is not EAGER and (self.choice.inputs or bool(self.choice.offloaded))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def find_stacks(step: Step, parents: Mapping[str, str]) -> list[Stack]:
         passed_on: dict[int, int] = {}
         for run in calls:
             passed_on |= _passed_on(step, run)
-        if passed_on and _are_alike(step, calls):
+        names = {tuple(step.calls[number].region for number in run) for run in calls}
+        if passed_on and len(names) == 1:  # each call of the module calls the same blocks
             stacks.append(Stack(parent, tuple(calls), passed_on))
     return stacks
 
@@ -64,11 +65,6 @@ def _runs(step: Step, parents: Mapping[str, str]) -> Iterable[range]:
             if names[0] in parents:
                 yield range(start, number)
             start = number
-
-
-def _are_alike(step: Step, calls: Iterable[range]) -> bool:
-    """True if each call of the module calls the same blocks."""
-    return len({tuple(step.calls[number].region for number in run) for run in calls}) == 1
 
 
 def _passed_on(step: Step, run: range) -> dict[int, int]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 
-from ebb._plan.profile.pager import has_rows
+from ebb._plan.profile.copies import has_rows
 from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.dataflow import EPSILON, Call
 from ebb._plan.simulate.step import Step
@@ -232,11 +232,13 @@ def _kept_for_rows(step: Step, call: Call, choice: Choice) -> set[int]:
     """Operators whose results must stay in memory because padding rows come back from page pools
     with other contents. See Note [Rows]."""
     kept: set[int] = set()
+    if not (choice.paged or choice.paged_inputs):
+        return kept
     lossy: set[int] = set()
     if choice.paged_inputs:
         inputs = (value for value in call.inputs if value in step.memory_of)
         lossy.update(value for value in inputs if has_rows(step.values[value]))
-    for op in call.operators if choice.pages else ():
+    for op in call.operators:
         operator = step.operators[op]
         looks = operator.reads_rows or operator.inplace  # an in-place write may be partial
         reads = looks and not lossy.isdisjoint(operator.inputs)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ebb._plan.profile.pager import has_rows
+from ebb._plan.profile.copies import has_rows
 from ebb._plan.simulate.changes import Changes, Span, during, highest
 from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.dataflow import EPSILON, Call

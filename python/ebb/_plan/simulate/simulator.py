@@ -8,10 +8,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ebb._plan.profile.copies import NO_LINK, NO_PAGER
 from ebb._plan.profile.device_times import on_device
-from ebb._plan.profile.link import NO_LINK
 from ebb._plan.profile.measuring import Measured
-from ebb._plan.profile.pager import NO_PAGER
 from ebb._plan.simulate.changes import Changes, Span, curve, during, highest
 from ebb._plan.simulate.choice import EAGER, Choice
 from ebb._plan.simulate.dataflow import Call
