@@ -42,9 +42,7 @@ def measure(
         with apply(model, recompute_all, modules) as handle:
             parents = _parents(step, model, [name for name in handle.names if name])
             sequence = MeasureSequence(
-                device_of([model]),
-                lambda measured: window_of_all(measured, budget),
-                in_job=False,
+                device_of([model]), lambda measured: window_of_all(measured, budget), in_job=False
             )
             sequence.base = base_bytes([model])  # after a step, so that gradients count
             for duration, profile in run(step, sequence.purposes()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +100,7 @@ class Plan:
         pool_bytes: bytes of ``peak`` that page pools use.
     """
 
-    def __init__(
-        self,
-        chooser: Chooser,
-        measured: Measured,
-        budget: int,
-        chosen: Chosen,
-    ) -> None:
+    def __init__(self, chooser: Chooser, measured: Measured, budget: int, chosen: Chosen) -> None:
         policies = _policies(chooser, chosen, measured.whole)
         self._regions = ModulePolicies(
             policies,
@@ -267,12 +261,7 @@ def _transfers(chooser: Chooser, chosen: Chosen) -> dict[str, int]:
     }
 
 
-def plan_of(
-    measured: Measured,
-    budget: int | float,
-    *,
-    at_least: bool = False,
-) -> Plan:
+def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) -> Plan:
     """Make the plan for a measured step.
 
     Args:
@@ -283,16 +272,15 @@ def plan_of(
         BudgetError: the budget is too small, and ``at_least`` is False.
         ValueError: no region ran forward and backward.
     """
-    offloads, pages = measured.link is not None, measured.pager is not None
-    ways = list(
-        dict.fromkeys([(False, False), (False, pages), (offloads, False), (offloads, pages)])
-    )
+    # Without OFFLOAD and PAGE, with one of them, and with both.
+    links, pagers = dict.fromkeys((None, measured.link)), dict.fromkeys((None, measured.pager))
     choosers = [
-        Chooser(Simulator(measured, ahead, offloads=o, pages=p))
+        Chooser(Simulator(replace(measured, link=link, pager=pager), ahead))
         for ahead in ((True, False) if ahead_is_on() else (False,))
-        for o, p in ways
+        for link in links
+        for pager in pagers
     ]
-    chooser = choosers[-len(ways)]  # without replays ahead, OFFLOAD and PAGE
+    chooser = choosers[-len(links) * len(pagers)]  # without replays ahead too
     simulator = chooser.simulator
     if not any(call.unpacked for call in simulator.step.calls):
         raise NothingToPlanError(

@@ -83,10 +83,7 @@ class MeasureSequence:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        window_of: Callable[[Measured], int | None],
-        in_job: bool,
+        self, device: torch.device, window_of: Callable[[Measured], int | None], in_job: bool
     ) -> None:
         self._device, self._window_of, self._in_job = device, window_of, in_job
         self._link = measure_link(device)

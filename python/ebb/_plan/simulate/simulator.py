@@ -84,17 +84,14 @@ class Simulator:
 
     Args:
         ahead: True if the next region is replayed ahead during a region's backward.
-        offloads, pages: False if choices without OFFLOAD, or without PAGE, are to be found.
     """
 
-    def __init__(
-        self, measured: Measured, ahead: bool = False, *, offloads: bool = True, pages: bool = True
-    ) -> None:
+    def __init__(self, measured: Measured, ahead: bool = False) -> None:
         profile = measured.profile
         self.step = Step(on_device(profile) if measured.on_accelerator else profile)
-        self.link = (measured.link if offloads else None) or NO_LINK
+        self.link = measured.link or NO_LINK
         self.window = self._find_window()  # bytes in flight at a time, in each direction
-        self.pager = measured.pager if pages else None
+        self.pager = measured.pager
         self.ahead = ahead
         self.work = 0  # how many operators and replays have been simulated
         self._known: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
