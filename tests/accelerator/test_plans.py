@@ -14,7 +14,7 @@ from torch import nn
 import ebb
 from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
-from ebb._plan.profile.link import Link
+from ebb._plan.profile.copies import Link
 from ebb._plan.simulate.step import Step
 
 FAST = Link(out=1e9, back=1e9, least=1024, room=1 << 40)

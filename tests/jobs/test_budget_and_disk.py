@@ -9,8 +9,8 @@ import ebb
 from ebb import _testing
 from ebb._launch import budgeted_job, takeover
 from ebb._launch.taken import Taken
-from ebb._plan.profile import link, measuring
-from ebb._plan.profile.link import Link
+from ebb._plan.profile import copies, measuring
+from ebb._plan.profile.copies import Link
 from ebb._plan.simulate.simulator import Simulator
 
 PLANNED = budgeted_job.number_of_steps([]) + 2  # steps, after which there is a plan
@@ -115,7 +115,7 @@ def test_a_probe_that_fails_ends_no_job(disk, trained, told, monkeypatch):
     def fails(*_):
         raise RuntimeError("no copies today")
 
-    monkeypatch.setattr(link, "_round", fails)
+    monkeypatch.setattr(copies, "_round", fails)
 
     trained("60%")
 

@@ -100,8 +100,8 @@ class Unmarked(Noting):
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     """Pages cost no time, so that plans do not depend on what else the machine does."""
-    monkeypatch.setattr(ebb._plan.profile.pager, "_copy_speed", lambda device: 1e12)
-    monkeypatch.setattr(ebb._plan.profile.pager, "_EACH", 0.0)
+    monkeypatch.setattr(ebb._plan.profile.copies, "_copy_speed", lambda device: 1e12)
+    monkeypatch.setattr(ebb._plan.profile.copies, "_EACH", 0.0)
 
 
 def peak_between_optimizers(job):

@@ -9,6 +9,7 @@ import planned_programs as programs
 import pytest
 from planned_programs import PROGRAMS, planning
 
+from ebb._plan.apply.described import users_of_peak
 from ebb._plan.simulate.choice import EAGER, Choice
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
@@ -128,7 +129,7 @@ def test_who_holds_adds_up_to_the_peak():
     chooser = planning(programs.pre_ln).chooser
     chosen = chooser.least()
 
-    held = dict(chooser.users_of_peak(chosen))
+    held = dict(users_of_peak(chooser, chosen))
 
     assert sum(held.values()) == chooser.estimate(chosen).peak
     assert any(who.startswith("in layers.") for who in held)

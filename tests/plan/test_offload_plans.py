@@ -18,7 +18,7 @@ import ebb
 from ebb import _C, _testing
 from ebb._plan.choose.chooser import Chooser
 from ebb._plan.plan import plan_of
-from ebb._plan.profile.link import Link, may_send, measure_link, transfers_of
+from ebb._plan.profile.copies import Link, may_send, measure_link, transfers_of
 from ebb._plan.simulate.choice import EAGER, Choice
 from ebb._plan.simulate.simulator import Simulator
 
@@ -81,7 +81,7 @@ def test_a_step_holds_no_more_than_predicted(make, seed):
 def test_what_regions_read_leaves_too():
     """The first block reads what an embedding, which is no region, made."""
     found = planning(programs.chain)
-    inputs = [found.simulator.step.inputs_of(call) for call in found.simulator.step.calls]
+    inputs = [call.inputs for call in found.simulator.step.calls]
     may_leave = [sum(map(found.simulator.step.may_offload, values)) for values in inputs]
     sent = found.chosen(dict.fromkeys(found.chooser.calls, Choice(inputs=True)))
 

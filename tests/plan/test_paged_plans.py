@@ -17,7 +17,7 @@ from planned_programs import built
 import ebb
 from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
-from ebb._plan.profile.pager import has_rows
+from ebb._plan.profile.copies import has_rows
 from ebb._plan.simulate.choice import EAGER, Choice
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")

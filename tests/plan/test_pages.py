@@ -7,7 +7,7 @@ import math
 import pytest
 
 import ebb
-from ebb._plan.profile.pager import NO_PAGER, Pager, has_rows
+from ebb._plan.profile.copies import NO_PAGER, Pager, has_rows
 from ebb._plan.profile.profile import Value
 from ebb._plan.simulate.transfers import Paged, Pools, Sent
 

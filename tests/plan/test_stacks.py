@@ -16,9 +16,8 @@ import ebb
 from ebb._plan.apply.module_policies import ModulePolicies
 from ebb._plan.choose.chooser import Chooser
 from ebb._plan.choose.stacks import Stacked, find_stacks
-from ebb._plan.measure import measure
+from ebb._plan.measure import measure, parent_of
 from ebb._plan.plan import plan_of
-from ebb._plan.profile.callers import parent_of
 from ebb._plan.simulate.simulator import Simulator
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
@@ -181,7 +180,7 @@ def test_bytes_replays_and_bits(make):
     """Of each choice that a stack has."""
     program, _, found = stacked(make)
     ((region, choices),) = found.choices.items()
-    chooser = Chooser(found.simulator, given=found.choices)
+    chooser = Chooser(found.simulator, found)
     run = programs.repeatable(program)
     expected = run()
 
@@ -200,7 +199,7 @@ def least_and_once(make):
     """The lowest peaks: with a stack, and with a region for each block that replays once."""
     _, measured, found = stacked(make)
     blocks = Chooser(Simulator(measured))
-    together = Chooser(found.simulator, given=found.choices)
+    together = Chooser(found.simulator, found)
     once = blocks.estimate(blocks.least_made_once).peak
     return together.estimate(together.least()).peak, once
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import planned_programs as programs
 import pytest
@@ -122,7 +123,7 @@ class Mlp(nn.Module):
 
 def lowest_peak(found):
     """The lowest peak of a choice, and if one group of regions alone could lower it."""
-    chooser = Chooser(Simulator(found, offloads=False, pages=False))
+    chooser = Chooser(Simulator(replace(found, link=None, pager=None)))
     choices = [chooser.least_made_once, *chooser._tight]
     least = min(choices, key=lambda chosen: chooser.estimate(chosen).peak)
     peak = chooser.estimate(least).peak

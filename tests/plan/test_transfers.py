@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebb._plan.profile.link import Link
+from ebb._plan.profile.copies import Link
 from ebb._plan.simulate.transfers import Sent, Transfers
 
 LINK = Link(out=10.0, back=5.0, least=1, room=10_000)  # bytes in a millisecond

@@ -16,7 +16,7 @@ from torch import nn
 
 import ebb
 from ebb._plan.choose.chooser import Chooser
-from ebb._plan.profile.pager import Pager
+from ebb._plan.profile.copies import Pager
 from ebb._plan.simulate.simulator import Simulator
 
 WIDTH, HIDDEN, TOKENS = 32, 64, 192

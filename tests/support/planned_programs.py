@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ebb
 from ebb._plan.apply.module_policies import ModulePolicies
-from ebb._plan.choose.chooser import Chooser
-from ebb._plan.choose.fronts import Chosen
+from ebb._plan.choose.chooser import Chooser, Chosen
 from ebb._plan.choose.region_pareto import Point
 from ebb._plan.profile.measuring import Measured, base_bytes
 from ebb._plan.profile.profile import Operator

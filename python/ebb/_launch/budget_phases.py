@@ -114,7 +114,7 @@ class Measure(Phase):
         self._sequence = MeasureSequence(
             device_of(blocks.roots()),
             lambda measured: window_of_all(measured, self.job.budget),
-            may_differ=True,
+            in_job=True,
         )
         self._undo.callback(self._stop)
         if self.job.file is not None and blocks.candidate == 0:

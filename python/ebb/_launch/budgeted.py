@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from ebb import _C
 from ebb._launch.agreeing import has_ranks
 from ebb._launch.variables import warn_setting_ignored
-from ebb._plan.profile.callers import Callers
+from ebb._plan.measure import Callers
 from ebb._policy.policy import Policy
 from ebb._region.apply import select
 from ebb._region.blocks import block_candidates

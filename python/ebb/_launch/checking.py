@@ -5,7 +5,7 @@ from __future__ import annotations
 from ebb import _C
 from ebb._config import config
 from ebb._plan.apply.described import measured_course
-from ebb._plan.profile.profile import Profile
+from ebb._plan.profile.profile import Profile, from_first_operator
 from ebb._plan.profile.recording import Purpose, Recording
 from ebb._report.planned import ReportedPlan
 from ebb._support.log import log
@@ -67,7 +67,8 @@ class Checking:
             duration, profile = ended
             if self._todo.pop(0) is Purpose.TIME:
                 self._times.append(duration)
-            self._profile = profile or self._profile
+            if profile is not None:
+                self._profile, _ = from_first_operator(profile)
             if not self._todo:
                 self._plan.measured = measured_course(self._profile, min(self._times))
 

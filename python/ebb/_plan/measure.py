@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
-from ebb import _C
 from ebb._config import config
 from ebb._plan.choose.memory_budget import allowed
-from ebb._plan.profile.callers import Callers, parent_of
-from ebb._plan.profile.measuring import (
-    OFFLOAD_STEPS,
-    RECOMPUTED,
-    Measured,
-    MeasureSequence,
-    base_bytes,
-    device_of,
-)
-from ebb._plan.profile.profile import Profile, from_first_operator
-from ebb._plan.profile.recording import Purpose, run
+from ebb._plan.profile.measuring import Measured, MeasureSequence, base_bytes, device_of
+from ebb._plan.profile.profile import Profile
+from ebb._plan.profile.recording import run
 from ebb._plan.simulate.simulator import Simulator
 from ebb._region.apply import apply
 from ebb._support.shown import shown
 from ebb.policies import recompute_all
-
-_UNDER_A_PLAN = (Purpose.WARM_UP, Purpose.PROFILE, *[Purpose.TIME] * 3)
 
 
 def measure(
@@ -50,10 +42,7 @@ def measure(
         with apply(model, recompute_all, modules) as handle:
             parents = _parents(step, model, [name for name in handle.names if name])
             sequence = MeasureSequence(
-                device_of([model]),
-                lambda measured: window_of_all(measured, budget),
-                (*RECOMPUTED, Purpose.TIME),
-                (*OFFLOAD_STEPS, *[Purpose.TIME] * 2),
+                device_of([model]), lambda measured: window_of_all(measured, budget), in_job=False
             )
             sequence.base = base_bytes([model])  # after a step, so that gradients count
             for duration, profile in run(step, sequence.purposes()):
@@ -102,12 +91,47 @@ def _check_regions(profile: Profile, known: set[str]) -> None:
         )
 
 
-def measure_again(step: Callable[[], object]) -> tuple[Profile, float]:
-    """Profile and time a step under the plan in place. The time is without recording."""
-    steps = _C.set_reporting(0)
-    try:
-        (_, _), (_, profile), *timed = run(step, _UNDER_A_PLAN)
-        assert profile is not None
-        return from_first_operator(profile)[0], min(duration for duration, _ in timed)
-    finally:
-        _C.set_reporting(steps)
+class Callers:
+    """Observes with hooks, until `close`, whether modules run in the forward of the module around
+    them. They do not if another module, or a method other than forward, calls them."""
+
+    def __init__(self, pairs: Iterable[tuple[str, torch.nn.Module, torch.nn.Module]]) -> None:
+        """`pairs`: names of modules, with each module and the module around it."""
+        self._running: Counter[int] = Counter()  # by id, so that hooks keep no model alive
+        self._inside: set[str] = set()
+        self._outside: set[str] = set()
+        self._hooks: list[Any] = []
+        around = set()
+        for name, module, outer in pairs:
+            look = partial(self._look, name, id(outer))
+            self._hooks.append(module.register_forward_pre_hook(look))
+            around.add(outer)
+        for outer in around:
+            self._hooks.append(outer.register_forward_pre_hook(self._begins))
+            self._hooks.append(outer.register_forward_hook(self._ends, always_call=True))
+
+    def _look(self, name: str, outer: int, module: torch.nn.Module, args: object) -> None:
+        (self._inside if self._running[outer] else self._outside).add(name)
+
+    def _begins(self, module: torch.nn.Module, args: object) -> None:
+        self._running[id(module)] += 1
+
+    def _ends(self, module: torch.nn.Module, args: object, result: object) -> None:
+        self._running[id(module)] -= 1
+
+    def close(self) -> set[str]:
+        """Remove the hooks. Returns the names of the modules that ran, each time in the forward of
+        the module around them."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        return self._inside - self._outside
+
+
+def parent_of(model: torch.nn.Module, name: str) -> str:
+    """The name of the nearest module around this one that has a forward, unlike ModuleList and
+    ModuleDict."""
+    while name:
+        name = name.rpartition(".")[0]
+        if not isinstance(model.get_submodule(name), torch.nn.ModuleList | torch.nn.ModuleDict):
+            break
+    return name

@@ -5,7 +5,9 @@ from __future__ import annotations
 import glob
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,14 +16,13 @@ from ebb._config import config
 from ebb._plan.apply.described import course_of, measured_course, paragraphs, reported, too_small
 from ebb._plan.apply.module_policies import ModulePolicies, RegionHandles
 from ebb._plan.apply.restore_training_state import restore_training_state
-from ebb._plan.choose.chooser import Chooser
-from ebb._plan.choose.fronts import Chosen
+from ebb._plan.choose.chooser import Chooser, Chosen
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed, read_budget
 from ebb._plan.choose.stacks import Stacked, find_stacks
-from ebb._plan.measure import measure, measure_again
-from ebb._plan.pareto import Pareto, ParetoPoint
+from ebb._plan.measure import measure
 from ebb._plan.profile.measuring import Measured
-from ebb._plan.profile.profile import Profile
+from ebb._plan.profile.profile import Profile, from_first_operator
+from ebb._plan.profile.recording import Purpose, run
 from ebb._plan.simulate.choice import EAGER, policy_of
 from ebb._plan.simulate.simulator import Simulator
 from ebb._policy.policy import Policy
@@ -35,6 +36,51 @@ from ebb._support.shown import clipped, shown
 from ebb._support.sizes import whole_number
 
 _EQUAL, _UNKNOWN = 0.01, 0.3  # spread up to which times count as exact; above which, as unknown
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """Predicted memory and time for one budget.
+
+    Attributes:
+        budget: bytes that the step may allocate.
+        peak: peak bytes that it will allocate.
+        duration: milliseconds.
+        replays: how many operators are recomputed.
+    """
+
+    budget: int
+    peak: int
+    duration: float
+    replays: int
+
+
+class Pareto(Sequence[ParetoPoint]):
+    """Points from the lowest to the highest budget. ``str()`` gives a table.
+
+    Attributes:
+        plain_peak, plain_duration: peak and time of the step without regions.
+    """
+
+    def __init__(self, points: Sequence[ParetoPoint], peak: int, duration: float) -> None:
+        self._points = tuple(points)
+        self.plain_peak, self.plain_duration = peak, duration
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._points[index]
+
+    def __str__(self) -> str:
+        lines = ["  budget        peak  of eager  time ms  of eager  replays"]
+        for point in self._points:
+            lines.append(
+                f"{size(point.budget):>10}  {size(point.peak):>10}  "
+                f"{point.peak / max(1, self.plain_peak):8.1%}  {point.duration:7.1f}  "
+                f"{point.duration / self.plain_duration:8.3f}  {point.replays:7}"
+            )
+        return "\n".join(lines)
 
 
 class Plan:
@@ -54,15 +100,8 @@ class Plan:
         pool_bytes: bytes of ``peak`` that page pools use.
     """
 
-    def __init__(
-        self,
-        chooser: Chooser,
-        measured: Measured,
-        budget: int,
-        chosen: Chosen,
-        stacked: Stacked | None = None,
-    ) -> None:
-        policies = _policies(chooser, chosen, measured.whole, stacked)
+    def __init__(self, chooser: Chooser, measured: Measured, budget: int, chosen: Chosen) -> None:
+        policies = _policies(chooser, chosen, measured.whole)
         self._regions = ModulePolicies(
             policies,
             _transfers(chooser, chosen),
@@ -132,8 +171,15 @@ class Plan:
             raise RuntimeError(
                 "ebb: Plan.measure needs an applied plan: call plan.apply(model) first"
             )
-        profile, duration = measure_again(step)
-        self._reported.measured = measured_course(profile, duration)
+        steps = _C.set_reporting(0)
+        try:
+            purposes = (Purpose.WARM_UP, Purpose.PROFILE, *[Purpose.TIME] * 3)
+            _, (_, recorded), *timed = run(step, purposes)
+        finally:
+            _C.set_reporting(steps)
+        assert recorded is not None
+        profile, _ = from_first_operator(recorded)
+        self._reported.measured = measured_course(profile, min(duration for duration, _ in timed))
         return profile
 
     def summary(self) -> str:
@@ -182,29 +228,23 @@ class Plan:
         """
         whole_number("points", points, least=2)
         curve = []
-        for budget, chosen in self._chooser.curve(points):
-            estimate = self._chooser.estimate(chosen)
+        for budget, _, estimate in self._chooser.curve(points):
             curve.append(ParetoPoint(budget, estimate.peak, estimate.duration, estimate.replays))
         return Pareto(curve, self.plain_peak, self.plain_duration)
 
 
-def _policies(
-    chooser: Chooser, chosen: Chosen, whole: str | None, stacked: Stacked | None
-) -> dict[str, Policy]:
-    made: dict[tuple[int, object], Policy] = {}
+def _policies(chooser: Chooser, chosen: Chosen, whole: str | None) -> dict[str, Policy]:
     policies: dict[str, Policy] = {}
     step = chooser.simulator.step
     for region, point in chosen.items():
         if point.choice is EAGER:
             continue
-        of_stack = stacked and stacked.policies(region, point.choice)
+        of_stack = chooser.stacked and chooser.stacked.policies(region, point.choice)
         if of_stack:
             policies |= of_stack
             continue
-        key = chooser.alike[region], point.choice
-        if key not in made:
-            made[key] = policy_of(point.choice, step.names_of(chooser.calls[region][0]))
-        policies["" if region == whole else region] = made[key]
+        names = step.names_of(chooser.calls[region][0])
+        policies["" if region == whole else region] = policy_of(point.choice, names)
     return policies
 
 
@@ -221,12 +261,7 @@ def _transfers(chooser: Chooser, chosen: Chosen) -> dict[str, int]:
     }
 
 
-def plan_of(
-    measured: Measured,
-    budget: int | float,
-    *,
-    at_least: bool = False,
-) -> Plan:
+def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) -> Plan:
     """Make the plan for a measured step.
 
     Args:
@@ -237,7 +272,15 @@ def plan_of(
         BudgetError: the budget is too small, and ``at_least`` is False.
         ValueError: no region ran forward and backward.
     """
-    chooser = Chooser(Simulator(measured, offloads=False, pages=False))
+    # Without OFFLOAD and PAGE, with one of them, and with both.
+    links, pagers = dict.fromkeys((None, measured.link)), dict.fromkeys((None, measured.pager))
+    choosers = [
+        Chooser(Simulator(replace(measured, link=link, pager=pager), ahead))
+        for ahead in ((True, False) if ahead_is_on() else (False,))
+        for link in links
+        for pager in pagers
+    ]
+    chooser = choosers[-len(links) * len(pagers)]  # without replays ahead too
     simulator = chooser.simulator
     if not any(call.unpacked for call in simulator.step.calls):
         raise NothingToPlanError(
@@ -249,20 +292,10 @@ def plan_of(
     bytes_allowed = allowed(budget, measured.base, plain)
     if isinstance(budget, float) and budget == 1.0:
         bytes_allowed = plain  # with a margin, the eager step would not fit
-    offloads, pages = measured.link is not None, measured.pager is not None
-    ways = list(
-        dict.fromkeys([(False, False), (False, pages), (offloads, False), (offloads, pages)])
-    )
-    choosers = [
-        Chooser(Simulator(measured, True, offloads=o, pages=p)) for o, p in ways if ahead_is_on()
-    ]
-    choosers.append(chooser)
-    choosers += [Chooser(Simulator(measured, offloads=o, pages=p)) for o, p in ways[1:]]
-    stacked = None
     stacks = find_stacks(simulator.step, measured.parents)
     if stacks and chooser.made_once(bytes_allowed) is None:  # several blocks in each region
         stacked = Stacked(measured, simulator, stacks)
-        choosers.append(Chooser(stacked.simulator, given=stacked.choices))
+        choosers.append(Chooser(stacked.simulator, stacked))
     fastest = _fastest(choosers, bytes_allowed)
     if fastest is None:
         chooser, chosen = min(
@@ -273,7 +306,7 @@ def plan_of(
             raise too_small(budget, measured.base, chooser, chosen)
         peak = chooser.estimate(chosen).peak
         fastest = _fastest([chooser], peak) or (chooser, chosen)
-    return Plan(fastest[0], measured, bytes_allowed, fastest[1], stacked)
+    return Plan(fastest[0], measured, bytes_allowed, fastest[1])
 
 
 def ahead_is_on() -> bool:

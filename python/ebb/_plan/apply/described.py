@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable
 
 from ebb import _C
 from ebb._config import config
-from ebb._plan.choose.chooser import Chooser
-from ebb._plan.choose.fronts import OUTSIDE, Chosen
+from ebb._plan.choose.chooser import Chooser, Chosen
 from ebb._plan.choose.memory_budget import BudgetError, in_all
-from ebb._plan.profile.pager import has_rows, live_bytes
-from ebb._plan.profile.profile import Profile, from_first_operator
+from ebb._plan.profile.copies import has_rows, live_bytes
+from ebb._plan.profile.profile import Profile
 from ebb._plan.simulate.choice import EAGER
 from ebb._plan.simulate.dataflow import EPSILON, Call, Dataflow
 from ebb._plan.simulate.simulator import Estimate
@@ -24,6 +23,7 @@ from ebb._support.names import in_ranges
 
 _BUDGETS = 12  # points of the curve, beside the plan's own
 _INPUTS = "what it reads"
+_OUTSIDE = "outside of regions"  # a use of the peak
 
 
 def paragraphs(chooser: Chooser, chosen: Chosen) -> Iterable[str]:
@@ -60,7 +60,7 @@ def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) 
         if share >= 1:
             least = ". ebb cannot lower the memory of this job: "
     given = f"{budget:.1%}" if isinstance(budget, float) else size(budget)
-    uses = chooser.users_of_peak(chosen)
+    uses = users_of_peak(chooser, chosen)
     parts = ", ".join(f"{size(nbytes)} {use}" for use, nbytes in uses[:4])
     message = (
         f"ebb: a budget of {given} is too small{least}"
@@ -70,11 +70,26 @@ def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) 
     return BudgetError(message, minimum)
 
 
+def users_of_peak(chooser: Chooser, chosen: Chosen) -> list[tuple[str, int]]:
+    """Bytes at the peak by their use, in descending order."""
+    simulator, estimate = chooser.simulator, chooser.estimate(chosen)
+    choices, time = chooser.of_calls(chosen), estimate.peak_time
+    counts: Counter[str] = Counter()
+    for number, (call, choice) in enumerate(zip(simulator.step.calls, choices, strict=True)):
+        works = call.unpacked and call.backward_begins <= time <= call.unpacked[-1][0]
+        saved = "saved by blocks for their backward"
+        use = f"in {call.region} while its backward runs" if works else saved
+        counts[use] += simulator.needed_at(number, choice, time)
+    counts["in page pools"] = simulator.pool_bytes(choices)
+    counts[_OUTSIDE] = max(0, estimate.peak - counts.total())
+    return [(use, nbytes) for use, nbytes in counts.most_common() if nbytes > 0]
+
+
 def _remedy(use: str, is_base_large: bool) -> str:
     """A remedy for a peak with this main use. `is_base_large`: of the memory in use when the step
     begins."""
     remedy = "Use a smaller batch"
-    if use == OUTSIDE:
+    if use == _OUTSIDE:
         remedy += (
             ", or make more modules regions (EBB_MODULES, modules=): ebb recomputes no operator "
             "outside of regions"
@@ -117,9 +132,7 @@ def _cut(regions: list[str], chooser: Chooser, chosen: Chosen) -> Cut:
             time = replayed[op] * simulator.replay_time(op)
             times[op_name] = times.get(op_name, 0.0) + time
             often[op_name] += replayed[op] if index in choice.each_time else 0
-    inputs = [
-        step.values[value] for value in step.inputs_of(step.calls[call]) if step.may_offload(value)
-    ]
+    inputs = [step.values[value] for value in step.calls[call].inputs if step.may_offload(value)]
     if choice.inputs:
         away[_INPUTS] = sum(value.memory for value in inputs)
     if choice.paged_inputs:
@@ -165,8 +178,8 @@ def reported(
 
 def _points(chooser: Chooser, own: BudgetPoint) -> Points:
     points = {}
-    for budget, chosen in chooser.curve(_BUDGETS):
-        estimate, cuts = chooser.estimate(chosen), cuts_of(chooser, chosen)
+    for budget, chosen, estimate in chooser.curve(_BUDGETS):
+        cuts = cuts_of(chooser, chosen)
         points[budget] = BudgetPoint(
             budget, estimate.peak, estimate.duration, estimate.replays, False, cuts
         )
@@ -218,7 +231,7 @@ def measured_course(profile: Profile | None, duration: float) -> Course:
     replays ahead, so the memory of plans with replays ahead is unknown."""
     if profile is None or config.ahead.regions > 0:
         return Course(None, duration)
-    return course_of(from_first_operator(profile)[0], duration, _C.paging_stats()["pool_bytes"])
+    return course_of(profile, duration, _C.paging_stats()["pool_bytes"])
 
 
 def _predicted(chooser: Chooser, chosen: Chosen, estimate: Estimate) -> Course:

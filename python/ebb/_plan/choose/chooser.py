@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from ebb._plan.choose.fronts import Chosen, Fronts
-from ebb._plan.choose.region_pareto import Point, hull, recomputed_each_time
+from ebb._plan.choose.region_pareto import (
+    Point,
+    front,
+    hull,
+    not_beaten,
+    point_of,
+    recomputed_each_time,
+)
+from ebb._plan.choose.stacks import Stacked
 from ebb._plan.simulate.changes import highest
-from ebb._plan.simulate.choice import Choice
+from ebb._plan.simulate.choice import EAGER, Choice, Operators
+from ebb._plan.simulate.dataflow import Call
 from ebb._plan.simulate.simulator import Estimate, Simulator
+from ebb._plan.simulate.step import Step
+
+Chosen = Mapping[str, Point]
+"""The point for each region, by the region's name."""
 
 _MOST_TRIED = 300  # choices tried for the lowest peak
 _MOST_WORK = 12_000  # operators simulated in that search, in about 0.1 s
@@ -31,14 +44,81 @@ _MOST_IMPROVED = 60  # choices for single regions that the last stage tries
 # each change, so no plan exceeds the budget in the simulation.
 
 
-class Chooser(Fronts):
-    """Finds choices for memory budgets."""
+class Chooser:
+    """Finds choices for memory budgets. `stacked`: the simulator's step, if it has several blocks
+    in a region; the choices for such regions are given."""
 
-    def __init__(
-        self, simulator: Simulator, given: Mapping[str, Sequence[Choice]] | None = None
-    ) -> None:
-        super().__init__(simulator, given)
+    def __init__(self, simulator: Simulator, stacked: Stacked | None = None) -> None:
+        self.simulator, self.stacked = simulator, stacked
+        self._given = stacked.choices if stacked else {}
+        self._estimates: dict[tuple[Choice | None, ...], Estimate] = {}
         self._plans: list[tuple[Estimate, Chosen]] = []  # all plans that `choose` found
+        self.calls: dict[str, list[int]] = defaultdict(list)  # by region name
+        for number, call in enumerate(simulator.step.calls):
+            self.calls[call.region].append(number)
+        self.fronts: dict[str, list[Point]] = {}
+        self.alike: dict[str, int] = {}  # equal numbers for regions that share a front
+        self._groups: dict[int, list[str]] = defaultdict(list)  # regions that share a front
+        self._find_fronts()
+        # Searches for low peaks simulate a limited number of operators; results in the simulator's
+        # cache do not count. Each search begins with this copy of the cache, so what was simulated
+        # earlier does not change its result.
+        self._after_fronts = simulator.copy()
+
+    def _find_fronts(self) -> None:
+        numbers_of: dict[Hashable, int] = {}
+        step = self.simulator.step
+        for region, numbers in self.calls.items():
+            signature = tuple(_signature(step, step.calls[number]) for number in numbers)
+            self.alike[region] = numbers_of.setdefault(signature, len(numbers_of))
+            group = self._groups[self.alike[region]]
+            group.append(region)
+            if group[0] != region:
+                self.fronts[region] = self.fronts[group[0]]
+            elif region in self._given:
+                choices = (*self._given[region], EAGER)
+                self.fronts[region] = not_beaten(self._point(region, choice) for choice in choices)
+            else:
+                points = front(self.simulator, numbers[0])
+                self.fronts[region] = [self._point(region, point.choice) for point in points]
+
+    def estimate(self, chosen: Chosen) -> Estimate:
+        """Peak and time of a step with these choices."""
+        choices = tuple(self.of_calls(chosen))
+        if choices not in self._estimates:
+            self._estimates[choices] = self.simulator.estimate(choices)
+        return self._estimates[choices]
+
+    def of_calls(self, chosen: Chosen) -> list[Choice | None]:
+        """The choice for each call of a region."""
+        step = self.simulator.step
+        choices: list[Choice | None] = [EAGER] * len(step.calls)
+        for region, numbers in self.calls.items():
+            for number in numbers:
+                choices[number] = _translated(step, chosen[region].choice, numbers[0], number)
+        return choices
+
+    def plain(self) -> Chosen:
+        """The choice without any region."""
+        return {region: self._point(region, EAGER) for region in self.fronts}
+
+    def recomputed(self) -> Chosen:
+        """The choice that recomputes everything."""
+        return {region: self._point(region, Choice()) for region in self.fronts}
+
+    def _costs(self, chosen: Chosen, simulator: Simulator | None = None) -> tuple[int, float]:
+        estimate = simulator.estimate(self.of_calls(chosen)) if simulator else self.estimate(chosen)
+        return estimate.peak, estimate.duration
+
+    def _point(
+        self, region: str, choice: Choice | None, simulator: Simulator | None = None
+    ) -> Point:
+        numbers, simulator = self.calls[region], simulator or self.simulator
+        points = [
+            point_of(simulator, number, _translated(simulator.step, choice, numbers[0], number))
+            for number in numbers
+        ]
+        return Point(choice, points[0].resident, sum(point.added for point in points))
 
     def least(self) -> Chosen:
         """The choice with the lowest peak."""
@@ -81,7 +161,9 @@ class Chooser(Fronts):
                 costs, best = min([(costs, best), *tried], key=lambda pair: pair[0])
             elif unchanged <= 2 * len(groups):
                 equal = [pair for pair in [(costs, best), *tried] if pair[0][0] == lowest]
-                costs, best = min(equal, key=lambda pair: (self._own(pair[1], regions), pair[0]))
+                costs, best = min(
+                    equal, key=lambda pair: (_own_peak(self, regions[0], pair[1]), pair[0])
+                )
             else:
                 break
         return tight
@@ -97,12 +179,6 @@ class Chooser(Fronts):
             chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
             yield self._costs(chosen), chosen
 
-    def _own(self, chosen: Chosen, regions: Sequence[str]) -> int:
-        """The peak of the memory of the first of some regions."""
-        call = self.calls[regions[0]][0]
-        choice = chosen[regions[0]].choice
-        return highest([self.simulator.of_call(call, choice).own])[0]
-
     def made_once(self, budget: int) -> Chosen | None:
         """A choice within the budget that recomputes no operator twice; None if there is none."""
         # `least_made_once` takes long, so the choice with the fewest bytes is tried first.
@@ -111,13 +187,6 @@ class Chooser(Fronts):
             return fewest
         least = self.least_made_once
         return least if self.estimate(least).peak <= budget else None
-
-    def _start(self, budget: int) -> Chosen | None:
-        """The start of a plan: the fastest low-memory choice within the budget, or None."""
-        if (start := self.made_once(budget)) is not None:
-            return start
-        fitting = [chosen for chosen in self._tight if self.estimate(chosen).peak <= budget]
-        return min(fitting, key=lambda chosen: self.estimate(chosen).duration, default=None)
 
     def _candidates(self, simulator: Simulator) -> Iterable[Chosen]:
         """Choices that `least_made_once` tries, for groups of like regions."""
@@ -138,25 +207,29 @@ class Chooser(Fronts):
         plain = self.plain()
         if self.estimate(plain).peak <= budget:
             return plain
-        start = self._start(budget)
+        start = self.made_once(budget)
         if start is None:
-            return None
+            fitting = [chosen for chosen in self._tight if self.estimate(chosen).peak <= budget]
+            if not fitting:
+                return None
+            start = min(fitting, key=lambda chosen: self.estimate(chosen).duration)
         chosen = self._along_hulls(dict(start), budget)
         self._fill(chosen, self._groups.values(), budget)
         # Then region by region: one region may save more than the others of its group.
         self._fill(chosen, [[region] for region in self.fronts], budget, _MOST_IMPROVED)
         self._plans.append((self.estimate(chosen), chosen))
-        fitting = [plan for plan in self._plans if plan[0].peak <= budget]
         # A plan found for a lower budget may be faster: more memory must never cost time.
-        return min(fitting, key=lambda plan: plan[0].duration)[1]
+        plans = [plan for plan in self._plans if plan[0].peak <= budget]
+        return min(plans, key=lambda plan: plan[0].duration)[1]
 
-    def curve(self, points: int) -> Iterable[tuple[int, Chosen]]:
-        """Budgets from the lowest possible one to one that recomputes nothing, with choices."""
+    def curve(self, points: int) -> Iterable[tuple[int, Chosen, Estimate]]:
+        """Budgets from the lowest possible to one that recomputes nothing; choices; estimates."""
         least = self.estimate(self.least()).peak
         most = self.estimate(self.plain()).peak
         budgets = (least + (most - least) * index // (points - 1) for index in range(points))
         for budget in dict.fromkeys(budgets):
-            yield budget, self.choose(budget) or self.least()
+            chosen = self.choose(budget) or self.least()
+            yield budget, chosen, self.estimate(chosen)
 
     def _along_hulls(self, chosen: dict[str, Point], budget: int) -> dict[str, Point]:
         hulls = {number: hull(self.fronts[group[0]]) for number, group in self._groups.items()}
@@ -214,3 +287,52 @@ class Chooser(Fronts):
         tried = {**chosen, **dict.fromkeys(order[:count], to)}
         if not to.sends or self.estimate(tried).duration <= self.estimate(chosen).duration:
             chosen.update(tried)
+
+
+def _own_peak(chooser: Chooser, region: str, chosen: Chosen) -> int:
+    """The peak of a region's own memory."""
+    estimate = chooser.simulator.of_call(chooser.calls[region][0], chosen[region].choice)
+    return highest([estimate.own])[0]
+
+
+def _translated(step: Step, choice: Choice | None, origin: int, call: int) -> Choice | None:
+    """Translate a choice to another call of the region, by operator names and counts."""
+    if choice is EAGER or origin == call:
+        return choice
+    names_there = step.names_of(origin)
+    names = step.names_of(call)
+
+    def those_here(operators: Operators) -> Operators:
+        wanted = {names_there[op] for op in operators}
+        return frozenset(op for op, name in enumerate(names) if name in wanted)
+
+    return choice.mapped(those_here)
+
+
+# Note [Equal blocks]
+# Blocks of the same code run the same operators on rows of the same size, but the router of a
+# mixture of experts gives each block's experts another number of rows, in each step. So a plan that
+# treats such blocks as different fits the routing of the profiled step only, and has a table for
+# each block. The first dimension of a result therefore does not make blocks different. The
+# front is that of the first of them; the estimates simulate each with its own sizes.
+def _signature(step: Step, call: Call) -> Hashable:
+    """Equal for calls with the same operators, rows of the same sizes, and the same dependencies.
+    See Note [Equal blocks]."""
+    numbers: dict[int, int] = {}
+
+    def number(value: int) -> int:
+        return numbers.setdefault(value, len(numbers))
+
+    return tuple(
+        (
+            operator.func_name,
+            tuple(map(number, operator.inputs)),
+            tuple(
+                (number(v), step.values[v].shape[1:], step.values[v].dtype, step.values[v].saved)
+                for v in operator.outputs
+            ),
+            op in step.always_kept,
+        )
+        for op in call.operators
+        for operator in [step.operators[op]]
+    )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ebb._plan.choose.min_cut import Network
-from ebb._plan.profile.pager import Pager, has_rows
+from ebb._plan.profile.copies import Pager, has_rows
 from ebb._plan.simulate.choice import EAGER, Choice, Operators, can_be_said
 from ebb._plan.simulate.simulator import Simulator
 
@@ -38,7 +38,7 @@ class Point:
     @property
     def sends(self) -> bool:
         """True if anything is offloaded."""
-        return self.choice is not EAGER and self.choice.sends
+        return self.choice is not EAGER and (self.choice.inputs or bool(self.choice.offloaded))
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def _with_transfers(simulator: Simulator, call: int, sets: Sequence[Operators]) 
     link, region = simulator.link, simulator.step.calls[call]
     if link.room == 0:
         return
-    may_offload = any(map(simulator.step.may_offload, simulator.step.inputs_of(region)))
+    may_offload = any(map(simulator.step.may_offload, region.inputs))
     hidden = simulator.step.working(region.begins, region.ends) * link.out
     for kept in sets:
         for room in (0.0, hidden / 2, hidden, math.inf):
@@ -258,7 +258,7 @@ def _with_pages(simulator: Simulator, call: int) -> Iterable[Choice]:
         return
     step = simulator.step
     choices = choices_of(simulator, call, simulator.pager)
-    inputs = (value for value in step.inputs_of(step.calls[call]) if step.may_offload(value))
+    inputs = (value for value in step.calls[call].inputs if step.may_offload(value))
     may_page = any(has_rows(step.values[value]) for value in inputs)
     for kept in choices.all():
         paged = frozenset(op for op in kept if choices.costs[op].paged)

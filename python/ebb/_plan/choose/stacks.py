@@ -45,7 +45,8 @@ def find_stacks(step: Step, parents: Mapping[str, str]) -> list[Stack]:
         passed_on: dict[int, int] = {}
         for run in calls:
             passed_on |= _passed_on(step, run)
-        if passed_on and _are_alike(step, calls):
+        names = {tuple(step.calls[number].region for number in run) for run in calls}
+        if passed_on and len(names) == 1:  # each call of the module calls the same blocks
             stacks.append(Stack(parent, tuple(calls), passed_on))
     return stacks
 
@@ -66,17 +67,12 @@ def _runs(step: Step, parents: Mapping[str, str]) -> Iterable[range]:
             start = number
 
 
-def _are_alike(step: Step, calls: Iterable[range]) -> bool:
-    """True if each call of the module calls the same blocks."""
-    return len({tuple(step.calls[number].region for number in run) for run in calls}) == 1
-
-
 def _passed_on(step: Step, run: range) -> dict[int, int]:
     passed_on = {}
     last: dict[int, int] = {}  # the latest value in each memory
     for number in run:
         call = step.calls[number]
-        for value in step.inputs_of(call):
+        for value in call.inputs:
             memory = step.memory_of.get(value)
             if memory in last and step.values[value].made >= step.values[last[memory]].made:
                 passed_on[value] = last[memory]

@@ -9,8 +9,15 @@ from typing import Any
 
 import torch
 
-from ebb._plan.profile.link import Link, may_send, measure_link, transfers_of
-from ebb._plan.profile.pager import Pager, RunStepMonitor
+from ebb._plan.profile.copies import (
+    Link,
+    Pager,
+    counts_of_steps,
+    may_send,
+    measure_link,
+    pager_of,
+    transfers_of,
+)
 from ebb._plan.profile.profile import Profile, from_first_operator, median_of
 from ebb._plan.profile.recording import Purpose
 from ebb._policy.decision import OFFLOAD
@@ -33,7 +40,7 @@ from ebb.policies import recompute_all
 # unless the predicted peak of such a step is too high. ebb times all of them but the first. The
 # time shows how much copies slow computation.
 RECOMPUTED = (Purpose.WARM_UP, *[Purpose.PROFILE] * 2, *[Purpose.TIME] * 2)
-OFFLOAD_STEPS = (Purpose.SKIP, Purpose.TIME)
+_OFFLOAD_STEPS = (Purpose.SKIP, Purpose.TIME)
 _offload_all = Policy(default=OFFLOAD)
 _SPREAD, _SLACK = 1.02, 4096  # peaks within this factor and these bytes count as equal
 
@@ -71,30 +78,23 @@ class MeasureSequence:
 
     Args:
         window_of: returns `window`, or None if steps that offload everything need too much memory.
-        recomputed, offloading: purposes of steps that recompute, and that offload, everything.
-        may_differ: True if recorded steps may run different operators; the last one counts then.
+        in_job: True if the steps belong to a job. Fewer of them are then timed, and recorded steps
+            may run different operators: the last one counts.
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        window_of: Callable[[Measured], int | None],
-        recomputed: Iterable[Purpose] = RECOMPUTED,
-        offloading: Iterable[Purpose] = OFFLOAD_STEPS,
-        *,
-        may_differ: bool = False,
+        self, device: torch.device, window_of: Callable[[Measured], int | None], in_job: bool
     ) -> None:
-        self._device, self._window_of, self._may_differ = device, window_of, may_differ
-        self._purposes = list(recomputed), list(offloading)
+        self._device, self._window_of, self._in_job = device, window_of, in_job
         self._link = measure_link(device)
-        self._run_steps = RunStepMonitor()
+        self._counts = counts_of_steps()
         self.restart()
 
     def restart(self) -> None:
         """Drop all results, and begin with the first step."""
         self.base = 0
         self.window: int | None = None
-        self._todo = list(self._purposes[0])
+        self._todo = [*RECOMPUTED, *[Purpose.TIME] * (0 if self._in_job else 1)]
         self._profiles: list[tuple[int, Profile]] = []  # with the peaks of their steps
         self._times: list[tuple[int, float]] = []
         self._offload_times: list[float] = []
@@ -138,7 +138,7 @@ class MeasureSequence:
         if not self._todo and self.window is None:
             self.window = self._window_of(self.measured())
             if self.window is not None:
-                self._todo = list(self._purposes[1])
+                self._todo = [*_OFFLOAD_STEPS, *[Purpose.TIME] * (0 if self._in_job else 2)]
 
     def measured(self) -> Measured:
         """The measurements so far. The lowest duration counts, since other work on the machine only
@@ -148,7 +148,7 @@ class MeasureSequence:
         try:
             profile = median_of(profiles)
         except RuntimeError:
-            if not self._may_differ:
+            if not self._in_job:
                 raise
             profile = profiles[-1]
         profile, freed = from_first_operator(profile)
@@ -162,7 +162,7 @@ class MeasureSequence:
             freed=freed,
             link=self._link,
             offload_all_ms=min(self._offload_times, default=None),
-            pager=self._run_steps.pager(profile, self._device),
+            pager=pager_of(profile, self._device, self._counts),
             on_accelerator=self._device.type != "cpu",
             spread=max(times) / max(min(times), 1e-6) - 1,
         )
@@ -170,7 +170,7 @@ class MeasureSequence:
 
 def offload_steps(device: torch.device) -> int:
     """How many steps offload everything, if the device can offload."""
-    return len(OFFLOAD_STEPS) if may_send(device) else 0
+    return len(_OFFLOAD_STEPS) if may_send(device) else 0
 
 
 def are_alike(peak: int, other_peak: int) -> bool:

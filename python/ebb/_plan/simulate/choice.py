@@ -31,16 +31,6 @@ class Choice:
         """Operators that need not be recomputed."""
         return self.saved | self.offloaded | self.paged
 
-    @property
-    def sends(self) -> bool:
-        """True if anything is offloaded."""
-        return self.inputs or bool(self.offloaded)
-
-    @property
-    def pages(self) -> bool:
-        """True if anything goes to page pools."""
-        return self.paged_inputs or bool(self.paged)
-
     def mapped(self, function: Callable[[Operators], Operators]) -> Choice:
         """The same choice with each set of operators mapped by a function."""
         return replace(

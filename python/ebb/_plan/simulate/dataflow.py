@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -23,6 +23,8 @@ class Call:
     operators: range
     begins: float
     ends: float = 0.0
+    # Values that the operators read and no region made. Only the keys count.
+    inputs: dict[int, None] = field(default_factory=dict)
     # Time of the program's first allocation after `ends`. Memory freed between `ends` and that time
     # was held only by the region.
     next_allocation: float = math.inf
@@ -72,18 +74,6 @@ class Dataflow:
                 kept.add(op)
         return kept
 
-    def inputs_of(self, call: Call) -> Iterable[int]:
-        """Values that a region reads and did not make."""
-        return self._inputs[self.call_of[call.operators.start]]
-
-    @cached_property
-    def _inputs(self) -> list[dict[int, None]]:
-        inputs: list[dict[int, None]] = [{} for _ in self.calls]
-        for op, operator in enumerate(self.operators):
-            read = (value for value in operator.inputs if value not in self.maker)
-            inputs[self.call_of[op]].update(dict.fromkeys(read))
-        return inputs
-
     def names_of(self, call: int) -> Sequence[tuple[str, int]]:
         """For each operator of a region: its name, and which call of that name it is, from 1."""
         counts: Counter[str] = Counter()
@@ -113,6 +103,11 @@ class Dataflow:
         last = bisect.bisect_left(self._replays, (end, 0.0))
         return end - begin - sum(took for _, took in self._replays[first:last])
 
+    def is_replay(self, time: float) -> bool:
+        """True if a replay runs at a time."""
+        index = bisect.bisect_right(self._replays, (time, math.inf)) - 1
+        return index >= 0 and time <= sum(self._replays[index])
+
     def end_of(self, op: int) -> float:
         operator = self.operators[op]
         return max([operator.start, *(self.values[value].made for value in operator.outputs)])
@@ -135,6 +130,7 @@ class Dataflow:
             call = calls[numbers[operator.call]]
             call.operators = range(call.operators.start, op + 1)
             call.ends = self.end_of(op) + EPSILON
+            call.inputs |= {value: None for value in operator.inputs if value not in self.maker}
             self.call_of.append(numbers[operator.call])
         for value, record in enumerate(self.values):
             if record.asked >= 0 and value in self.maker:

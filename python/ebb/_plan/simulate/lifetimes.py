@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 
-from ebb._plan.profile.pager import has_rows
-from ebb._plan.simulate.choice import Choice
+from ebb._plan.profile.copies import has_rows
+from ebb._plan.simulate.choice import Choice, Operators
 from ebb._plan.simulate.dataflow import EPSILON, Call
 from ebb._plan.simulate.step import Step
 
@@ -18,7 +18,7 @@ class Replays:
     """
 
     def __init__(
-        self, step: Step, call: Call, kept: set[int], each_time: set[int], begins: float
+        self, step: Step, call: Call, kept: set[int], each_time: Operators, begins: float
     ) -> None:
         self._step, self._kept = step, kept
         self.runs: dict[int, list[float]] = {}  # the times of each operator's replays
@@ -47,7 +47,7 @@ class Replays:
         self.end_at = {time: end for (_, time), end in self.ends.items()}  # by a slice's begin
 
     def _in_order(
-        self, call: Call, each_time: set[int], begins: float
+        self, call: Call, each_time: Operators, begins: float
     ) -> Iterable[tuple[float, int]]:
         """Times at which replays for an operator begin. Operators of `each_time` are not replayed
         ahead."""
@@ -116,16 +116,15 @@ class Lifetimes:
             backward unpacks a value.
     """
 
-    def __init__(self, step: Step, call: Call, choice: Choice, begins: float) -> None:
+    def __init__(self, step: Step, call: Call, choice: Choice, begins: float = math.inf) -> None:
         self.step, self.call = step, call
         first = call.operators.start
         self._always_kept = step.always_kept | _kept_for_rows(step, call, choice)
-        kept = {first + index for index in choice.kept}
-        self.kept = kept_in_the_end(step, kept, self._always_kept)
-        offloaded = {first + index for index in choice.offloaded}
-        self.offloaded = offloaded.union(*(step.later_writers(op) for op in offloaded)) & self.kept
-        self.paged = {first + index for index in choice.paged} & self.kept
-        self.each_time = {first + index for index in choice.each_time}
+        here = choice.mapped(lambda operators: frozenset(first + index for index in operators))
+        self.kept = kept_in_the_end(step, here.kept, self._always_kept)
+        writers = map(step.later_writers, here.offloaded)
+        self.offloaded = here.offloaded.union(*writers) & self.kept
+        self.paged, self.each_time = here.paged & self.kept, here.each_time
         self.replays = Replays(step, call, self.kept, self.each_time, begins)
 
     def size(self, value: int) -> int:
@@ -215,7 +214,7 @@ class Lifetimes:
         return is_saved and any(step.released(value) > call.next_allocation for value in computed)
 
 
-def kept_in_the_end(step: Step, kept: set[int], always_kept: set[int]) -> set[int]:
+def kept_in_the_end(step: Step, kept: Operators, always_kept: set[int]) -> set[int]:
     """Operators whose results are saved in the end. If an operator overwrites a saved value, its
     result is saved instead; a value that can be recomputed is not copied. See
     Note [A write into a saved value] and Note [Copy on write]."""
@@ -232,11 +231,13 @@ def _kept_for_rows(step: Step, call: Call, choice: Choice) -> set[int]:
     """Operators whose results must stay in memory because padding rows come back from page pools
     with other contents. See Note [Rows]."""
     kept: set[int] = set()
+    if not (choice.paged or choice.paged_inputs):
+        return kept
     lossy: set[int] = set()
     if choice.paged_inputs:
-        inputs = (value for value in step.inputs_of(call) if value in step.memory_of)
+        inputs = (value for value in call.inputs if value in step.memory_of)
         lossy.update(value for value in inputs if has_rows(step.values[value]))
-    for op in call.operators if choice.pages else ():
+    for op in call.operators:
         operator = step.operators[op]
         looks = operator.reads_rows or operator.inplace  # an in-place write may be partial
         reads = looks and not lossy.isdisjoint(operator.inputs)

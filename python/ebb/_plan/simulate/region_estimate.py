@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ebb._plan.profile.pager import has_rows
+from ebb._plan.profile.copies import has_rows
 from ebb._plan.simulate.changes import Changes, Span, during, highest
 from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.dataflow import EPSILON, Call
@@ -39,9 +39,7 @@ class RegionEstimate:
         begins: as for `Lifetimes`.
     """
 
-    def __init__(
-        self, step: Step, call: Call, choice: Choice, least: float, begins: float = math.inf
-    ) -> None:
+    def __init__(self, step: Step, call: Call, choice: Choice, least: float, begins: float) -> None:
         self._step, self._call, self._least = step, call, least
         self._lives = lives = Lifetimes(step, call, choice, begins)
         self.replays = lives.replays
@@ -104,7 +102,7 @@ class RegionEstimate:
                 if memory is None:
                     continue
                 allocated = step.memories[memory].allocated
-                program_until = step.program_holds_until[value]
+                program_until = step.held_until(memory)
                 yield Need(memory, allocated, program_until)
                 is_needed = lives.first_need(value) < math.inf
                 if is_needed and op in lives.offloaded and lives.size(value) >= self._least:
@@ -141,7 +139,7 @@ class RegionEstimate:
 
     def _of_inputs(self, choice: Choice) -> Iterable[Need]:
         step = self._step
-        for value in step.inputs_of(self._call):
+        for value in self._call.inputs:
             memory = step.memory_of.get(value)
             if memory is None:
                 continue
@@ -168,7 +166,7 @@ def eager_needs(step: Step, call: Call) -> Iterable[Need]:
                 begin = step.memories[memory].allocated
                 end = max(step.needed_until.get(value, begin), step.released(value))
                 yield Need(memory, begin, end)
-    for value in step.inputs_of(call):
+    for value in call.inputs:
         memory = step.memory_of.get(value)
         if memory is not None:
             begin = step.values[value].made
@@ -216,11 +214,11 @@ def _before_writes(lives: Lifetimes) -> Iterable[tuple[float, int]]:
                 end = max([lives.replays.last(readers) + EPSILON / 2, *unpacked])
                 yield from during(step.operators[writer].start, end, lives.size(value))
 
-    for copied in step.copied.get(step.call_of[lives.call.operators.start], ()):
-        readers = [reader for reader in step.readers[copied.value] if reader in runs]
+    for value, allocated, size in step.copied.get(step.call_of[lives.call.operators.start], ()):
+        readers = [reader for reader in step.readers[value] if reader in runs]
         if readers:
             end = lives.replays.last(readers) + EPSILON / 2
-            yield from during(copied.allocated, end, copied.size)
+            yield from during(allocated, end, size)
 
 
 def _in_passing(lives: Lifetimes) -> Iterable[tuple[float, int]]:
@@ -270,7 +268,7 @@ def _for_replays(lives: Lifetimes) -> Iterable[tuple[float, int]]:
     step = lives.step
     parameters = [  # computed inputs are not copied
         (step.values[value].asked, value)
-        for value in step.inputs_of(lives.call)
+        for value in lives.call.inputs
         if value not in step.memory_of
     ]
     for time, value in [*lives.call.unpacked, *parameters]:

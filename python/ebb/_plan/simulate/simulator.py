@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ebb._plan.profile.copies import NO_LINK, NO_PAGER
 from ebb._plan.profile.device_times import on_device
-from ebb._plan.profile.link import NO_LINK
 from ebb._plan.profile.measuring import Measured
-from ebb._plan.profile.pager import NO_PAGER
 from ebb._plan.simulate.changes import Changes, Span, curve, during, highest
 from ebb._plan.simulate.choice import EAGER, Choice
 from ebb._plan.simulate.dataflow import Call
+from ebb._plan.simulate.lifetimes import Lifetimes
 from ebb._plan.simulate.region_estimate import Need, RegionEstimate, eager_needs
 from ebb._plan.simulate.step import Step, changes_of
 from ebb._plan.simulate.transfers import Paged, Pools, Sent, Transfers
@@ -39,7 +39,7 @@ class Timing:
 def _fitted(step: Step, duration: float) -> Timing:
     """Fit to the step that recomputed everything: the overhead of a replay, or the ratio of its
     time to the kernel's time in forward. `duration`: without recording."""
-    regions = [RegionEstimate(step, call, Choice(), math.inf).replays for call in step.calls]
+    regions = [Lifetimes(step, call, Choice()).replays for call in step.calls]
     kernels, replays = sum(r.kernels for r in regions), sum(r.count for r in regions)
     took = step.replaying
     eager = duration - took - _RECORDING * len(step.operators)
@@ -65,13 +65,8 @@ class CallEstimate:
     replays: int = 0  # how many operators are recomputed
     replaying: float = 0.0  # milliseconds of all replays
     early: float = 0.0  # milliseconds of replays ahead of backward
-    meanwhile: float = 0.0  # milliseconds that the backward beside these replays takes
-    recording: float = 0.0  # milliseconds that its operators take longer than outside of regions
-
-    @property
-    def added(self) -> float:
-        """Milliseconds that the region adds to the eager step."""
-        return self.replaying + self.recording
+    hidden: float = 0.0  # milliseconds of these that the backward beside them hides
+    added: float = 0.0  # milliseconds that the region adds to the eager step if nothing is hidden
 
 
 @dataclass(frozen=True)
@@ -89,17 +84,14 @@ class Simulator:
 
     Args:
         ahead: True if the next region is replayed ahead during a region's backward.
-        offloads, pages: False if choices without OFFLOAD, or without PAGE, are to be found.
     """
 
-    def __init__(
-        self, measured: Measured, ahead: bool = False, *, offloads: bool = True, pages: bool = True
-    ) -> None:
+    def __init__(self, measured: Measured, ahead: bool = False) -> None:
         profile = measured.profile
         self.step = Step(on_device(profile) if measured.on_accelerator else profile)
-        self.link = (measured.link if offloads else None) or NO_LINK
+        self.link = measured.link or NO_LINK
         self.window = self._find_window()  # bytes in flight at a time, in each direction
-        self.pager = measured.pager if pages else None
+        self.pager = measured.pager
         self.ahead = ahead
         self.work = 0  # how many operators and replays have been simulated
         self._known: dict[tuple[int, Choice | None, int | None], CallEstimate] = {}
@@ -135,7 +127,7 @@ class Simulator:
         peak, peak_time = highest(self._changes(calls, transfers, pools))
         if pools.are_too_large:  # the real pools would be too small for the rows
             peak = sys.maxsize
-        added = sum(call.added - min(call.early, call.meanwhile) for call in calls)
+        added = sum(call.added - call.hidden for call in calls)
         added += transfers.waited + self._copy_slowdown * transfers.moved + pools.took
         replays = sum(call.replays for call in calls)
         return Estimate(peak, self._timing.eager + added, replays, peak_time)
@@ -169,8 +161,8 @@ class Simulator:
 
     def replayed(self, call: int, choice: Choice) -> dict[int, int]:
         """How often each operator of a region is recomputed."""
-        region = RegionEstimate(self.step, self.step.calls[call], choice, self.link.least)
-        return {op: len(times) for op, times in region.replays.runs.items()}
+        replays = Lifetimes(self.step, self.step.calls[call], choice).replays
+        return {op: len(times) for op, times in replays.runs.items()}
 
     def needed_at(self, call: int, choice: Choice | None, time: float) -> int:
         """Bytes that a region needs at a time, without offloaded storages that are in flight."""
@@ -267,7 +259,9 @@ class Simulator:
                 meanwhile = max(0.0, self.step.working(begins, call.backward_begins))
         region = RegionEstimate(self.step, call, choice, self.link.least, begins)
         all_sent = (*region.sent, *(paged.sent for paged in region.paged))
-        replays, kernels = region.replays.count, region.replays.kernels
+        replays = region.replays.count
+        replaying = self._timing.of_replays(region.replays.kernels, replays)
+        early = sum(self.replay_time(op) for op, _ in region.replays.early)
         self.work += len(call.operators) + replays
         return CallEstimate(
             *_split(self.step, region.needs, region.copies, all_sent),
@@ -275,10 +269,10 @@ class Simulator:
             tuple(region.sent),
             tuple(region.paged),
             replays,
-            self._timing.of_replays(kernels, replays),
-            sum(self.replay_time(op) for op, _ in region.replays.early),
-            meanwhile,
-            _RECORDING * len(call.operators),
+            replaying,
+            early,
+            min(early, meanwhile),
+            replaying + _RECORDING * len(call.operators),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,11 +50,6 @@ class Allocations:
         )
         # frees of memory that was allocated before the step
         self.of_older = [of_one[0] for of_one in events.values() if of_one[0][1] < 0]
-        self._replays = sorted((start, start + took) for _, start, took in profile.replays)
-
-    def is_replay(self, time: float) -> bool:
-        index = bisect.bisect_right(self._replays, (time, math.inf)) - 1
-        return index >= 0 and time <= self._replays[index][1]
 
     def find(self, address: int, time: float) -> Allocation | None:
         """The allocation of an address at a time."""
@@ -70,15 +66,6 @@ class Memory:
     allocated: float
     freed: float  # by the program, or by autograd if no region allocated it
     in_region: bool  # True if an operator of a region allocated it
-
-
-@dataclass(frozen=True)
-class Copied:
-    """A copy of an input that ebb made before the program overwrote the input."""
-
-    value: int  # the input
-    allocated: float
-    size: int
 
 
 def changes_of(step: Step, needed: Mapping[int, list[Span]]) -> Iterable[tuple[float, int]]:
@@ -107,7 +94,9 @@ class Step(Dataflow):
         allocations = Allocations(profile)
         self.memories: list[Memory] = []
         self.memory_of: dict[int, int] = {}  # of a value; no entry if it is older than the step
-        self.copied: dict[int, list[Copied]] = defaultdict(list)  # by call
+        # By call: copies of inputs that ebb made before the program overwrote the inputs. Each is
+        # the input, when memory for its copy was allocated, and the bytes.
+        self.copied: dict[int, list[tuple[int, float, int]]] = defaultdict(list)
         # Of memory that is not in `memories`.
         self.rest = Changes(self._find_memories(allocations, recorded))
         # When autograd frees a saved value: resident bytes, and recomputed bytes. See Note [Given
@@ -165,13 +154,9 @@ class Step(Dataflow):
         """True if a policy may offload the value as a region's input, and that frees memory."""
         return self.memory_of.get(value) in self._offloadable and value not in self.maker
 
-    @cached_property
-    def program_holds_until(self) -> dict[int, float]:
-        """Until when the program itself holds each value with a memory, as far as that is known."""
-        return {
-            value: self._offloadable.get(memory, self.memories[memory].freed)
-            for value, memory in self.memory_of.items()
-        }
+    def held_until(self, memory: int) -> float:
+        """Until when the program itself holds a memory, as far as that is known."""
+        return self._offloadable.get(memory, self.memories[memory].freed)
 
     @cached_property
     def resident_until(self) -> list[float]:
@@ -179,9 +164,9 @@ class Step(Dataflow):
         overwritten them."""
         return [
             -math.inf
-            if any(value in self.overwritten for value in operator.outputs)
+            if self.overwriter_of(op) is not None
             else min(map(self.released, operator.outputs), default=math.inf)
-            for operator in self.operators
+            for op, operator in enumerate(self.operators)
         ]
 
     def program_spans(self, index: int) -> list[Span]:
@@ -189,8 +174,7 @@ class Step(Dataflow):
         memory = self.memories[index]
         if memory.in_region:
             return []
-        end = self._offloadable.get(index, memory.freed)
-        return [(memory.allocated, max(memory.allocated, end))]
+        return [(memory.allocated, max(memory.allocated, self.held_until(index)))]
 
     def overwriter_of(self, op: int) -> int | None:
         """The operator of the same region that overwrites a result of this one, or None."""
@@ -211,7 +195,7 @@ class Step(Dataflow):
         known: dict[tuple[int, float], int] = {}  # memory, by its address and begin
         for value, record in enumerate(self.values):
             allocation = allocations.find(record.address, record.made)
-            if record.memory == 0 or allocation is None or allocations.is_replay(allocation[0]):
+            if record.memory == 0 or allocation is None or self.is_replay(allocation[0]):
                 continue
             begin, end, size = allocation
             if (record.address, begin) not in known:
@@ -225,7 +209,7 @@ class Step(Dataflow):
         for address, of_one in allocations.by_address.items():
             for begin, end, size in of_one:
                 is_known = (address, begin) in known or begin in copies
-                if not is_known and not allocations.is_replay(begin):
+                if not is_known and not self.is_replay(begin):
                     rest += during(begin, end, size)
         return rest + allocations.of_older
 
@@ -252,7 +236,7 @@ class Step(Dataflow):
             if max(replayed, default=-1.0) <= given[record.asked]:
                 continue
             index = bisect.bisect_left(begins, (max(record.asked, record.again), 0))
-            while index < len(begins) and allocations.is_replay(begins[index][0]):
+            while index < len(begins) and self.is_replay(begins[index][0]):
                 index += 1
             if index < len(begins) and begins[index][1] == record.memory:
                 copies.add(begins[index][0])
@@ -276,7 +260,7 @@ class Step(Dataflow):
                 continue
             original = max(before, key=lambda value: self.values[value].made)
             call = self.call_of[self.readers[original][0]]
-            self.copied[call].append(Copied(original, *begins[index]))
+            self.copied[call].append((original, *begins[index]))
             copies.add(begins[index][0])
         return copies
 
@@ -331,9 +315,8 @@ class Step(Dataflow):
             ends = self.end_of(op)
             changes = []
             first = bisect.bisect_left(others, (operator.start, 0.0, 0))
-            for begin, end, size in others[first:]:
-                if begin > ends:
-                    break
+            last = bisect.bisect_right(others, (ends, ends, sys.maxsize), first)
+            for begin, end, size in others[first:last]:
                 if end <= ends:
                     changes += during(begin, end, size)
             workspaces.append(max(accumulate((size for _, size in sorted(changes)), initial=0)))

@@ -8,8 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ebb._plan.profile.link import Link
-from ebb._plan.profile.pager import Pager
+from ebb._plan.profile.copies import Link, Pager
 from ebb._plan.profile.profile import Value
 from ebb._plan.simulate.changes import Changes, during
 

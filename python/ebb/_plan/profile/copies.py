@@ -1,9 +1,12 @@
-"""The speed of offloading. In: a device. Out: a `Link`."""
+"""The speed of OFFLOAD and PAGE. In: a device, and calls of `run_step`. Out: `Link`, `Pager`."""
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
 import time
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +15,13 @@ import torch
 
 from ebb import _C
 from ebb._config import config
+from ebb._plan.profile.profile import Profile, Value
 from ebb._policy.decision import OFFLOAD
 from ebb._policy.policy import Policy
 from ebb._region.region import region
 from ebb._support import devices
 from ebb._support.log import log
+from ebb.experimental.paging._steps import marks, runs
 
 # Bytes of a probe, the storage that is copied to measure the speed. On an accelerator ebb measures
 # before it knows how much memory is free, so the probe is small, and several copies in a row hide
@@ -26,6 +31,8 @@ _PROBE = 8 * 2**20
 _COPIES = 8
 _ROUNDS = 3
 _MOST_SECONDS = 60.0  # timeout for one copy
+_PAGED_PROBE, _PAGED_ROUNDS = 4 * 2**20, 5  # the same for PAGE
+_EACH = 0.01  # host milliseconds to page one storage, out and back
 
 
 @dataclass(frozen=True)
@@ -119,3 +126,79 @@ def _end_of_copies() -> float:
     while _C.offload_stats()["in_flight_bytes"] and time.perf_counter() < limit:
         time.sleep(1e-4)
     return time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Pager:
+    """Settings and speed of paging."""
+
+    speed: float  # bytes that one copy moves in a millisecond
+    page_rows: int = 64  # as in ebb.config.paging
+    headroom: float = 1.1
+    limit: float = math.inf  # maximum bytes of all pools
+    # True if copies run on a stream of ebb's own. Then a paged storage stays in memory until the
+    # next region pages something.
+    beside: bool = False
+    # As in ebb.experimental.paging.step: a layer whose backward directly follows its forward is
+    # not paged.
+    fixed_order: bool = False
+
+    def pages(self, rows: int) -> int:
+        return -(-rows // self.page_rows)
+
+    def size_of(self, value: Value) -> int:
+        """Bytes that the rows of a value take in a pool."""
+        rows = min(self.pages(value.live_rows) * self.page_rows, value.rows)
+        return int(rows * self.headroom) * (value.memory // value.rows)
+
+    def time_of(self, value: Value) -> float:
+        """Milliseconds to copy a value out and back."""
+        return _EACH + (live_bytes(value) + value.memory) / self.speed
+
+
+NO_PAGER = Pager(speed=1.0)
+"""In place of a pager where nothing is paged."""
+
+
+def has_rows(value: Value) -> bool:
+    """True if the value can go to a pool."""
+    return value.live_rows > 0 and value.rows > 0 and not value.rows_mixed
+
+
+def counts_of_steps() -> tuple[Counter[bool], Counter[bool]]:
+    """Calls of `run_step` and of `mark_rows` so far, by the keys of `runs` and `marks`."""
+    return Counter(runs), Counter(marks)
+
+
+def pager_of(
+    profile: Profile, device: torch.device, before: tuple[Counter[bool], Counter[bool]]
+) -> Pager | None:
+    """The pager for a step that ran since `before`, a result of `counts_of_steps`. None if no value
+    has rows, or some were marked outside of :func:`ebb.experimental.paging.run_step`: such a step
+    cannot run again after an overflow, so a plan must not page in it."""
+    since, marked = (now - then for now, then in zip(counts_of_steps(), before, strict=True))
+    if not since or marked[False] or not any(map(has_rows, profile.values)):
+        return None
+    settings = config.paging
+    return Pager(
+        _copy_speed(device),
+        page_rows=settings.page_rows,
+        headroom=settings.headroom,
+        limit=math.inf if settings.device_limit is None else settings.device_limit,
+        beside=device.type != "cpu",
+        fixed_order=since[True] > 0,
+    )
+
+
+@functools.cache
+def _copy_speed(device: torch.device) -> float:
+    """Bytes that a copy moves in a millisecond."""
+    x = torch.zeros(_PAGED_PROBE, dtype=torch.uint8, device=device)
+    y = torch.empty_like(x)
+    times = [devices.timed(lambda: y.copy_(x)) for _ in range(_PAGED_ROUNDS)]
+    return _PAGED_PROBE / max(min(times), 1e-6)
+
+
+def live_bytes(value: Value) -> int:
+    """Bytes of the valid rows."""
+    return value.live_rows * (value.memory // value.rows)
