@@ -13,6 +13,7 @@ from budget_jobs import Job, assert_same, regions
 
 import ebb
 from ebb._launch import plan_file
+from ebb._launch.memory_limit import Limit
 from ebb._launch.plan_file import PlanFileError, StoredPlan
 from ebb._launch.start import budget_and_file
 from ebb._launch.taken import Taken
@@ -237,9 +238,10 @@ def test_a_file_holds_any_policy(tmp_path):
 
 def test_a_file_is_part_of_the_budget(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert budget_and_file("40%") == ("40%", "")
-    assert budget_and_file(" 24GiB @ a b@c.toml ") == ("24GiB", str(tmp_path / "a b@c.toml"))
-    assert budget_and_file("auto@/x/plan.toml") == ("auto", "/x/plan.toml")
+    assert budget_and_file("40%") == (0.4, "40%", "")
+    found = budget_and_file(" 24GiB @ a b@c.toml ")
+    assert found == (24 * 2**30, "24GiB", str(tmp_path / "a b@c.toml"))
+    assert budget_and_file("auto@/x/plan.toml") == (Limit(), "auto", "/x/plan.toml")
     for text in ("40%@", "40%@ ", "40%@a\nb"):
         with pytest.raises(ValueError, match=r"such as 40%@plan\.toml; got"):
             budget_and_file(text)
