@@ -214,8 +214,8 @@ def test_a_file_holds_any_policy(tmp_path):
     names = ["", "layers.0", 'a"b', "a\\b", "a\x7fb", "[[regions]]\n", "ünï"]
     made_for = plan_file.MadeFor("60%", "2", "0", "cpu", 1, 1, 'a"b\x7f', ["é\n", "b"])
     for policies, ahead in ((dict.fromkeys(names, mixed), False), ({}, True)):
-        settings = ebb.ModulePolicies(policies, {"keep_last": 3}, ahead=ahead)._settings
-        plan = plan_file.Decided(policies, "four\nregions", 10, 2**60, "small", settings, None)
+        regions = ebb.ModulePolicies(policies, {"keep_last": 3}, ahead=ahead)
+        plan = plan_file.Decided(regions, "four\nregions", 10, 2**60, "small", None)
         terms = plan_file.Terms(2**40, None, 5)
         stored = StoredPlan(made_for, {"a": 2, 'é"': 3}, ("b", "\n"), 2, True, plan, terms)
         text = stored.to_toml()
@@ -226,11 +226,11 @@ def test_a_file_holds_any_policy(tmp_path):
         assert (found.made_for, found.inputs) == (made_for, {"a": 2, 'é"': 3})
         assert (found.candidate, found.is_around, found.terms) == (2, True, terms)
         assert found.profiled == ("b", "\n")
-        assert list(found.decided.policies) == list(policies)
+        assert list(found.decided.regions.policies) == list(policies)
         (tmp_path / "plan.toml").write_text(text)
         loaded = ebb.ModulePolicies.load(tmp_path / "plan.toml")
         assert list(loaded.policies) == list(policies)
-        assert loaded._settings == settings
+        assert loaded._settings == regions._settings
 
 
 # Variables ----------------------------------------------------------------------------------------
