@@ -375,12 +375,12 @@ class Planned(Phase):
         if decided.reported is not None and _C.is_reporting():
             self.checking = Checking(decided.reported)
 
-    def _tell(self, decided: Decided) -> None:
+    def _tell(self, decided: Decided, source: str = "") -> None:
         summary = decided.summary
         if decided.too_small:
             why = clipped(decided.too_small, 500)
             summary = f"{why}; ebb uses the plan with the lowest peak instead: {summary}"
-        self.job.messages.tell(summary)
+        self.job.messages.tell(f"{source}{summary}")
 
     def _write(self, decided: Decided) -> None:
         """Keep the plan for the next start of the job."""

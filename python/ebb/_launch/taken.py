@@ -153,11 +153,10 @@ class Taken(Planned):
         others = (name for name in names if name not in self._stored.profiled)
         return dict.fromkeys(others, recompute_all) | super()._policies(decided)
 
-    def _tell(self, decided: Decided) -> None:
+    def _tell(self, decided: Decided, source: str = "") -> None:
         self.job.messages.announced = True
-        source = f"the plan from {self._file.name}, without profiling"
-        summary = f"{source}: {decided.summary}; EBB_DISABLE=1 turns ebb off"
-        super()._tell(replace(decided, summary=summary))
+        decided = replace(decided, summary=f"{decided.summary}; EBB_DISABLE=1 turns ebb off")
+        super()._tell(decided, f"the plan from {self._file.name}, without profiling: ")
 
     def begin(self) -> None:
         super().begin()
