@@ -135,7 +135,8 @@ class Meter:
             self._now.phase = "planned"
             self._now.freed = freed
             self._now.planned = phase.memory.planned - freed
-            share = phase.memory._budget if phase.memory._beside is None else 0
+            terms = phase.memory.terms
+            share = terms.budget if terms.beside is None else 0
             self._now.share = share - freed
             self._now.accepted = phase.memory._accepted - freed
             self._now.beside = phase.outcome.beside - self._outside

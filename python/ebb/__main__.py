@@ -17,7 +17,7 @@ import ebb
 from ebb import _C
 from ebb._launch import takeover
 from ebb._launch.listing import Listing
-from ebb._launch.start import policy_from, read_budget_or_limit, start
+from ebb._launch.start import budget_and_file, policy_from, start
 from ebb._report.files import render
 from ebb._support.shown import clipped
 
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if options.policy is None and options.budget is None:
         options.policy = "1"
-    checks = {"policy": policy_from, "budget": read_budget_or_limit}
+    checks = {"policy": policy_from, "budget": budget_and_file}
     for name, check in checks.items():
         if (text := getattr(options, name)) is not None:
             try:

@@ -43,8 +43,8 @@ def look(rank, said, gave_up, plan):
         if gave_up:
             rank.leave()
         return gave_up, None
-    found = rank.look(said, plan, asdict, lambda values: agreeing.Offer(**values))
-    return found is not None, found
+    found = rank.look(said, lambda most: asdict(plan(most)))
+    return found is not None, found and agreeing.Offer(**found)
 
 
 def plans_of(ranks, offers, looks=1):

@@ -17,7 +17,6 @@ from torch import nn
 import ebb
 from ebb._launch import budget_phases, checking, decided, step_memory_monitor, takeover
 from ebb._launch import budget_phases as module
-from ebb._plan.apply.module_policies import ProcessSettings
 from ebb._report.report import latest, reports
 
 CHECKED = PLANNED + len(checking._ORDER)
@@ -226,8 +225,7 @@ def test_a_measurement_that_fails_costs_no_plan(install, monkeypatch, capsys):
 
 
 def written(decided):
-    policies = {name: policy.to_toml() for name, policy in decided.policies.items()}
-    return dataclasses.replace(decided, policies=policies, reported=None)
+    return dataclasses.replace(decided, regions=decided.regions._to_toml(), reported=None)
 
 
 def test_what_ranks_send_to_each_other(install):
@@ -256,8 +254,9 @@ def test_any_plan_is_the_same_on_another_rank():
     )
     names = ["", "layers.0", 'a"b', "a\\b", "a\x7fb", "[[regions]]\n", "ünï"]
     for policies, ahead in ((dict.fromkeys(names, mixed), False), ({}, True)):
-        settings = ProcessSettings({"in_flight_bytes": 2**20, "keep_last": 3}, ahead, False)
-        plan = decided.Decided(policies, "four regions", 10, 2**60, "too small", settings, None)
+        offload = {"in_flight_bytes": 2**20, "keep_last": 3}
+        planned = ebb.ModulePolicies(policies, offload, ahead=ahead)
+        plan = decided.Decided(planned, "four regions", 10, 2**60, "too small", None)
 
         found = decided.Decided.from_json(json.loads(json.dumps(plan.to_json())))
 

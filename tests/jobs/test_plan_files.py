@@ -13,6 +13,7 @@ from budget_jobs import Job, assert_same, regions
 
 import ebb
 from ebb._launch import plan_file
+from ebb._launch.memory_limit import Limit
 from ebb._launch.plan_file import PlanFileError, StoredPlan
 from ebb._launch.start import budget_and_file
 from ebb._launch.taken import Taken
@@ -213,8 +214,8 @@ def test_a_file_holds_any_policy(tmp_path):
     names = ["", "layers.0", 'a"b', "a\\b", "a\x7fb", "[[regions]]\n", "ünï"]
     made_for = plan_file.MadeFor("60%", "2", "0", "cpu", 1, 1, 'a"b\x7f', ["é\n", "b"])
     for policies, ahead in ((dict.fromkeys(names, mixed), False), ({}, True)):
-        settings = ebb.ModulePolicies(policies, {"keep_last": 3}, ahead=ahead)._settings
-        plan = plan_file.Decided(policies, "four\nregions", 10, 2**60, "small", settings, None)
+        regions = ebb.ModulePolicies(policies, {"keep_last": 3}, ahead=ahead)
+        plan = plan_file.Decided(regions, "four\nregions", 10, 2**60, "small", None)
         terms = plan_file.Terms(2**40, None, 5)
         stored = StoredPlan(made_for, {"a": 2, 'é"': 3}, ("b", "\n"), 2, True, plan, terms)
         text = stored.to_toml()
@@ -225,11 +226,11 @@ def test_a_file_holds_any_policy(tmp_path):
         assert (found.made_for, found.inputs) == (made_for, {"a": 2, 'é"': 3})
         assert (found.candidate, found.is_around, found.terms) == (2, True, terms)
         assert found.profiled == ("b", "\n")
-        assert list(found.decided.policies) == list(policies)
+        assert list(found.decided.regions.policies) == list(policies)
         (tmp_path / "plan.toml").write_text(text)
         loaded = ebb.ModulePolicies.load(tmp_path / "plan.toml")
         assert list(loaded.policies) == list(policies)
-        assert loaded._settings == settings
+        assert loaded._settings == regions._settings
 
 
 # Variables ----------------------------------------------------------------------------------------
@@ -237,9 +238,10 @@ def test_a_file_holds_any_policy(tmp_path):
 
 def test_a_file_is_part_of_the_budget(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert budget_and_file("40%") == ("40%", "")
-    assert budget_and_file(" 24GiB @ a b@c.toml ") == ("24GiB", str(tmp_path / "a b@c.toml"))
-    assert budget_and_file("auto@/x/plan.toml") == ("auto", "/x/plan.toml")
+    assert budget_and_file("40%") == (0.4, "40%", "")
+    found = budget_and_file(" 24GiB @ a b@c.toml ")
+    assert found == (24 * 2**30, "24GiB", str(tmp_path / "a b@c.toml"))
+    assert budget_and_file("auto@/x/plan.toml") == (Limit(), "auto", "/x/plan.toml")
     for text in ("40%@", "40%@ ", "40%@a\nb"):
         with pytest.raises(ValueError, match=r"such as 40%@plan\.toml; got"):
             budget_and_file(text)

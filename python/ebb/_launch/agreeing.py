@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -17,8 +17,6 @@ from ebb._support.store_exchange import StoreExchange, Values, exchange_of
 _ASKS = 4  # interval in steps at which a rank checks if another rank has reached its limit
 _PATIENCE = 32  # steps until a rank with an offer stops expecting the offers of others
 _sessions = itertools.count()
-
-Plan = TypeVar("Plan")
 
 
 # Note [Ranks that agree]
@@ -47,8 +45,6 @@ Plan = TypeVar("Plan")
 
 @dataclass(frozen=True)
 class Offer:
-    """Measurements of a rank."""
-
     kind: str  # identifies ranks that can share a plan
     peak: int  # bytes, of the recorded step above `base`
     budget: float  # bytes, or a share. The plan of a kind uses the lowest budget.
@@ -116,15 +112,10 @@ class Ranks:
         agreed = None if step % _ASKS else self._exchange.read("full")
         return agreed is not None and step >= agreed
 
-    def look(
-        self,
-        offer: Offer,
-        plan: Callable[[Offer], Plan],  # makes a plan from a combined offer
-        written: Callable[[Plan], Any],  # returns a plan as values of JSON
-        read: Callable[[Any], Plan],  # returns the plan that `written` made these values of
-    ) -> Plan | None:
-        """This rank's plan; None while it is missing. Call at the end of each step, from the step
-        on in which this rank has measured."""
+    def look(self, offer: Offer, plan: Callable[[Offer], Any]) -> Any:
+        """This rank's plan, as values of JSON; None while it is missing. Call at the end of each
+        step, from the step on in which this rank has measured. `plan`: makes the plan of a combined
+        offer."""
         self._looks += 1
         if self._looks == 1:
             self._give(offer)
@@ -137,10 +128,10 @@ class Ranks:
             made, patience = f"plan/{combined['leader']}", 2 * _PATIENCE
             if combined["leader"] == exchange.rank:
                 found = plan(Offer(**combined["offer"]))
-                exchange.store.set(made, json.dumps(written(found)))
+                exchange.store.set(made, json.dumps(found))
                 return found
-            if (values := exchange.read(made)) is not None:
-                return read(values)
+            if (found := exchange.read(made)) is not None:
+                return found
         if self._looks <= patience:
             return None
         log.info("budget: offers or the plan of other ranks are missing, so this rank plans alone")

@@ -9,7 +9,8 @@ from contextlib import ExitStack, suppress
 import torch
 from _ebb_switches import is_set
 
-from ebb._launch.agreeing import Offer, ranks_of_job
+from ebb import _C
+from ebb._launch.agreeing import Offer, Ranks, ranks_of_job
 from ebb._launch.assignment import Assignment
 from ebb._launch.budget_phases import Agree, Ended, Measure, Start, Wait
 from ebb._launch.budgeted import Blocks, is_compiled
@@ -54,8 +55,7 @@ class Budget(ModelObserver):
             Messages(text, assignment),
             PlanFile(file, budget, patterns) if file else None,
         )
-        self._save_all = SaveAll(self.job, budget) if isinstance(budget, Limit) else None
-        first = self._save_all or Start(self.job)
+        first = SaveAll(self.job, budget) if isinstance(budget, Limit) else Start(self.job)
         self.job.enter(FromFile(self.job, first) if file else first)
         self._steps = 0  # steps that have ended, without those in which all was saved
         self._has_compiled = False  # torch.compile has compiled a module of a model
@@ -65,24 +65,19 @@ class Budget(ModelObserver):
         undo.callback(self._stop)
         atexit.register(self._at_exit)
         undo.callback(atexit.unregister, self._at_exit)
-        if self._save_all is not None:
-            self._save_all.start(undo)
+        undo.callback(_C.keep_while_there_is_room, 0)  # under `auto`
 
     def on_new_model(self, model: torch.nn.Module) -> None:
-        try:
-            self.job.phase.on_new_model(model)
-        except Exception as error:
-            self._fail(error)
         try:
             self.job.models.add(model)
             names = self.blocks.add(model, recompute_all)
             self._has_compiled |= any(map(is_compiled, model.modules()))
             if why := devices.why_uncounted():
                 self._give_up(why)
-            elif names:
-                if self.job.file is not None:
-                    self.job.file.met(model)
-                self.job.phase.blocks_added(model, names)
+                return
+            if names and self.job.file is not None:
+                self.job.file.met(model)
+            self.job.phase.on_new_model(model, names)
         except Exception as error:
             self._fail(error)
 
@@ -138,19 +133,12 @@ class Budget(ModelObserver):
         self._steps += 1
         if self._steps == 1 and job.ranks is None:
             job.ranks = ranks_of_job()
-            self._vote()
+            if (file := job.file) is not None:
+                job.ask_ranks(lambda ranks: ranks.vote(file.vote), None)
         if isinstance(job.phase, Ended):
             return
         job.memory.step_ended()
         job.phase.step_ended(is_step)
-
-    def _vote(self) -> None:
-        job = self.job
-        if job.file is not None and job.ranks is not None:
-            try:
-                job.ranks.vote(job.file.vote)
-            except Exception as error:  # the type depends on the store
-                log.info("budget: this rank cannot vote: %s", error)
 
     def _wait(self, why: str) -> None:
         self.job.enter(Wait(self.job))
@@ -176,28 +164,25 @@ class Budget(ModelObserver):
 
     def _look_at_ranks(self) -> None:
         """Put the plan of the ranks in place, once it is there."""
-        job, phase = self.job, self.job.phase
-        if job.ranks is None:
-            return
-        if isinstance(phase, Agree):
+        job, phase, ranks = self.job, self.job.phase, self.job.ranks
+        if isinstance(phase, Agree) and ranks is not None:
             measured = phase.outcome.measured
             offer = _offer(measured, job.budget)
-            try:
-                decided = job.ranks.look(
-                    offer, phase.decide_for, Decided.to_json, Decided.from_json
-                )
-            except Exception as error:
-                log.info("budget: the ranks do not agree, so this rank plans alone: %s", error)
+            decided = job.ask_ranks(lambda ranks: _look(ranks, offer, phase), None)
+            if job.ranks is None:
                 decided = phase.decide(measured)
-            if job.file is not None and job.ranks.first is not None:
-                job.file.writer = job.ranks.first
+            if job.file is not None and ranks.first is not None:
+                job.file.writer = ranks.first
             if decided is not None:
                 job.ranks = None
                 phase.switch(decided)
         elif isinstance(phase, Ended):
-            with suppress(Exception):  # the type depends on the store
-                job.ranks.leave()
-            job.ranks = None
+            job.leave_ranks()
+
+
+def _look(ranks: Ranks, offer: Offer, phase: Agree) -> Decided | None:
+    values = ranks.look(offer, lambda most: phase.decide_for(most).to_json())
+    return None if values is None else Decided.from_json(values)
 
 
 def _offer(measured: Measured, budget: float) -> Offer:

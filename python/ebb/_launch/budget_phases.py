@@ -14,8 +14,8 @@ from ebb._launch.agreeing import Offer
 from ebb._launch.budgeted_job import BudgetedJob, NoPlanError, Phase
 from ebb._launch.checking import Checking
 from ebb._launch.decided import Decided, decided_by, least_of
-from ebb._launch.plan_file import PlanFileError, Terms
-from ebb._launch.step_memory_monitor import PlannedMemory
+from ebb._launch.plan_file import PlanFileError
+from ebb._launch.step_memory_monitor import PlannedMemory, Terms
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError, allowed
 from ebb._plan.measure import window_of_all
 from ebb._plan.plan import plan_of
@@ -28,6 +28,7 @@ from ebb._plan.profile.measuring import (
 )
 from ebb._plan.profile.profile import without_evaluation
 from ebb._plan.profile.recording import Purpose, Recording
+from ebb._policy.policy import Policy
 from ebb._report import planned
 from ebb._report.text import size
 from ebb._support import devices
@@ -328,10 +329,9 @@ class Planned(Phase):
     ) -> None:
         super().__init__(job)
         self.outcome = outcome  # of the measured steps; None: the plan is from a file
-        self.terms, self._decided = terms, decided
-        self.memory = PlannedMemory(
-            job.memory, decided.peak, terms.budget, terms.beside, fits=not decided.too_small
-        )
+        self._decided = decided
+        fits = not decided.too_small
+        self.memory = PlannedMemory(job.memory, decided.peak, terms, fits=fits)
         self.checking: Checking | None = None  # while steps under the plan are measured
         self._since = 0  # steps that have ended under the plan
         self._sized = 0  # steps that have recorded the sizes of page pools
@@ -346,7 +346,7 @@ class Planned(Phase):
                 "the peak memory of steps varies; the plan is for the largest profiled step"
             )
         job.plans += 1
-        job.memory.freed = self.terms.freed
+        job.memory.freed = self.memory.terms.freed
 
     def end(self) -> None:
         self._end_reports()
@@ -357,9 +357,9 @@ class Planned(Phase):
         self._end_reports()
         self._decided, job = decided, self.job
         self._settings.close()
-        decided.settings.put(self._settings)
+        decided.regions._settings.put(self._settings)
         job.add_all()
-        job.blocks.follow(decided.policies)
+        job.blocks.follow(self._policies(decided))
         self._tell(decided)
         if decided.reported is not None:
             decided.reported.steps = 0
@@ -368,16 +368,19 @@ class Planned(Phase):
         self._write(decided)
         job.memory.leave_out()
 
+    def _policies(self, decided: Decided) -> dict[str, Policy]:
+        return decided.regions.policies
+
     def _begin_checking(self, decided: Decided) -> None:
         if decided.reported is not None and _C.is_reporting():
             self.checking = Checking(decided.reported)
 
-    def _tell(self, decided: Decided) -> None:
+    def _tell(self, decided: Decided, source: str = "") -> None:
         summary = decided.summary
         if decided.too_small:
             why = clipped(decided.too_small, 500)
             summary = f"{why}; ebb uses the plan with the lowest peak instead: {summary}"
-        self.job.messages.tell(summary)
+        self.job.messages.tell(f"{source}{summary}")
 
     def _write(self, decided: Decided) -> None:
         """Keep the plan for the next start of the job."""
@@ -387,7 +390,7 @@ class Planned(Phase):
         try:
             operators = self.outcome.measured.profile.operators
             names = dict.fromkeys(operator.region for operator in operators)
-            path = file.write(decided, self.terms, job.blocks, names)
+            path = file.write(decided, self.memory.terms, job.blocks, names)
         except PlanFileError as error:
             if is_set("EBB_STRICT"):
                 raise
@@ -414,7 +417,8 @@ class Planned(Phase):
             self.checking = None
         before, self._sized = self._sized, _C.paging_stats()["recorded_steps"]
         may_measure = job.plans < _MOST_MEASURED
-        if not is_step or job.blocks.have_new():
+        _, has_new = job.blocks.take()
+        if has_new or not is_step:
             self._measure_again(memory.in_words() if memory.is_over else "")
         elif self._sized != before:
             return  # this step recorded the sizes of page pools, and used none
@@ -424,7 +428,7 @@ class Planned(Phase):
                 self._measure_again(memory.in_words())
             else:
                 self._plan_for_less()
-        elif may_measure and self._decided.policies and memory.is_far_below():
+        elif may_measure and self._decided.regions.policies and memory.is_far_below():
             self._measure_again("steps allocate less than planned")
 
     def _measure_again(self, why: str) -> None:
@@ -439,7 +443,7 @@ class Planned(Phase):
         planned_peak, why = memory.planned, memory.in_words()
         # `base` was measured without a plan, so it does not include tensors of a plan's own.
         decided = decided_by(plan_of(measured, measured.base + memory.less(), at_least=True))
-        if decided.peak >= planned_peak or not decided.policies:
+        if decided.peak >= planned_peak or not decided.regions.policies:
             self.job.messages.tell(
                 f"{why}; the current plan already has the lowest possible peak. Use a smaller "
                 "batch or a larger budget"
@@ -455,16 +459,14 @@ class Wait(Phase):
     """Keeps all blocks recomputed until a block first runs backward."""
 
     def begin(self) -> None:
-        self.job.memory.has_replayed()
+        self._replays = _C.stats()["total"]["ops_replayed"]
 
     def step_ended(self, is_step: bool) -> None:
-        if self.job.memory.has_replayed():
+        before, self._replays = self._replays, _C.stats()["total"]["ops_replayed"]
+        if self._replays > before:
             self.job.blocks.take()
             measure(self.job)
 
 
 class Ended(Phase):
     """ebb makes no more plans."""
-
-    def begin(self) -> None:
-        self.job.blocks.are_plain = False

@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -74,7 +74,7 @@ class Evaluation:
 
 
 class Block:
-    """A module that is a region under `policy`; if `policy` is None, its calls are only counted."""
+    """A module that is a region under `policy`, if that is not None."""
 
     def __init__(
         self, name: str, module: torch.nn.Module, root: torch.nn.Module, evaluation: Evaluation
@@ -86,8 +86,7 @@ class Block:
         self.policy: Policy | None = None
         self.in_graphs = False  # True: a region also under torch.compile
         self.calls = 0  # with gradients, since the last `Blocks.take`; no recomputed regions
-        self.is_new = True  # True until the first `Blocks.take`
-        self.was_called = False  # True if the block had been called by the last `Blocks.take`
+        self.was_called = False  # True if called by the last `Blocks.take`, or if a plan is known
         self._lock = threading.Lock()  # for `calls`: the threads of nn.DataParallel share the block
         self.met_hooks = False  # True if the job had saved-tensor hooks in place during a call
         self.met_recomputation = False  # True if another function recomputed a call
@@ -100,15 +99,14 @@ class Block:
             return self._run_in_region(function, *args, **kwargs)
         has_gradients = torch.is_grad_enabled()
         self._evaluation.called(has_gradients, self.name, (args, kwargs))
-        if not has_gradients:  # autograd saves nothing, so a region would free no memory
+        # Without gradients autograd saves nothing, so a region would free no memory.
+        if not has_gradients or self.policy is None:
             return function(*args, **kwargs)
-        if self.policy is not None and foreign_recompute_active():
+        if foreign_recompute_active():
             self.met_recomputation = True
             return function(*args, **kwargs)
         with self._lock:
             self.calls += 1
-        if self.policy is None:
-            return function(*args, **kwargs)
         self.met_hooks = self.met_hooks or _saved_tensors_hooks(False) is not None
         return self._run_in_region(function, *args, **kwargs)
 
@@ -170,10 +168,7 @@ def _told_apart_by(function: Any) -> Any:
 
 
 class Blocks:
-    """All blocks of a job."""
-
     def __init__(self, patterns: tuple[str, ...], *, in_graphs: bool = False) -> None:
-        self.are_plain = False  # True if no block is a region now
         # Modules or code of checkpointed functions that run a block.
         self.functions_around: weakref.WeakSet[Any] = weakref.WeakSet()
         self.evaluation = Evaluation()
@@ -260,7 +255,7 @@ class Blocks:
             calls += block.calls
             has_new |= block.calls > 0 and not block.was_called
             block.was_called |= block.calls > 0
-            block.calls, block.is_new = 0, False
+            block.calls = 0
         return calls, has_new
 
     def count_calls(self) -> int:
@@ -268,34 +263,22 @@ class Blocks:
         return sum(block.calls for block in self._all)
 
     def exclude(self, function: Callable[..., Any]) -> bool:
-        """True if a checkpoint call of this function is no region: it is inside or around a block,
-        or no block is a region."""
-        is_inside = self.are_plain or _C.in_region()
-        return is_inside or _told_apart_by(function) in self.functions_around
-
-    def count_as_used(self) -> None:
-        """Count all blocks as called with gradients: a plan from a file names those that are."""
-        for block in self.alive():
-            block.was_called = True
-
-    def have_new(self) -> bool:
-        """True if a block added since the last `take` has been called with gradients."""
-        return any(block.is_new and block.calls for block in self._all)
+        """True if a checkpoint call of this function is no region: it is inside or around one."""
+        return _C.in_region() or _told_apart_by(function) in self.functions_around
 
     def put(self, policy: Policy | None) -> None:
-        self.are_plain = policy is None
         self.around.leave()
         for block in self.alive():
             block.put(policy)
 
     def follow(self, policies: Mapping[str, Policy]) -> None:
         """Give each block its planned policy. Blocks without one get their own forward back."""
-        self.are_plain = False
         self.around.leave()
-        self.around.follow(policies)  # first, since it looks for the blocks' parents
         for block in self.alive():
+            block.was_called = True  # by the measured steps, or by those of the plan in a file
+        self.around.follow(policies)  # first, since it looks for the blocks' parents
+        for block in self._all:
             block.put(policies.get(block.name))
-            block.is_new = False
             if block.policy is None:
                 block.leave()
         self._all = [block for block in self._all if block.policy is not None]
@@ -312,7 +295,8 @@ class ModulesAround:
 
     def follow(self, policies: Mapping[str, Policy]) -> None:
         """Make modules around blocks regions, as far as they have a planned policy."""
-        for name, (module, root) in dict(self._parents().values()).items():
+        around = {name: (module, root) for _, name, module, root in self._parents()}
+        for name, (module, root) in around.items():
             if name in policies:
                 block = Block(name, module, root, self._blocks.evaluation)
                 block.put(policies[name])
@@ -327,18 +311,17 @@ class ModulesAround:
         """By block name, the region name of the module around it. Empty if the job has several
         ranks, since FSDP may free parameters between blocks."""
         return {
-            name: parent for name, (parent, _) in self._parents().items() if name in self._inside
+            block.name: name for block, name, _, _ in self._parents() if block.name in self._inside
         }
 
     def watch_callers(self) -> None:
         """Observe if blocks run in the forward of the modules around them."""
         self.stop_watching_callers()
         if not has_ranks():
-            modules = {block.name: block.module() for block in self._blocks.used()}
             pairs = [
-                (name, module, caller)
-                for name, (_, (caller, _)) in self._parents().items()
-                if (module := modules.get(name)) is not None
+                (block.name, module, caller)
+                for block, _, caller, _ in self._parents()
+                if (module := block.module()) is not None
             ]
             self._callers = Callers(pairs)
 
@@ -347,9 +330,8 @@ class ModulesAround:
             self._inside = self._callers.close()
             self._callers = None
 
-    def _parents(self) -> dict[str, tuple[str, tuple[torch.nn.Module, torch.nn.Module]]]:
-        """By block name: the region name of the block's parent, that parent, and the model."""
-        parents = {}
+    def _parents(self) -> Iterator[tuple[Block, str, torch.nn.Module, torch.nn.Module]]:
+        """Blocks that have a parent, each with its region name, that parent, and the model."""
         known: dict[str, torch.nn.Module | None] = dict.fromkeys(
             block.name for block in self._blocks.alive()
         )
@@ -365,8 +347,7 @@ class ModulesAround:
             if caller is None or not _can_be_around(caller):
                 continue
             if known.setdefault(name, caller) is caller:  # else the name is another module's
-                parents[block.name] = name, (caller, root)
-        return parents
+                yield block, name, caller, root
 
 
 def foreign_recompute_active() -> bool:

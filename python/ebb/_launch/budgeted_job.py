@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
 from ebb.policies import recompute_all
 
+_T = TypeVar("_T")
 _ROOM = 1.25  # times the peak without regions, see Note [Other blocks]
 
 
@@ -35,8 +37,6 @@ def number_of_steps(models: Iterable[torch.nn.Module]) -> int:
 
 
 class Messages:
-    """Prints lines about a budget."""
-
     def __init__(self, text: str, assignment: Assignment) -> None:
         self.text = text  # the user's text for the budget
         self.assignment = assignment
@@ -83,17 +83,14 @@ class Phase:
     def end(self) -> None:
         """Undo what the phase has changed."""
 
-    def on_new_model(self, model: torch.nn.Module) -> None:
-        """Called with each new model."""
+    def on_new_model(self, model: torch.nn.Module, names: list[str]) -> None:
+        """Called with each new model, and the names of its blocks."""
+        if names and torch.is_grad_enabled():
+            self.announce(names)
 
     def announce(self, names: list[str]) -> None:
         """Called with the blocks of a new model."""
         self.job.messages.announce_profiling(names, self.job.models)
-
-    def blocks_added(self, model: torch.nn.Module, names: list[str]) -> None:
-        """Called with each new model that has blocks."""
-        if torch.is_grad_enabled():
-            self.announce(names)
 
     def step_ended(self, is_step: bool) -> None:
         """Called at the end of each step; `is_step` as in `StepClock`."""
@@ -133,8 +130,6 @@ class OtherBlocks:
 
 
 class BudgetedJob:
-    """A job with a memory budget."""
-
     def __init__(
         self,
         budget: int | float,
@@ -160,6 +155,22 @@ class BudgetedJob:
         self.phase.end()
         self.phase = phase
         phase.begin()
+
+    def ask_ranks(self, question: Callable[[Ranks], _T], otherwise: _T) -> _T:
+        """The answer of the other ranks; `otherwise` if there are none, or none from now on, since
+        they cannot be reached."""
+        if self.ranks is None:
+            return otherwise
+        try:
+            return question(self.ranks)
+        except Exception as error:  # the type depends on the store
+            log.info("budget: other ranks cannot be reached, so this one plans alone: %s", error)
+            self.ranks = None
+            return otherwise
+
+    def leave_ranks(self) -> None:
+        self.ask_ranks(Ranks.leave, None)
+        self.ranks = None
 
     def add_all(self) -> None:
         """Make all blocks regions, also those that a plan had left without one."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ebb import _C
-from ebb._plan.apply.module_policies import ModulePolicies, ProcessSettings
+from ebb._plan.apply.module_policies import ModulePolicies
 from ebb._plan.plan import Plan, plan_of
 from ebb._plan.profile.measuring import Measured
-from ebb._policy.policy import Policy
 from ebb._report.planned import ReportedPlan
 from ebb._report.text import size
 from ebb._support.log import log
@@ -23,51 +22,40 @@ _FIGURES = ("summary", "peak", "plain_peak", "too_small")
 
 @dataclass(frozen=True)
 class Decided:
-    """The result of planning."""
-
-    policies: Mapping[str, Policy]  # of blocks, by their names; other blocks run as in eager
+    regions: ModulePolicies  # blocks by their names; other blocks run as in eager
     summary: str  # the plan in words
     peak: int  # predicted peak bytes that a step allocates
     plain_peak: int  # the same without regions
     too_small: str  # why the budget is too small; empty if the plan stays within it
-    settings: ProcessSettings  # settings that the policies need
     reported: ReportedPlan | None  # the plan as reports show it; None: reports do not know it
-
-    def to_toml(self, plan: Mapping[str, object] | None = None) -> str:
-        """The policies and settings as TOML. `plan`: as for `ModulePolicies`."""
-        settings = self.settings
-        policies = ModulePolicies(self.policies, settings.offload, ahead=settings.ahead)
-        return policies._to_toml(plan)
 
     def figures(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIGURES}
 
     @staticmethod
     def of(
-        policies: ModulePolicies, figures: Mapping[str, Any], reported: ReportedPlan | None
+        regions: ModulePolicies, figures: Mapping[str, Any], reported: ReportedPlan | None
     ) -> Decided:
-        """The opposite of `to_toml` and `figures`."""
-        values = {name: figures[name] for name in _FIGURES}
-        return Decided(policies.policies, settings=policies._settings, reported=reported, **values)
+        """The opposite of `figures`."""
+        return Decided(regions, **{name: figures[name] for name in _FIGURES}, reported=reported)
 
     def to_json(self) -> dict[str, Any]:
         """The same as values of JSON, for other ranks."""
         reported = None if self.reported is None else self.reported.to_dict()
-        return {"policies": self.to_toml(), **self.figures(), "reported": reported}
+        return {"policies": self.regions._to_toml(), **self.figures(), "reported": reported}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Decided:
         """Raises KeyError, TypeError or ValueError if another version of ebb wrote the values."""
-        found = ModulePolicies._parse(values["policies"], "the plan of another rank", late=True)
+        regions = ModulePolicies._parse(values["policies"], "the plan of another rank", late=True)
         reported = values["reported"]
         reported = None if reported is None else ReportedPlan.from_dict(reported)
-        return Decided.of(found, values, reported)
+        return Decided.of(regions, values, reported)
 
 
 def decided_by(plan: Plan, too_small: str = "") -> Decided:
     summary = plan.summary().removeprefix("ebb: ")
-    reported, peaks = _reported(plan), (plan.peak, plan.plain_peak)
-    return Decided(plan.policies, summary, *peaks, too_small, plan._regions._settings, reported)
+    return Decided(plan._regions, summary, plan.peak, plan.plain_peak, too_small, _reported(plan))
 
 
 def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
@@ -82,15 +70,10 @@ def least_of(measured: Measured, budget: int | float, why: str) -> Decided:
         f"{len(names)} regions ({', '.join(in_ranges(names))}) that recompute everything; a "
         f"profiled step of this kind allocated {size(peak)}"
     )
-    return Decided(
-        dict.fromkeys(names, recompute_all),
-        summary,
-        peak,
-        plan.plain_peak,
-        why if peak > plan.budget else "",
-        ProcessSettings(ahead=False),
-        _reported(plan, measured),
-    )
+    regions = ModulePolicies(dict.fromkeys(names, recompute_all), ahead=False)
+    too_small = why if peak > plan.budget else ""
+    reported = _reported(plan, measured)
+    return Decided(regions, summary, peak, plan.plain_peak, too_small, reported)
 
 
 def _reported(plan: Plan, measured: Measured | None = None) -> ReportedPlan | None:

@@ -67,7 +67,6 @@ class Listing(models.ModelObserver):
         return ()
 
     def print_found(self) -> None:
-        """Print the table once."""
         if self._has_told:
             return
         self._has_told = True

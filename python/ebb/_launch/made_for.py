@@ -24,8 +24,6 @@ MODEL_CHANGED = "the model has changed (its class, modules or parameters)"
 
 @dataclass(frozen=True)
 class MadeFor:
-    """What a plan was made for."""
-
     budget: str  # in words that do not depend on how the user wrote it
     torch_release: str
     ebb_release: str

@@ -21,8 +21,6 @@ _NONE = 2**60  # version 1 reports larger numbers if there is no limit
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit on memory in use."""
-
     # Bytes; None: a share of the available memory. ebb asks the device for its memory only when a
     # model first runs: asking initialises the device, and after that a process cannot fork workers.
     given: int | None = None

@@ -54,8 +54,6 @@ _MOST_OTHERS = 100  # steps of other optimizers during the wait for one
 
 
 class ModelObserver:
-    """Receives the models of a job."""
-
     def on_new_model(self, model: torch.nn.Module) -> None:
         """Called with each new model, before its first forward."""
 
@@ -234,9 +232,8 @@ class FoundBlocks(ModelObserver):
 
     def start(self, undo: ExitStack) -> None:
         """Print the line at exit at the latest, and end the regions when `undo` is closed."""
-        at_exit = functools.partial(self.print_found, is_late=True)
-        atexit.register(at_exit)
-        undo.callback(atexit.unregister, at_exit)
+        atexit.register(self.print_found, is_late=True)
+        undo.callback(atexit.unregister, self.print_found)
         undo.callback(self._blocks.put, None)
 
     def on_new_model(self, model: torch.nn.Module) -> None:

@@ -20,6 +20,7 @@ from ebb._launch.budgeted import Blocks
 from ebb._launch.decided import Decided
 from ebb._launch.made_for import MODEL_CHANGED, MadeFor, inputs_in_words, model_in_words
 from ebb._launch.memory_limit import Limit
+from ebb._launch.step_memory_monitor import Terms
 from ebb._plan.apply.module_policies import ModulePolicies
 from ebb._report.planned import BudgetPoint, Course, ReportedPlan
 from ebb._support import job
@@ -40,18 +41,7 @@ class PlanFileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Terms:
-    """What the bytes of steps under a plan are compared with."""
-
-    budget: int  # bytes that a step may allocate; with a budget in bytes, that all tensors may take
-    beside: int | None  # bytes that a budget in bytes does not count; None: it is for a step
-    freed: int  # as in `Measured`
-
-
-@dataclass(frozen=True)
 class StoredPlan:
-    """A plan in a file."""
-
     made_for: MadeFor
     inputs: Mapping[str, int]  # as in `PlanFile`
     profiled: tuple[str, ...]  # names of its blocks; those without a policy stay as in eager
@@ -77,9 +67,9 @@ class StoredPlan:
 
     def to_toml(self) -> str:
         """The text of a file, without its head. Raises ValueError if it could not be read again."""
-        table = self._table()
-        policies = ModulePolicies._parse(self.decided.to_toml(table), "the plan")  # as read later
-        return self.decided.to_toml(table | {"checksum": _checksum(table, policies)})
+        table, regions = self._table(), self.decided.regions
+        as_read_later = ModulePolicies._parse(regions._to_toml(table), "the plan")
+        return regions._to_toml(table | {"checksum": _checksum(table, as_read_later)})
 
     def _table(self) -> dict[str, object]:
         decided, terms, reported = self.decided, self.terms, self.decided.reported
@@ -172,7 +162,7 @@ class PlanFile:
         # elements. Only of the first choice of blocks: see Note [Plans that are taken].
         self.inputs: dict[str, int] = {}
         self._budget, self._patterns = budget, patterns
-        self._models: list[tuple[weakref.ref[torch.nn.Module], str]] = []  # with words
+        self._models: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._error = ""  # why no file fits
         self._found: list[tuple[int, StoredPlan]] | None = None  # files that could be read
 
@@ -184,7 +174,6 @@ class PlanFile:
         return f"{stem}.rank{rank}{suffix}"
 
     def read(self) -> None:
-        """Read the files, once."""
         if self._found is None:
             self._found = []
             for rank, path in self._paths():
@@ -213,12 +202,12 @@ class PlanFile:
 
     def met(self, model: torch.nn.Module) -> None:
         """Call with each model that has blocks, in the order of their first forwards."""
-        if all(known() is not model for known, _ in self._models):
-            self._models.append((weakref.ref(model), model_in_words(model)))
+        if model not in self._models:
+            self._models[model] = model_in_words(model)
 
     def models(self) -> list[str]:
         """The models that have been met and still exist, in words."""
-        return [words for model, words in self._models if model() is not None]
+        return list(self._models.values())
 
     def is_for(self, device: torch.device) -> MadeFor:
         """Set `now`, before a plan changes settings."""
@@ -268,7 +257,7 @@ class PlanFile:
         made_for = replace(self.now, models=self.models())
         try:
             names = {block.name for block in blocks.alive()}
-            is_around = not names.issuperset(decided.policies)
+            is_around = not names.issuperset(decided.regions.policies)
             of_blocks = tuple(profiled), blocks.candidate, is_around
             stored = StoredPlan(made_for, self.inputs, *of_blocks, decided, terms)
             text = stored.to_toml()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import torch
 
 from ebb import _C
-from ebb._launch.agreeing import Ranks, ranks_of_job
+from ebb._launch.agreeing import ranks_of_job
 from ebb._launch.budgeted_job import BudgetedJob, Phase
 from ebb._launch.memory_limit import Limit
 from ebb._plan.profile.measuring import base_bytes, devices_of
 from ebb._report.text import size
 from ebb._support import devices
-from ebb._support.log import log
 
 
 class SaveAll(Phase):
@@ -28,34 +25,24 @@ class SaveAll(Phase):
     def __init__(self, job: BudgetedJob, limit: Limit) -> None:
         super().__init__(job)
         self._limit_as_given = limit
-        self._limit = 0  # bytes, on the first device; 0: before the first model
-        self._limits: dict[torch.device, int] = {}  # bytes, on each device
+        self._limits: dict[torch.device, int] = {}  # bytes, on each device of a model
         self._steps = 0  # steps that have ended while everything was saved
-        self._ranks: Ranks | None = None
-
-    def start(self, undo: ExitStack) -> None:
         self._given_up = _C.room_stats()["regions_given_up"]
-        undo.callback(_C.keep_while_there_is_room, 0)
 
-    def end(self) -> None:
-        self.job.ranks = self._ranks
-
-    def on_new_model(self, model: torch.nn.Module) -> None:
-        if devices.why_uncounted():
-            return
+    def on_new_model(self, model: torch.nn.Module, names: list[str]) -> None:
         for device in devices_of(model) - self._limits.keys():
-            limit = self._limit_as_given.nbytes(device)
-            self._limits[device] = limit
-            self._limit = self._limit or limit
+            limit = self._limits[device] = self._limit_as_given.nbytes(device)
             if device.type == "cuda":
                 _C.allow_allocator(devices.allowed_of(device), device)
             if device.type == "cpu" or self._steps > 0:
                 _C.keep_while_there_is_room(limit, device)
+        super().on_new_model(model, names)
 
     def announce(self, names: list[str]) -> None:
+        limit = next(iter(self._limits.values()))
         self.job.messages.announce(
             names,
-            f"ebb saves all activations while less than {size(self._limit)} of memory is in use. "
+            f"ebb saves all activations while less than {size(limit)} of memory is in use. "
             "Above that, it recomputes these blocks, earliest first: {}; EBB_DISABLE=1 turns ebb "
             "off",
         )
@@ -66,15 +53,9 @@ class SaveAll(Phase):
         if self._steps == 1:
             for device, limit in self._limits.items():
                 _C.keep_while_there_is_room(limit, device)
-            self._ranks = ranks_of_job()
+            self.job.ranks = ranks_of_job()
         is_full = _C.room_stats()["regions_given_up"] > self._given_up
-        if self._ranks is not None:
-            try:
-                return self._ranks.begins(self._steps, is_full)
-            except Exception as error:  # the type depends on the store
-                log.info("budget: this rank plans alone, the others are not reachable: %s", error)
-                self._ranks = None
-        return is_full
+        return self.job.ask_ranks(lambda ranks: ranks.begins(self._steps, is_full), is_full)
 
     def _limit_of_plan(self) -> int:
         """Bytes for tensors: the room's limit, which is lower than before if an allocator has run
@@ -91,14 +72,14 @@ class SaveAll(Phase):
     def begin_to_plan(self) -> None:
         """Set the budget of the plans that follow."""
         job = self.job
-        self._limit = self._limit_of_plan()
+        limit = self._limit_of_plan()
         _C.keep_while_there_is_room(0)
         beside = max(0, _C.bytes_in_use() - base_bytes(list(job.models), list(job.optimizers)))
-        job.budget = max(1, self._limit - beside)
+        job.budget = max(1, limit - beside)
         job.messages.beside_limit = beside
-        what = f"a budget of {size(job.budget)}" if beside < self._limit else "the lowest peak"
+        what = f"a budget of {size(job.budget)}" if beside < limit else "the lowest peak"
         job.messages.tell(
             f"memory is too small to save all activations: ebb profiles steps, then plans for "
-            f"{what}. The limit is {size(self._limit)}; memory other than weights, gradients and "
+            f"{what}. The limit is {size(limit)}; memory other than weights, gradients and "
             f"optimizer states takes {size(beside)} of it"
         )

@@ -43,12 +43,7 @@ def _tell_of_modules_alone() -> None:
 
 
 def policy_from(text: str) -> Policy:
-    """The policy that EBB names.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: the text is no policy.
-    """
+    """The policy that EBB names. Raises OSError, or ValueError if the text is no policy."""
     if text.lower() in ON:
         return recompute_all
     read = loaded if is_file(text) else parsed
@@ -122,46 +117,23 @@ def _budget_text() -> str:
     return os.environ.get("EBB_BUDGET", "").strip()
 
 
-def budget_and_file(text: str) -> tuple[str, str]:
-    """Split a value of EBB_BUDGET such as ``40%@plan.toml`` into the budget and the absolute path;
-    the path is empty if the value names no file.
-
-    Raises:
-        ValueError: the part after the @ is no path.
-    """
-    budget, at, path = text.partition("@")
-    path = path.strip()
+def budget_and_file(text: str) -> tuple[int | float | Limit, str, str]:
+    """Split a value of EBB_BUDGET such as ``40%@plan.toml``: bytes or a share, or for ``auto``, the
+    limit on memory in use; the same in words; and the absolute path, empty if there is none. Raises
+    ValueError."""
+    words, at, path = map(str.strip, text.partition("@"))
     if at and not (path and path.isprintable()):
         raise ValueError(
             f"ebb: after the @, a budget must have the path of a file, such as 40%@plan.toml; got "
             f"{shown(text)}"
         )
-    return budget.strip(), os.path.abspath(path) if path else ""
-
-
-def read_budget_or_limit(text: str) -> int | float | Limit:
-    """Bytes or a share; for ``auto``, the limit on memory in use. The text may end with the file of
-    the plan, such as ``@plan.toml``.
-
-    Raises:
-        ValueError: the text is neither.
-    """
-    budget, _ = budget_and_file(text)
-    return limit_of(budget) or read_budget(budget)
-
-
-def _keep_path() -> tuple[str, str]:
-    """The budget in words, and its file; the variable has the absolute path from now on, for child
-    processes that start after a change of the working directory."""
-    budget, file = budget_and_file(_budget_text())
-    if file:
-        os.environ["EBB_BUDGET"] = f"{budget}@{file}"
-    return budget, file
+    return limit_of(words) or read_budget(words), words, os.path.abspath(path) if path else ""
 
 
 def _take_over() -> None:
     text = os.environ["EBB"] if is_set("EBB") else ""
-    budget = _checked("EBB_BUDGET", read_budget_or_limit, None)
+    found = _checked("EBB_BUDGET", budget_and_file, None)
+    budget, words, file = found or (None, "", "")
     if not text and budget is None:
         return
     globs: tuple[str, ...] = _checked("EBB_MODULES", _globs, ())
@@ -189,18 +161,16 @@ def _take_over() -> None:
                     "EBB_MODULES",
                     "a budget needs modules to plan for. Leave EBB_MODULES unset, or name modules",
                 )
-            words, file = _keep_path()
+            if file:
+                # for child processes that start after a change of the working directory
+                os.environ["EBB_BUDGET"] = f"{words}@{file}"
             takeover.install_budget(budget, clipped(words), named, calls, file)
     except Exception as error:
         warn_setting_ignored(f"ebb: {said}", error, "is ignored, so the job runs without ebb")
 
 
 def start() -> None:
-    """Apply the environment variables. Called once per process, when ebb is imported.
-
-    Raises:
-        ValueError: a setting is invalid, and EBB_STRICT is set; no error without EBB_STRICT.
-    """
+    """Apply the environment variables. With EBB_STRICT, an invalid setting raises ValueError."""
     _C.disable_everywhere(is_set("EBB_DISABLE"))
     report_to.offer_ebb()
     given = apply_config(os.environ.get("EBB_CONFIG", "").strip())
@@ -208,11 +178,11 @@ def start() -> None:
         given["ahead"] = ", ".join(filter(None, (given.get("ahead"), "EBB_AHEAD")))
     warn_unknown_variables()
     _check_rank()
-    if not is_set("EBB_DISABLE"):
-        _tell_of_modules_alone()
     _check_verify()
     _start_reports()
-    if not is_set("EBB_DISABLE"):
-        _take_over()
-        if given or is_set("EBB") or _budget_text():
-            unused_settings.watch(given, may_plan=bool(_budget_text()))
+    if is_set("EBB_DISABLE"):
+        return
+    _tell_of_modules_alone()
+    _take_over()
+    if given or is_set("EBB") or _budget_text():
+        unused_settings.watch(given, may_plan=bool(_budget_text()))

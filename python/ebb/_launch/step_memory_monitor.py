@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ebb import _C
 from ebb._report.text import size
 
@@ -25,7 +27,6 @@ class StepMemory:
         self.began = 0  # bytes in use when the last step began
         self.freed = 0  # bytes that are freed between two steps; 0: unknown
         self._next = 0  # bytes in use when the last step ended
-        self._replays = 0
 
     def step_ended(self) -> None:
         """Count the step that has ended, and begin the next one."""
@@ -39,20 +40,19 @@ class StepMemory:
         self._next, _, _ = _C.tensor_bytes()
         _C.reset_most_tensor_bytes()
 
-    def has_replayed(self) -> bool:
-        """True if an operator was recomputed since the last call."""
-        before, self._replays = self._replays, int(_C.stats()["total"]["ops_replayed"])
-        return self._replays > before
+
+@dataclass(frozen=True)
+class Terms:
+    """What the bytes of steps under a plan are compared with."""
+
+    budget: int  # bytes that a step may allocate; with a budget in bytes, that all tensors may take
+    beside: int | None  # bytes that a budget in bytes does not count; None: it is for a step
+    freed: int  # as in `Measured`
 
 
 class PlannedMemory:
-    """Compares steps with a plan."""
-
-    def __init__(
-        self, memory: StepMemory, planned: int, budget: int, beside: int | None, *, fits: bool
-    ) -> None:
-        self._memory, self._budget = memory, budget
-        self.beside = beside  # as in `Terms`, like `budget`
+    def __init__(self, memory: StepMemory, planned: int, terms: Terms, *, fits: bool) -> None:
+        self._memory, self.terms = memory, terms
         self.planned = planned  # the plan's prediction of a step's peak
         self.is_over = False  # True if the last step exceeded the budget
         self.was_over = False  # the same for the step before the last one
@@ -62,7 +62,7 @@ class PlannedMemory:
         self._below = 0  # consecutive steps far below the plan
 
     def step_ended(self) -> None:
-        slack = _SLACK + (_OVER - 1) * self._budget
+        slack = _SLACK + (_OVER - 1) * self.terms.budget
         is_over = self._memory.peak > max(self._allowed + slack, self._accepted)
         self.was_over, self.is_over = self.is_over, is_over and self._memory.is_exact
 
@@ -73,9 +73,9 @@ class PlannedMemory:
 
     @property
     def _allowed(self) -> int:
-        if self.beside is None:
-            return self._budget
-        return self._budget + self.beside - self._memory.began
+        if self.terms.beside is None:
+            return self.terms.budget
+        return self.terms.budget + self.terms.beside - self._memory.began
 
     def is_far_below(self) -> bool:
         """True if steps have allocated far less than planned for a long time. Call once a step."""
@@ -84,8 +84,8 @@ class PlannedMemory:
 
     def in_words(self) -> str:
         peak = size(self._memory.peak)
-        if self.beside is None:
-            return f"a step allocated {peak}, more than the budget of {size(self._budget)}"
+        if self.terms.beside is None:
+            return f"a step allocated {peak}, more than the budget of {size(self.terms.budget)}"
         return (
             f"a step allocated {peak}, but the budget leaves only "
             f"{size(max(0, self._allowed))} for a step"

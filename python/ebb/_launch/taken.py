@@ -8,11 +8,11 @@ import torch
 from _ebb_switches import is_set
 
 from ebb import _C
-from ebb._launch.agreeing import has_ranks
+from ebb._launch.agreeing import Ranks, has_ranks
 from ebb._launch.budget_phases import Planned
 from ebb._launch.budgeted_job import BudgetedJob, Phase
 from ebb._launch.decided import Decided
-from ebb._launch.plan_file import PlanFile, PlanFileError, StoredPlan, Terms
+from ebb._launch.plan_file import PlanFile, PlanFileError, StoredPlan
 from ebb._launch.save_all import SaveAll
 from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.profile.measuring import base_bytes, device_of
@@ -55,9 +55,10 @@ class FromFile(Phase):
     def end(self) -> None:
         self.job.blocks.evaluation.on_first = None
 
-    def on_new_model(self, model: torch.nn.Module) -> None:
+    def on_new_model(self, model: torch.nn.Module, names: list[str]) -> None:
         self._file.read()
-        self.otherwise.on_new_model(model)
+        self.otherwise.on_new_model(model, [])
+        super().on_new_model(model, names)
 
     def announce(self, names: list[str]) -> None:
         self._names += names
@@ -65,19 +66,14 @@ class FromFile(Phase):
     def step_has_ended(self) -> None:
         """Call at the end of a step: another phase begins, if it may."""
         stored, blocks = self._late, self.job.blocks
-        if stored is None:
+        if stored is None:  # no block was called with gradients
             self._give_way()
             return
-        if stored.candidate == blocks.candidate:
-            blocks.take()
-        else:
+        if stored.candidate != blocks.candidate:
             blocks.use(stored.candidate)
-            self.job.add_all()
-            blocks.count_as_used()
-        self._take(stored)
+        self.job.enter(Taken(self.job, stored, self._file))
 
     def _give_way(self) -> None:
-        """No block was called with gradients."""
         self._steps += 1
         has_file = self._file.stored is not None
         if has_file and self._steps < _MOST_STEPS and not has_ranks():
@@ -124,15 +120,11 @@ class FromFile(Phase):
             self._late = stored
             job.blocks.evaluation.on_first = None
         else:
-            job.blocks.count_as_used()
-            self._take(stored)
+            job.enter(Taken(job, stored, file))
 
     def _device(self) -> torch.device:
         roots = (block.root() for block in self.job.blocks.alive())
         return device_of(root for root in roots if root is not None)
-
-    def _take(self, stored: StoredPlan) -> None:
-        self.job.enter(Taken(self.job, stored, self._file))
 
     def _refuse(self, why: str) -> None:
         """Begin the other phase. `why`: in words, empty if the user need not know."""
@@ -151,39 +143,34 @@ class Taken(Planned):
     """The plan from a file is in place. See Note [Plans that are taken]."""
 
     def __init__(self, job: BudgetedJob, stored: StoredPlan, file: PlanFile) -> None:
-        is_total = isinstance(job.budget, int)
-        terms = Terms(stored.terms.budget, 0 if is_total else None, stored.terms.freed)
         self._stored, self._file = stored, file
-        super().__init__(job, replace(stored.decided, policies=self._policies(job)), terms)
+        beside = 0 if isinstance(job.budget, int) else None
+        super().__init__(job, stored.decided, replace(stored.terms, beside=beside))
 
-    def _policies(self, job: BudgetedJob) -> dict[str, Policy]:
+    def _policies(self, decided: Decided) -> dict[str, Policy]:
         """Of all blocks. A block that had no gradients when the plan was made recomputes all."""
-        profiled = self._stored.profiled
-        others = (block.name for block in job.blocks.alive() if block.name not in profiled)
-        return dict.fromkeys(others, recompute_all) | dict(self._stored.decided.policies)
+        names = (block.name for block in self.job.blocks.alive())
+        others = (name for name in names if name not in self._stored.profiled)
+        return dict.fromkeys(others, recompute_all) | super()._policies(decided)
 
-    def _tell(self, decided: Decided) -> None:
-        messages = self.job.messages
-        messages.announced = True
-        summary = decided.summary
-        if decided.too_small:
-            summary = f"{clipped(decided.too_small, 500)}; it has the lowest peak: {summary}"
-        messages.tell(
-            f"the plan from {self._file.name}, without profiling: {summary}; EBB_DISABLE=1 turns "
-            "ebb off"
-        )
+    def _tell(self, decided: Decided, source: str = "") -> None:
+        self.job.messages.announced = True
+        decided = replace(decided, summary=f"{decided.summary}; EBB_DISABLE=1 turns ebb off")
+        super()._tell(decided, f"the plan from {self._file.name}, without profiling: ")
 
     def begin(self) -> None:
         super().begin()
         self.job.plans -= 1  # no steps were measured for it
 
-    def blocks_added(self, model: torch.nn.Module, names: list[str]) -> None:
-        if self._since == 0 and self._file.lists_models():
-            self.job.blocks.count_as_used()
-            self.job.blocks.follow(self._policies(self.job))
+    def on_new_model(self, model: torch.nn.Module, names: list[str]) -> None:
+        if names and self._since == 0 and self._file.lists_models():
+            self.job.blocks.follow(self._policies(self._decided))
 
     def step_ended(self, is_step: bool) -> None:
-        if refusal := self._refusal():
+        refusal = self.job.ask_ranks(Ranks.refusal, None)  # see Note [Ranks that vote]
+        if refusal == "":
+            self.job.leave_ranks()
+        if refusal:
             self._measure_again(f"{self._file.name}: {refusal}")
         elif self._since == 0:
             self._first_step_ended()
@@ -193,14 +180,14 @@ class Taken(Planned):
     def _first_step_ended(self) -> None:
         job = self.job
         self._since += 1
-        if job.blocks.have_new():
+        _, has_new = job.blocks.take()
+        if has_new:
             self._measure_again("")
             return
-        job.blocks.take()
-        if self.terms.beside is not None:
+        if self.memory.terms.beside is not None:
             beside = _C.tensor_bytes()[0] - base_bytes(job.blocks.roots(), list(job.optimizers))
             job.beside = max(0, beside)
-            self.memory.beside = job.beside
+            self.memory.terms = replace(self.memory.terms, beside=job.beside)
         self._begin_checking(self._decided)
 
     def _begin_checking(self, decided: Decided) -> None:
@@ -210,19 +197,3 @@ class Taken(Planned):
     def _measure_again(self, why: str) -> None:
         name = self._file.name
         super()._measure_again(why or f"{name} is not for all models and optimizers of this job")
-
-    def _refusal(self) -> str:
-        """Why the ranks take no plans from files; empty if they do, or votes are missing. See
-        Note [Ranks that vote]."""
-        job = self.job
-        if job.ranks is None:
-            return ""
-        try:
-            refusal = job.ranks.refusal()
-            if refusal == "":
-                job.ranks.leave()
-                job.ranks = None
-        except Exception as error:  # the type depends on the store
-            log.info("budget: ranks do not vote, so this one keeps its plan: %s", error)
-            job.ranks = refusal = None
-        return refusal or ""

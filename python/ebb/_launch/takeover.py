@@ -30,7 +30,6 @@ def install(
     finds_blocks: bool = False,  # True: blocks become regions, see Note [Blocks of a job]
     stay: bool = False,  # True: blocks stay regions in a job that calls torch.utils.checkpoint
 ) -> None:
-    """Take over calls and modules from now on."""
     remove()
     assignment = Assignment(policy, f"EBB={text}", patterns)
     blocks = models.FoundBlocks(assignment, stay) if finds_blocks else None

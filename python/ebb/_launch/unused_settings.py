@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -53,10 +52,8 @@ def watch(given: Mapping[str, str], may_plan: bool) -> None:
     """Report settings without effect. See Note [Settings without effect]. `given`: the user's
     settings of each section, in words. `may_plan`: True if a later plan may use them."""
     stop()
-
-    at_exit = functools.partial(_report, given, is_late=True)
-    atexit.register(at_exit)
-    _undo.callback(atexit.unregister, at_exit)
+    atexit.register(_report, given, is_late=True)
+    _undo.callback(atexit.unregister, _report)
     if not is_set("EBB_STRICT") or may_plan:
         return
     steps = itertools.count(1)

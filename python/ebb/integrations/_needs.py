@@ -7,11 +7,7 @@ from typing import Any
 
 
 def library(module: str, package: str) -> Any:
-    """A module of the library of an integration.
-
-    Raises:
-        ImportError: the package is not installed, or does not have the module.
-    """
+    """A module of the library of an integration. The ImportError names the package to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

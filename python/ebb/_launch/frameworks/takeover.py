@@ -61,7 +61,6 @@ def take_over(undo: ExitStack) -> None:
 
 
 def _take(framework: Framework, undo: ExitStack, module: ModuleType) -> None:
-    """Exchange the functions of a framework."""
     try:
         version = metadata.version(framework.distribution)
     except metadata.PackageNotFoundError:
