@@ -47,7 +47,7 @@ class Decided:
     @staticmethod
     def from_json(values: dict[str, Any]) -> Decided:
         """Raises KeyError, TypeError or ValueError if another version of ebb wrote the values."""
-        regions = ModulePolicies._parse(values["policies"], "the plan of another rank", late=True)
+        regions = ModulePolicies._parse(values["policies"], "the plan of another rank")
         reported = values["reported"]
         reported = None if reported is None else ReportedPlan.from_dict(reported)
         return Decided.of(regions, values, reported)

@@ -96,7 +96,7 @@ class StoredPlan:
         """The opposite of `to_toml`. `name`: of the file. `path`: for reports."""
         try:
             table = dict(tomllib.loads(text)["plan"])
-            policies = ModulePolicies._parse(text, name, late=True)
+            policies = ModulePolicies._parse(text, name)
             checksum = table.pop("checksum")
             if checksum != _checksum(table, policies):
                 raise PlanFileError("it was changed after ebb had written it")

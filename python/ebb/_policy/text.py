@@ -172,9 +172,10 @@ def loaded_regions(path: str | os.PathLike[str], late: bool = False) -> Regions:
     return _regions(*_read(path, late))
 
 
-def parsed_regions(text: str, name: str, late: bool = False) -> Regions:
-    """As `loaded_regions`, of the text of a file; `name` names it in errors."""
-    return _regions(tomllib.loads(text), _At(name, late=late))
+def parsed_regions(text: str, name: str) -> Regions:
+    """As `loaded_regions`, of the text of a file; `name` names it in errors. Operators may be
+    registered later."""
+    return _regions(tomllib.loads(text), _At(name, late=True))
 
 
 def policy_of(document: dict[str, Any], name: str) -> _C.Policy:

@@ -66,7 +66,7 @@ class JobPolicy:
             return _FILE, f'preset = "{preset}"\nrules = [{rule_line(rule)}]\n'
         document = tomllib.loads(self.text) if self.is_file else {}
         if "regions" in document:
-            regions, offload, ahead = parsed_regions(self.text, _FILE, late=True)
+            regions, offload, ahead = parsed_regions(self.text, _FILE)
             groups = ((names, _with_first(rule, policy)) for names, policy in regions)
             return _FILE, regions_to_toml(groups, offload, ahead)
         policy = policy_of(document, _FILE) if self.is_file else parsed(self.text, late=True)

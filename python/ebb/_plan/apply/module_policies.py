@@ -200,9 +200,9 @@ class ModulePolicies:
         return ModulePolicies._from_regions(loaded_regions(path, late))
 
     @staticmethod
-    def _parse(text: str, name: str, late: bool = False) -> ModulePolicies:
-        """As `_load`, of the text of a file; `name` names it in errors."""
-        return ModulePolicies._from_regions(parsed_regions(text, name, late))
+    def _parse(text: str, name: str) -> ModulePolicies:
+        """See `parsed_regions`."""
+        return ModulePolicies._from_regions(parsed_regions(text, name))
 
     @staticmethod
     def _from_regions(found: Regions) -> ModulePolicies:
