@@ -173,7 +173,7 @@ def test_modules_without_EBB_are_told_of_once_in_a_job(script):
     lines = torchrun(script("import torch, ebb"), EBB_MODULES="*")
 
     assert lines == [
-        "ebb: EBB_MODULES=* has no effect without EBB; set EBB=1 to recompute these modules"
+        "ebb: EBB_MODULES=* has no effect without EBB: set EBB=1 to recompute these modules"
     ]
 
 

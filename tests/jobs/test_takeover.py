@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from torch.utils.checkpoint import (
 
 import ebb
 from ebb._launch import takeover
+from ebb._support.job import _TOLD
 
 mm = torch.ops.aten.mm.default
 
@@ -197,14 +199,20 @@ def test_modules_become_regions_at_the_first_forward(by_name, capsys):
     assert "and so are modules that match *0,other.*" in capsys.readouterr().err
 
 
-def test_names_that_match_nothing(by_name):
+@pytest.mark.parametrize("strict", [False, True])
+def test_names_that_match_nothing(by_name, strict, monkeypatch, capsys):
+    monkeypatch.delenv(_TOLD, raising=False)
     by_name("*.layres.*")
     model = net()
     step(model, torch.randn(4, 4))
-    with pytest.warns(
-        UserWarning, match=r"no module matches .*\*\.layres\.\*, .* Module names of Sequential: 0-1"
-    ):
+    expected = r"no module matches .*\*\.layres\.\*, .* module names of Sequential: 0-1"
+    if strict:
+        monkeypatch.setenv("EBB_STRICT", "1")
+        with pytest.raises(ValueError, match=expected):
+            step(model, torch.randn(4, 4))
+    else:
         step(model, torch.randn(4, 4))
+        assert re.search(expected, capsys.readouterr().err)
 
 
 def test_rules_for_modules(by_name):

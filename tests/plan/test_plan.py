@@ -144,6 +144,10 @@ def test_a_budget_below_the_least():
     assert isinstance(raised.value, ValueError)
     assert "layers." in str(raised.value)
     assert "are in use when the step begins" in str(raised.value)
+    assert f"at {raised.value.slowdown:.1f} times eager's time" in str(raised.value)
+    assert raised.value.slowdown > 1
+    _, plan = planned(programs.pre_ln, raised.value.share)
+    assert plan.policies
 
 
 def test_a_plan_for_the_named_minimum():
@@ -358,7 +362,8 @@ def test_where_blocks_leave_too_much_outside_the_model_itself_is_tried():
     plan = ebb.plan(program.model, program.step, share)
 
     assert list(plan.policies) == [""]
-    assert re.search(r"; lowest budget of faster choices of regions: .* with ", plan.summary())
+    faster = plan.summary().partition("; lowest budget of faster choices of regions: ")[2]
+    assert re.match(r"\d+% \(.* in total\) with .*, at \d+\.\d times eager's time", faster)
     with plan.apply(program.model):
         assert all(map(same_bits, programs.repeatable(program)(), expected))
         assert ebb.profile(program.step, steps=1).peak <= share * plan.plain_peak

@@ -237,6 +237,13 @@ thread.join()
 torch.compile(own, backend="aot_eager")(x).sum().backward()
 print(x.grad.tolist(), [p.grad.tolist() for p in model.parameters()])
 plan = ebb.plan(model, step, 0.5) if "plan" in sys.argv else None
+ebb.metrics()
+with ebb.record_reports():
+    step()
+assert ebb.metrics()["ebb/replay_ms"] >= 0
+assert (ebb.report().held == 0) == ("plan" in sys.argv)
+ebb.reset_stats()
+step()
 is_watched = hasattr(torch.UntypedStorage.__getitem__, "_ebb_sees")
 print(sorted(ebb.stats()["regions"]), is_watched, plan, file=sys.stderr)
 """

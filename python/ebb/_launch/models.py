@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import importlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -199,11 +198,10 @@ class ByName(ModelObserver):
         kinds = ", ".join(dict.fromkeys(type(model).__name__ for model in models))
         globs = f"EBB_MODULES={clipped(','.join(self._assignment.patterns))}"
         source = clipped(self._assignment.text) if self._assignment.others else globs
-        warnings.warn(
-            f"ebb: no module matches {source}, so none becomes a region. "
-            f"Module names of {clipped(kinds)}: {', '.join(shown[:20])}"
+        warn_setting_ignored(
+            f"ebb: no module matches {source}, so none becomes a region",
+            f"module names of {clipped(kinds)}: {', '.join(shown[:20])}"
             f"{', ...' if len(shown) > 20 else ''}",
-            stacklevel=2,
         )
 
 

@@ -25,7 +25,6 @@ from ebb._policy.policy import Policy
 from ebb._policy.text import has_regions, loaded, parsed
 from ebb._policy.variable import ON, is_file
 from ebb._report import files
-from ebb._support.job import print_once
 from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
@@ -36,9 +35,9 @@ _NO_GLOBS = ("auto", "none")
 def _tell_of_modules_alone() -> None:
     modules = os.environ.get("EBB_MODULES")
     if modules and "EBB" not in os.environ and not _budget_text():
-        print_once(
-            f"ebb: EBB_MODULES={clipped(modules)} has no effect without EBB; set EBB=1 to "
-            "recompute these modules"
+        warn_setting_ignored(
+            f"ebb: EBB_MODULES={clipped(modules)} has no effect without EBB",
+            "set EBB=1 to recompute these modules",
         )
 
 

@@ -408,6 +408,8 @@ def _planned(
     raise BudgetError(
         f"{least}. Lowest possible budget for each choice of regions: {_lowest(tried)}",
         least.minimum,
+        least.share,
+        least.slowdown,
     )
 
 
@@ -419,7 +421,11 @@ def _without_regions(measured: Measured, budget: int | float) -> Plan:
 
 
 def _lowest(tried: Iterable[tuple[BudgetError, str]]) -> str:
-    return "; ".join(f"{size(error.minimum)} with {clipped(what, 100)}" for error, what in tried)
+    return "; ".join(
+        f"{error.share:.0%} ({size(error.minimum)} in total) with {clipped(what, 100)}, at "
+        f"{error.slowdown:.1f} times eager's time"
+        for error, what in tried
+    )
 
 
 def _globs(modules: str | Iterable[str]) -> Sequence[str]:

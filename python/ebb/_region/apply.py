@@ -43,20 +43,17 @@ class RegionHandle(AbstractContextManager["RegionHandle"]):
         self, modules: dict[str, torch.nn.Module], numbered: list[torch.nn.Module]
     ) -> None:
         self._regions = {n: (module, mark(module).region) for n, module in modules.items()}
-        self._is_removed = False
         self._numbered = numbered  # modules whose forward tells ebb that they run
         self.names = tuple(modules)
 
     def remove(self) -> None:
-        """Restore the modules' own forward. Modules for which :func:`remove` did so stay as they
-        are.
+        """Restore the modules' own forward. Modules for which :func:`remove` or an earlier call did
+        so stay as they are.
 
         Raises:
-            RuntimeError: remove() was called before; or, after :func:`apply`, other code has
-                wrapped a module's forward or class (undo that first). No module is changed.
+            RuntimeError: after :func:`apply`, other code has wrapped a module's forward or class
+                (undo that first). No module is changed.
         """
-        if self._is_removed:
-            raise RuntimeError("ebb: remove() was already called on this handle")
         still = {
             name: module
             for name, (module, region) in self._regions.items()
@@ -65,7 +62,6 @@ class RegionHandle(AbstractContextManager["RegionHandle"]):
         _unmark_all(still)
         if still:
             unnumber(self._numbered)
-        self._is_removed = True
         self._regions.clear()  # they keep the modules alive
         self._numbered.clear()
 

@@ -137,7 +137,8 @@ class _Files:
                     ". If the program itself does not call ebb, set EBB=1 (and EBB_MODULES, if ebb "
                     "finds no blocks)"
                 )
-            print_stderr(f"ebb: no report was written to {report}, because no region ran{hint}")
+            why = f"because no region ran in this process{hint}"
+            print_stderr(f"ebb: no report was written to {report}, {why}")
         elif report not in written:
             names = ", ".join(sorted(path.name for path in written)[:4])
             more = f" and {len(written) - 4} more" if len(written) > 4 else ""

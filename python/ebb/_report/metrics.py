@@ -66,7 +66,7 @@ class Metrics:
         self.begin()
         now = self._before
         counts: dict[str, int | float] = {}
-        if now["counters"]["entered"]:
+        if now["counters"]["entered"] or _C.are_disabled_everywhere():
             counts = {
                 name: value - before["counters"][name] for name, value in now["counters"].items()
             }
@@ -116,5 +116,6 @@ def metrics() -> dict[str, int | float]:
             return _own.read()
         now = _C.totals()
         _own = Metrics()
-    entered = now["counters"]["entered"]
-    return _found({**now["counters"], "passes": now["passes"]} if entered else {}, None)
+    if now["counters"]["entered"] or _C.are_disabled_everywhere():
+        return _found({**now["counters"], "passes": now["passes"]}, None)
+    return _found({}, None)

@@ -51,14 +51,16 @@ def paragraphs(chooser: Chooser, chosen: Chosen) -> Iterable[str]:
 def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) -> BudgetError:
     """The error of a budget that is too small. `chosen`: the choice with the lowest peak. `base`:
     bytes in use when the step begins."""
-    peak = chooser.estimate(chosen).peak
-    minimum = in_all(base, peak)
-    least = f"; the lowest possible budget is {size(minimum)}. "
-    if isinstance(budget, float):
-        share = peak / max(1, chooser.simulator.plain.peak) + 0.0051
-        least = f"; the lowest possible budget is {share:.0%}, or {size(minimum)} in total. "
-        if share >= 1:
-            least = ". ebb cannot lower the memory of this job: "
+    estimate, plain = chooser.estimate(chosen), chooser.simulator.plain
+    peak, slowdown = estimate.peak, estimate.duration / plain.duration
+    minimum, share = in_all(base, peak), peak / max(1, plain.peak) + 0.0051
+    of_eager = f"{share:.0%}, or " if isinstance(budget, float) else ""
+    least = (
+        f"; the lowest possible budget is {of_eager}{size(minimum)} in total, at {slowdown:.1f} "
+        "times eager's time. "
+    )
+    if isinstance(budget, float) and share >= 1:
+        least = ". ebb cannot lower the memory of this job: "
     given = f"{budget:.1%}" if isinstance(budget, float) else size(budget)
     uses = users_of_peak(chooser, chosen)
     parts = ", ".join(f"{size(nbytes)} {use}" for use, nbytes in uses[:4])
@@ -67,7 +69,7 @@ def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) 
         f"{size(base)} are in use when the step begins, and the step allocates {size(peak)} even "
         f"with everything recomputed: {parts}. {_remedy(uses[0][0], base > minimum // 4)}"
     )
-    return BudgetError(message, minimum)
+    return BudgetError(message, minimum, share, slowdown)
 
 
 def users_of_peak(chooser: Chooser, chosen: Chosen) -> list[tuple[str, int]]:

@@ -16,13 +16,18 @@ class BudgetError(ValueError):
 
     Attributes:
         minimum: the lowest possible budget in total, in bytes.
+        share: the lowest possible budget as a share of the step's peak without regions.
+        slowdown: predicted time of a step under that budget, as a multiple of a step without
+            regions.
     """
 
     __module__ = "ebb"  # the public name, also for pickle
 
-    def __init__(self, message: str, minimum: int = 0) -> None:
+    def __init__(
+        self, message: str, minimum: int = 0, share: float = 0.0, slowdown: float = 1.0
+    ) -> None:
         super().__init__(message)
-        self.minimum = minimum
+        self.minimum, self.share, self.slowdown = minimum, share, slowdown
 
 
 class NothingToPlanError(ValueError):
