@@ -75,11 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--budget", help="memory budget, as in EBB_BUDGET")
     parser.add_argument(
         "--verify",
-        nargs="?",
-        const="raise",
         choices=["raise", "demote"],
         help="compare each recomputed value with the forward's, bit for bit; if they differ, raise "
-        "an error (the default) or warn and save that operator's outputs (demote)",
+        "an error, or warn and save that operator's outputs (demote)",
     )
     parser.add_argument("--report", help="file for the report, written at exit")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, not a file")

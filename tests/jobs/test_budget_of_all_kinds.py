@@ -223,6 +223,21 @@ def test_a_model_that_never_runs_backward(install, told):
     assert regions(teacher) == {}
 
 
+def test_a_strict_job_without_blocks_ends(install, monkeypatch):
+    monkeypatch.setenv("EBB_STRICT", "1")
+    install("60%")
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train():
+        for _ in range(25):
+            model(torch.randn(4, WIDTH)).mean().backward()
+            optimizer.step()
+
+    with pytest.raises(ValueError, match=r"EBB_BUDGET=60%: ebb found no blocks .* EBB_STRICT"):
+        train()
+
+
 def test_a_job_of_no_blocks_with_a_backward(install, told):
     install("60%")
     model = Net()

@@ -299,7 +299,9 @@ def test_launcher(script):
     assert expected["saved"] == 3 * 128
     options = ["--policy", "save_matmuls", "--modules", "layers.?"]
     assert job("-m", "ebb", *options, script)[0] == expected
-    assert job("-m", "ebb", "--verify", *options, script)[0]["losses"] == expected["losses"]
+    assert (
+        job("-m", "ebb", "--verify", "raise", *options, script)[0]["losses"] == expected["losses"]
+    )
     assert job("-m", "ebb", script, "checkpoint")[0]["calls"] == 3
     done = run("-m", "ebb", "-m", "json.tool", "--help")
     assert "json.tool" in done.stdout

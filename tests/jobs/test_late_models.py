@@ -132,6 +132,31 @@ def test_models_that_are_gone_are_not_kept(install):
     assert len(models._models.optimizers) == 0
 
 
+def test_slices_of_a_list_do_not_prolong_the_search(install):
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Block(), Block()])
+
+        def forward(self, x):
+            for layer in self.layers[:2]:  # as transformers' Llama
+                x = layer(x)
+            return x
+
+    install("*.layers.*", "layers.*")
+    before = len(hooks)
+    model = Decoder()
+    optimizer = sgd(model)
+    train(model, 1, optimizer)
+    assert len(hooks) == before
+    train(model, 2, optimizer)
+    assert len(hooks) == before - 1
+    model.layers.append(Block())
+    assert len(hooks) == before
+    train(model, 1, optimizer)
+    assert all(map(is_region, model.layers[:2]))
+
+
 def test_the_line_that_nothing_matches_comes_once(install, monkeypatch, capsys):
     monkeypatch.delenv(_TOLD, raising=False)
     install("layers.*")

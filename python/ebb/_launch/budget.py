@@ -30,7 +30,7 @@ from ebb._support.shown import clipped
 from ebb.policies import recompute_all
 
 _NO_BLOCKS = (
-    "ebb found no repeated block, and no module matches EBB_MODULES. Name modules: "
+    "ebb found no blocks to plan for. Name modules: "
     "EBB_MODULES='*.layers.*' (python -m ebb --list-modules SCRIPT lists their names)"
 )
 
@@ -141,8 +141,14 @@ class Budget(ModelObserver):
         job.phase.step_ended(is_step)
 
     def _wait(self, why: str) -> None:
-        self.job.enter(Wait(self.job))
         reason = clipped(why.removeprefix("ebb: "), 300)
+        if is_set("EBB_STRICT") and not self.blocks.alive():
+            self._stop()
+            raise ValueError(
+                f"ebb: EBB_BUDGET={self.job.messages.text}: {reason} (the job ends, because "
+                "EBB_STRICT is set)"
+            ) from None
+        self.job.enter(Wait(self.job))
         self.job.messages.tell(f"no plan yet: {reason}; {self._without_plan()} until there is one")
 
     def _give_up(self, why: str) -> None:

@@ -109,8 +109,10 @@ class Models:
             self._hook.remove()
             self._hook = None
 
-    def _on_registration(self, *_: Any) -> None:
-        if not is_compiling():
+    def _on_registration(self, _outer: torch.nn.Module, _name: str, inner: Any) -> None:
+        # A slice of a ModuleList, as transformers' decoders take in each forward, registers modules
+        # of a known model in a new list.
+        if not is_compiling() and (inner is None or self._seen.get(id(inner)) is not inner):
             self._look_again()
 
     def _has_strangers(self, optimizer: torch.optim.Optimizer) -> bool:
