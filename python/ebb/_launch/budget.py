@@ -22,6 +22,7 @@ from ebb._launch.plan_file import PlanFile, PlanFileError
 from ebb._launch.save_all import SaveAll
 from ebb._launch.step_clock import StepClock
 from ebb._launch.taken import FromFile
+from ebb._launch.variables import warn_setting_ignored
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError
 from ebb._plan.profile.measuring import Measured
 from ebb._support import devices
@@ -144,10 +145,7 @@ class Budget(ModelObserver):
         reason = clipped(why.removeprefix("ebb: "), 300)
         if is_set("EBB_STRICT") and not self.blocks.alive():
             self._stop()
-            raise ValueError(
-                f"ebb: EBB_BUDGET={self.job.messages.text}: {reason} (the job ends, because "
-                "EBB_STRICT is set)"
-            ) from None
+            warn_setting_ignored(f"ebb: EBB_BUDGET={self.job.messages.text}", reason)  # raises
         self.job.enter(Wait(self.job))
         self.job.messages.tell(f"no plan yet: {reason}; {self._without_plan()} until there is one")
 

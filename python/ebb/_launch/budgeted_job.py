@@ -140,7 +140,7 @@ class BudgetedJob:
     ) -> None:
         self.budget = budget  # bytes, or a share of the peak that a step without regions allocates
         self.blocks, self.messages = blocks, messages
-        # Of the job, as far as ebb has seen them.
+        # The models of the job that have run.
         self.models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.optimizers = optimizers
         self.memory = StepMemory()

@@ -36,11 +36,11 @@ class Decided:
     def of(
         regions: ModulePolicies, figures: Mapping[str, Any], reported: ReportedPlan | None
     ) -> Decided:
-        """The opposite of `figures`."""
+        """The decision whose `figures` returned `figures`."""
         return Decided(regions, **{name: figures[name] for name in _FIGURES}, reported=reported)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as values of JSON, for other ranks."""
+        """The decision as values of JSON, which other ranks read by `from_json`."""
         reported = None if self.reported is None else self.reported.to_dict()
         return {"policies": self.regions._to_toml(), **self.figures(), "reported": reported}
 

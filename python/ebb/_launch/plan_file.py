@@ -45,11 +45,11 @@ class StoredPlan:
     made_for: MadeFor
     inputs: Mapping[str, int]  # as in `PlanFile`
     profiled: tuple[str, ...]  # names of its blocks; those without a policy stay as in eager
-    candidate: int  # of `Blocks`
+    candidate: int  # which choice of blocks, see `Blocks.candidate`
     is_around: bool  # True if there are regions around blocks
     decided: Decided
     terms: Terms
-    checksum: str = ""  # of all of the file
+    checksum: str = ""  # covers the whole file
 
     def changed(self, now: MadeFor, inputs: tuple[str, int]) -> str:
         """What has changed since the plan was made; empty if it fits."""
@@ -93,7 +93,8 @@ class StoredPlan:
 
     @staticmethod
     def parse(text: str, name: str, path: str = "") -> StoredPlan:
-        """The opposite of `to_toml`. `name`: of the file. `path`: for reports."""
+        """The plan whose `to_toml` returned `text`. `name`: the file's name, for errors. `path`:
+        the file, for reports."""
         try:
             table = dict(tomllib.loads(text)["plan"])
             policies = ModulePolicies._parse(text, name)
@@ -152,10 +153,10 @@ class PlanFile:
     """The file of a budget's plan, and those of other ranks."""
 
     def __init__(self, path: str, budget: int | float | Limit, patterns: tuple[str, ...]) -> None:
-        self.path = path  # as the user gave it
+        self.path = path  # absolute
         self.name = clipped(os.path.basename(path), 100)
         self.stored: StoredPlan | None = None  # the plan that was taken, or may be
-        self.vote = Vote()  # of this rank, see `Ranks.vote`
+        self.vote = Vote()  # what this rank tells the others, see `Ranks.vote`
         self.writer = 0  # the rank that writes the file of this rank's plan
         self.now: MadeFor | None = None  # set when a block is first called with gradients
         # The inputs of the first block in each measured step, in words, with their numbers of

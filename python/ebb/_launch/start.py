@@ -170,7 +170,8 @@ def _take_over() -> None:
 
 def start() -> None:
     """Apply the environment variables. With EBB_STRICT, an invalid setting raises ValueError."""
-    _C.disable_everywhere(is_set("EBB_DISABLE"))
+    disables = is_set("EBB_DISABLE")
+    _C.disable_everywhere(disables)
     report_to.offer_ebb()
     given = apply_config(os.environ.get("EBB_CONFIG", "").strip())
     if _checked("EBB_AHEAD", _start_ahead, False):
@@ -179,7 +180,7 @@ def start() -> None:
     _check_rank()
     _check_verify()
     _start_reports()
-    if is_set("EBB_DISABLE"):
+    if disables:
         return
     _tell_of_modules_alone()
     _take_over()

@@ -148,7 +148,7 @@ class Taken(Planned):
         super().__init__(job, stored.decided, replace(stored.terms, beside=beside))
 
     def _policies(self, decided: Decided) -> dict[str, Policy]:
-        """Of all blocks. A block that had no gradients when the plan was made recomputes all."""
+        """The plan's policies. Blocks that had no gradients when it was made recompute all."""
         names = (block.name for block in self.job.blocks.alive())
         others = (name for name in names if name not in self._stored.profiled)
         return dict.fromkeys(others, recompute_all) | super()._policies(decided)

@@ -272,7 +272,7 @@ def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) 
         BudgetError: the budget is too small, and ``at_least`` is False.
         ValueError: no region ran forward and backward.
     """
-    # Without OFFLOAD and PAGE, with one of them, and with both.
+    # One chooser uses neither OFFLOAD nor PAGE, others use one of them or both.
     links, pagers = dict.fromkeys((None, measured.link)), dict.fromkeys((None, measured.pager))
     choosers = [
         Chooser(Simulator(replace(measured, link=link, pager=pager), ahead))
@@ -280,7 +280,7 @@ def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) 
         for link in links
         for pager in pagers
     ]
-    chooser = choosers[-len(links) * len(pagers)]  # without replays ahead too
+    chooser = choosers[-len(links) * len(pagers)]  # the first without replays ahead
     simulator = chooser.simulator
     if not any(call.unpacked for call in simulator.step.calls):
         raise NothingToPlanError(
@@ -401,7 +401,7 @@ def _planned(
         except BudgetError as error:
             tried.append((error, ", ".join(in_ranges(name or "the model" for name in names))))
         else:
-            if tried:
+            if tried and found.policies:
                 found._others = f"; lowest budget of faster choices of regions: {_lowest(tried)}"
             return found
     least, _ = min(tried, key=lambda pair: pair[0].minimum)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import ContextDecorator, nullcontext
 from typing import Any
 
@@ -15,8 +16,13 @@ def is_switched_off() -> bool:
     """True under ``EBB_DISABLE=1``. Says so once in a job."""
     if not _C.are_disabled_everywhere():
         return False
-    print_once("ebb: EBB_DISABLE=1: regions of the program have no effect")
+    _say_so()
     return True
+
+
+@functools.cache  # a line is looked up in the environment, and programs make many regions
+def _say_so() -> None:
+    print_once("ebb: EBB_DISABLE=1: regions of the program have no effect")
 
 
 class disable(_C.Disabled, ContextDecorator):

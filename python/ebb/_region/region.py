@@ -162,7 +162,7 @@ class region(_C.Region):
         _check_region(name, escapes, root)
         if deferred.waiting:
             deferred.run()
-        if not (is_switched_off() or unseen_writes.are_watched()):
+        if not (unseen_writes.are_watched() or is_switched_off()):
             unseen_writes.install()
         checked = _check_policy(policy)
         if root is not None:

@@ -66,7 +66,7 @@ class Metrics:
         self.begin()
         now = self._before
         counts: dict[str, int | float] = {}
-        if now["counters"]["entered"] or _C.are_disabled_everywhere():
+        if _has_counts(now):
             counts = {
                 name: value - before["counters"][name] for name, value in now["counters"].items()
             }
@@ -75,6 +75,11 @@ class Metrics:
                 key = f"{name}_nanoseconds"
                 counts[f"{name}_ms"] = (now[key] - before[key]) * _MS
         return _found(counts, peak)
+
+
+def _has_counts(totals: dict[str, Any]) -> bool:
+    """False in a program without regions. Under EBB_DISABLE, one with regions gets zeros."""
+    return bool(totals["counters"]["entered"]) or _C.are_disabled_everywhere()
 
 
 def _found(counts: dict[str, int | float], peak: int | None) -> dict[str, int | float]:
@@ -116,6 +121,5 @@ def metrics() -> dict[str, int | float]:
             return _own.read()
         now = _C.totals()
         _own = Metrics()
-    if now["counters"]["entered"] or _C.are_disabled_everywhere():
-        return _found({**now["counters"], "passes": now["passes"]}, None)
-    return _found({}, None)
+    counts = {**now["counters"], "passes": now["passes"]} if _has_counts(now) else {}
+    return _found(counts, None)

@@ -393,7 +393,8 @@ def report() -> Report:
     """
     found = latest(reports())
     if found is None and _C.are_disabled_everywhere():
-        return Report(0, (), {}, (), 0, 0, (), (), (), ())
+        nothing: dict[str, Any] = dict.fromkeys(("timeline", "values", "replays", "spans"), ())
+        return Report(0, (), ahead={}, idle_rules=(), peak_held=0, peak_eager=0, **nothing)
     if found is None:
         raise RuntimeError(
             "ebb: no step has been recorded. Run one under `with ebb.record_reports():`, or set "

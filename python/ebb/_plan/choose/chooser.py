@@ -161,9 +161,7 @@ class Chooser:
                 costs, best = min([(costs, best), *tried], key=lambda pair: pair[0])
             elif unchanged <= 2 * len(groups):
                 equal = [pair for pair in [(costs, best), *tried] if pair[0][0] == lowest]
-                costs, best = min(
-                    equal, key=lambda pair: (_own_peak(self, regions[0], pair[1]), pair[0])
-                )
+                costs, best = min(equal, key=lambda pair: (self._own(pair[1], regions[0]), pair[0]))
             else:
                 break
         return tight
@@ -178,6 +176,11 @@ class Chooser:
                 return
             chosen = {**best, **dict.fromkeys(regions, self._point(regions[0], choice))}
             yield self._costs(chosen), chosen
+
+    def _own(self, chosen: Chosen, region: str) -> int:
+        """The peak of a region's own memory."""
+        estimate = self.simulator.of_call(self.calls[region][0], chosen[region].choice)
+        return highest([estimate.own])[0]
 
     def made_once(self, budget: int) -> Chosen | None:
         """A choice within the budget that recomputes no operator twice; None if there is none."""
@@ -287,12 +290,6 @@ class Chooser:
         tried = {**chosen, **dict.fromkeys(order[:count], to)}
         if not to.sends or self.estimate(tried).duration <= self.estimate(chosen).duration:
             chosen.update(tried)
-
-
-def _own_peak(chooser: Chooser, region: str, chosen: Chosen) -> int:
-    """The peak of a region's own memory."""
-    estimate = chooser.simulator.of_call(chooser.calls[region][0], chosen[region].choice)
-    return highest([estimate.own])[0]
 
 
 def _translated(step: Step, choice: Choice | None, origin: int, call: int) -> Choice | None:

@@ -157,7 +157,7 @@ class Pager:
 
 
 NO_PAGER = Pager(speed=1.0)
-"""In place of a pager where nothing is paged."""
+"""A pager with which nothing is paged."""
 
 
 def has_rows(value: Value) -> bool:

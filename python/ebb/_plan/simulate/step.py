@@ -97,7 +97,7 @@ class Step(Dataflow):
         # By call: copies of inputs that ebb made before the program overwrote the inputs. Each is
         # the input, when memory for its copy was allocated, and the bytes.
         self.copied: dict[int, list[tuple[int, float, int]]] = defaultdict(list)
-        # Of memory that is not in `memories`.
+        # When memory that is not in `memories` is allocated and freed.
         self.rest = Changes(self._find_memories(allocations, recorded))
         # When autograd frees a saved value: resident bytes, and recomputed bytes. See Note [Given
         # up when unpacked].
