@@ -141,6 +141,8 @@ def test_no_memory_to_fetch_ahead(x):
     """It is tried once, and not at each unpack; in the next step it is tried again."""
     ebb.config.update(offload_in_flight_bytes=0, offload_prefetch_bytes=1 << 30)
     torch.autograd.grad(forward(x, policy=EVERYTHING), x)
+    one = torch.ones((), device=x.device, requires_grad=True)
+    torch.autograd.grad(one.sin(), one)  # autograd's thread has now dropped its last gradient of x
     y = forward(x, policy=EVERYTHING)
     late = ebb.stats()["offload"]["fetched_late"]
     unpacked = saved(y)
