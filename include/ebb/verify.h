@@ -22,6 +22,13 @@ enum class VerifyMode : uint8_t {
 // mode. The initial mode comes from the environment variable EBB_VERIFY: 0, 1 or demote.
 EBB_API VerifyMode setVerifyMode(VerifyMode mode);
 
+// Recomputed tensors that backward has read in verify mode, in this process.
+struct VerifyCounts {
+  uint64_t compared = 0;   // with the forward's bytes
+  uint64_t differing = 0;  // of these
+};
+EBB_API VerifyCounts verifyCounts();
+
 // Thrown by backward in verify mode; ebb.ReplayMismatch in Python.
 class EBB_API ReplayMismatch : public c10::Error {
  public:

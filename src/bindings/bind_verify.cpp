@@ -1,5 +1,7 @@
 #include <torch/csrc/Exceptions.h>
 
+#include <utility>
+
 #include "bindings/bindings.h"
 #include "bindings/field_dicts.h"
 #include "ebb/verify.h"
@@ -29,6 +31,10 @@ void throwReplayMismatch(const std::string& message, const Mismatch& mismatch) {
 [[maybe_unused]] const bool isVerifyBound = bindPlugin("verify", [](py::module_& module) {
   module.def("verify_mode", torch::wrap_pybind_function(&verifyMode));
   module.def("set_verify_mode", torch::wrap_pybind_function(&setVerifyMode));
+  module.def("verify_counts", [] {
+    const VerifyCounts counts = verifyCounts();
+    return std::pair(counts.compared, counts.differing);
+  });
   throwMismatch.store(&throwReplayMismatch);
 });
 

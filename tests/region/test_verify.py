@@ -367,6 +367,40 @@ def test_environment_variable(value, output):
     run = fork_server.run(["-c", PROGRAM], env=os.environ | {"EBB_VERIFY": value})
     assert output in run.stdout + run.stderr
     assert (run.returncode == 0) == (value not in ("1", "yes"))
+    told = "of 1 recomputed tensors that backward read, 1 differed" in run.stderr
+    assert told == (value in ("1", "yes", "demote"))
+
+
+@pytest.mark.on_cpu("a program that asks for no other device")
+@pytest.mark.parametrize(
+    ("policy", "line"),
+    [
+        (
+            "recompute_all",
+            "of 2 recomputed tensors that backward read, 0 differed from the forward's",
+        ),
+        ("save_all", "nothing was compared, because backward read no recomputed tensor"),
+    ],
+)
+def test_the_variable_prints_what_was_compared(policy, line):
+    program = (
+        "import torch, ebb\n"
+        "x = torch.ones(4, requires_grad=True)\n"
+        f"with ebb.region(ebb.policies.{policy}):\n"
+        "    y = (x * 2).sin().exp()\n"
+        "y.sum().backward()\n"
+    )
+    run = fork_server.run(["-c", program], env=os.environ | {"EBB_VERIFY": "1"})
+    assert run.stderr.splitlines() == [f"ebb: EBB_VERIFY: {line}"]
+
+
+def test_compared_tensors_are_counted(x):
+    compared, differing = ebb._C.verify_counts()
+    with ebb.verify():
+        with ebb.region():
+            y = (x * 2).sin().exp()
+        y.sum().backward()
+    assert ebb._C.verify_counts() == (compared + 2, differing)
 
 
 @pytest.mark.sweep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from typing import TypeVar
@@ -25,6 +26,7 @@ from ebb._policy.policy import Policy
 from ebb._policy.text import has_regions, loaded, parsed
 from ebb._policy.variable import ON, is_file
 from ebb._report import files
+from ebb._support.job import print_first
 from ebb._support.shown import checked_name, clipped, shown
 from ebb.policies import recompute_all
 
@@ -72,6 +74,16 @@ def _check_verify() -> None:
     _C.set_verify_mode(0)
     os.environ["EBB_VERIFY"] = text
     warn_value_ignored("EBB_VERIFY", f"it must be 0, 1 or demote; got {shown(text)}")
+
+
+def _tell_what_was_verified() -> None:
+    compared, differing = _C.verify_counts()
+    print_first(
+        f"ebb: EBB_VERIFY: of {compared:,} recomputed tensors that backward read, {differing:,} "
+        "differed from the forward's"
+        if compared
+        else "ebb: EBB_VERIFY: nothing was compared, because backward read no recomputed tensor"
+    )
 
 
 def _checked(variable: str, check: Callable[[str], _T], otherwise: _T) -> _T:
@@ -182,6 +194,8 @@ def start() -> None:
     _start_reports()
     if disables:
         return
+    if _C.verify_mode() != 0:
+        atexit.register(_tell_what_was_verified)
     _tell_of_modules_alone()
     _take_over()
     if given or is_set("EBB") or _budget_text():

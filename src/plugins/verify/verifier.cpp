@@ -1,5 +1,6 @@
 // The observer of verify mode.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -71,6 +72,10 @@ std::string changedInputsOf(const Recipe& recipe) {
   return changed;
 }
 
+// See VerifyCounts
+std::atomic<uint64_t> compared{0};
+std::atomic<uint64_t> differing{0};
+
 // See Note [Verify mode]
 class Verifier final : public OpEvents, public BackwardEvents {
  public:
@@ -128,9 +133,11 @@ class Verifier final : public OpEvents, public BackwardEvents {
   c10::Storage checked(
       const Graph& graph, Value& value, const Geometry& geometry, c10::Storage bytes) override {
     const c10::Storage truth = trueBytes(value, bytes);
+    compared += truth ? 1 : 0;
     if (!truth || sameBits(geometry, bytes, truth)) {
       return bytes;
     }
+    ++differing;
     reportMismatch(mode_, mismatchOf(graph, value, truth));
     return truth;
   }
@@ -193,5 +200,7 @@ const SlotNumber Witness::kSlot = takeSlot();
 VerifyMode verifyMode() { return currentMode().load(std::memory_order_relaxed); }
 
 VerifyMode setVerifyMode(VerifyMode mode) { return currentMode().exchange(mode); }
+
+VerifyCounts verifyCounts() { return {compared.load(), differing.load()}; }
 
 }  // namespace ebb
