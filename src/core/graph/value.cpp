@@ -133,6 +133,27 @@ void Value::showInstead(const c10::Storage& now, bool isLater) {
   }
 }
 
+std::shared_ptr<LatestState> Value::latest() {
+  auto shared = rare().latest.lock();
+  if (!shared && versions_.haveOthers() && uses_.packed() == 0) {
+    shared = std::make_shared<LatestState>();
+    allocateRare().latest = shared;
+  }
+  return shared;
+}
+
+bool Value::handOn(const c10::intrusive_ptr<Value>& after) {
+  const auto shared = rare().latest.lock();
+  if (!shared || after->state() != ValueState::Recomputable || after->decision().isKept() ||
+      after->isPartial()) {
+    return false;
+  }
+  after->allocateRare().latest = rare_->latest;
+  after->uses_.notePacked(true, false);
+  shared->value = HandleOn(after);
+  return true;
+}
+
 bool Value::isShownBy(const at::Tensor& tensor) {
   // See Note [Communication]
   if (facts_.inTransit && uses_.packed() == 0 && !home_.bytes()) {

@@ -20,14 +20,16 @@
 
 namespace ebb {
 
+struct LatestState;
 struct Recipe;
 class Stash;
 
 // The parts that few values have.
 struct RareParts : InArena {
-  c10::intrusive_ptr<Stash> stash;  // see Note [Stored values]
-  c10::Storage redefined;           // handles show this storage; see Note [Silent writes]
-  Extras extras;                    // of plug-ins
+  c10::intrusive_ptr<Stash> stash;    // see Note [Stored values]
+  c10::Storage redefined;             // handles show this storage; see Note [Silent writes]
+  Extras extras;                      // of plug-ins
+  std::weak_ptr<LatestState> latest;  // see Note [Handles that follow]
 
   RareParts();
   ~RareParts();
@@ -305,6 +307,13 @@ struct EBB_API Value final : ValueData {
   // eager's saved tensors show that state too.
   void showInstead(const c10::Storage& now, bool isLater = true);
 
+  // What a new handle on the value holds in place of the value; null: it holds the value. See Note
+  // [Handles that follow].
+  std::shared_ptr<LatestState> latest();
+  // Handles that follow show `after`, the storage's next state, from now on. False if there are
+  // none, or if no replay makes `after`.
+  bool handOn(const c10::intrusive_ptr<Value>& after);
+
   // True if `tensor` shows the storage in this state. Notes the tensor's counter. See Note [Version
   // stamps].
   bool isShownBy(const at::Tensor& tensor);
@@ -372,6 +381,18 @@ class CountedRef {
 using HandleOn =
     CountedRef<&Uses::gainHandle, &Uses::loseHandle>;  // a handle's reference to its value
 using ReaderOf = CountedRef<&Uses::gainReader, &Uses::loseReader>;  // a recipe's, to an input
+
+// Note [Handles that follow]
+// Tensors with version counters of their own may share a storage, such as the results of
+// unsafe_chunk, which GRUCell and LSTMCell write in place. In eager, a tensor that was saved
+// through one of them shows a later write through another: no version check fails. So all handles
+// on the states of such a storage hold one LatestState in place of a value. When a write leaves a
+// state that a replay can make, they show that state, and the storage can be freed. Values refer to
+// LatestState weakly, because the recipe of a later state reads the earlier one: a strong reference
+// would be a cycle.
+struct LatestState {
+  HandleOn value;  // counts as one handle; the graph's lock guards it
+};
 
 // True if only handles refer to `value`: no recipe, and no open region.
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value);

@@ -80,6 +80,8 @@ class Versions {
   }
 
   void forgetOthers() { others_.clear(); }
+  // True if tensors with several counters share the storage.
+  bool haveOthers() const { return !others_.empty(); }
 
   // Calls `act` with each stamp.
   template <class Act>

@@ -278,6 +278,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   packed.producer = value->recipe() ? value->recipe()->op.name.c_str() : nullptr;
   keeper_.packs(*value, tensor);
   const Retention retention = retentionFor(*value);
+  packed.latest = retention == Retention::Recomputed ? value->latest() : nullptr;
   const bool showsWrites =
       part || !value->versions().isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   if (value->uses().notePacked(showsWrites, retention == Retention::Away)) {
@@ -286,7 +287,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   packed.note = graph.observers.packed(*value, tensor, retention);
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
-    packed.value = HandleOn(value);
+    (packed.latest ? packed.latest->value : packed.value) = HandleOn(value);
     packed.recompute = retention != Retention::Saved;
   }
   if (packed.recompute) {

@@ -22,9 +22,13 @@ namespace ebb {
 struct Packed {
   const char* producer = nullptr;  // the op that made the tensor, for messages; null for a leaf
   ExtraPtr note;                   // of an observer; nearly always null
-  bool recompute = false;          // materialise `value`; else its bytes are kept
-  uint32_t node = 0;               // number of the backward node; see Note [Saved by one node]
-  HandleOn value;                  // null: a leaf, or unknown to the recorder; kept as in eager
+  std::shared_ptr<LatestState> latest;  // nearly always null; see Note [Handles that follow]
+  bool recompute = false;               // materialise `value`; else its bytes are kept
+  uint32_t node = 0;                    // number of the backward node; see Note [Saved by one node]
+  HandleOn value;  // null: a leaf, or unknown to the recorder, kept as in eager; or `latest` is set
+
+  // The value that the handle shows; null as `value`.
+  const HandleOn& shown() const { return latest ? latest->value : value; }
 };
 
 class Recorder final : public Interceptor {

@@ -172,7 +172,8 @@ void ValueMap::prepareForWrite(const c10::intrusive_ptr<Value>& value, size_t in
 // Note [Silent writes]
 // A write may leave the version counter as it is. In eager, the saved tensor shares its storage
 // with the written tensor and no version check fails, so backward reads the written bytes. So after
-// such a write, handles of the old value show the written storage (Value::showInstead).
+// such a write, handles of the old value show the written storage (Value::showInstead), or follow
+// the write: see Note [Handles that follow].
 ValueMap& ValueMap::applyDeferred() {
   for (Unsettled& entry : unsettled_) {
     Value& after = *entry.after;
@@ -187,8 +188,15 @@ ValueMap& ValueMap::applyDeferred() {
     if (counted) {
       after.versions().countWrite();
     }
-    if (entry.before && (!counted || entry.before->uses().showsWrites() ||
-                         !after.versions().isWriters(entry.before->versions().written().counter))) {
+    const bool shows =
+        entry.before && (!counted || entry.before->uses().showsWrites() ||
+                         !after.versions().isWriters(entry.before->versions().written().counter));
+    if (!shows) {
+      continue;
+    }
+    if (entry.before->handOn(entry.after)) {
+      context_.graph->streams.use(after, entry.storage);
+    } else {
       entry.before->showInstead(entry.storage);
     }
   }

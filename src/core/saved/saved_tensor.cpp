@@ -47,8 +47,8 @@ bool isReadByRecipes(const c10::intrusive_ptr<Value>& value, const c10::Storage&
 // True if only handles and the value itself hold `storage`, the bytes of a saved value, besides the
 // caller.
 bool isOnlyOurs(const Packed& packed, const c10::Storage& storage) {
-  const Value& value = *packed.value;
-  if (packed.recompute || isReadByRecipes(packed.value.pointer(), storage)) {
+  const Value& value = *packed.shown();
+  if (packed.recompute || isReadByRecipes(packed.shown().pointer(), storage)) {
     return false;
   }
   const bool has = value.home().bytes().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl();
@@ -61,8 +61,8 @@ c10::Storage shownBytes(const Packed& packed, const Graph& graph, c10::Storage s
   if (!packed.note) [[likely]] {
     return storage;
   }
-  const bool onlyOurs = packed.value && isOnlyOurs(packed, storage);
-  return packed.note->shown({graph, packed.value.get(), std::move(storage), onlyOurs});
+  const bool onlyOurs = packed.shown() && isOnlyOurs(packed, storage);
+  return packed.note->shown({graph, packed.shown().get(), std::move(storage), onlyOurs});
 }
 
 }  // namespace
@@ -100,7 +100,7 @@ void SavedTensor::pack(Recorder& recorder, const at::Tensor& tensor, bool part) 
   const bool wrapper = tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
   if (packed_.recompute || (wrapper && packParts(recorder, tensor))) {
     geometry_.take(tensor);
-  } else if (!tensor.grad_fn() && !packed_.value) {
+  } else if (!tensor.grad_fn() && !packed_.shown()) {
     kept_ = tensor;
   } else if (isRecordable(tensor)) {
     storage_ = tensor.storage();
@@ -150,7 +150,7 @@ bool SavedTensor::isOfOpenRegion() const {
   return recorder != nullptr && recorder->context().graph == graph_;
 }
 
-bool SavedTensor::isOffloaded() const { return packed_.value && packed_.value->stash(); }
+bool SavedTensor::isOffloaded() const { return packed_.shown() && packed_.shown()->stash(); }
 
 // Note [One tensor for all unpacks]
 // If a saved tensor needs no grad, eager's unpack gives the saved tensor itself. If a backward
@@ -175,14 +175,14 @@ at::Tensor SavedTensor::unpack() {
   if (!unpacked_.defined()) {
     unpacked_ = rebuild(locked);
   } else if (packed_.recompute) {
-    graph_->streams.use(*packed_.value, unpacked_.storage());
+    graph_->streams.use(*packed_.shown(), unpacked_.storage());
   }
   return unpacked_;
 }
 
 void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
   const ReplayLock locked(*graph_);
-  if (packed_.value) {
+  if (packed_.shown()) {
     graph_->streams.findPlace();
     TORCH_CHECK(
         !graph_->streams.isElsewhere(), "ebb: ", origin(),
@@ -201,14 +201,15 @@ void SavedTensor::shareWithAllStreams(const at::Tensor& unpacked) {
 // returns. Before that, a second unpack, such as a hook's, still finds the tensor; a later unpack
 // raises.
 void SavedTensor::giveUp() {
-  const bool only = packed_.recompute && packed_.value->home().isPrivate() &&
-                    packed_.value->home().bytes() && !packed_.value->redefined() &&
-                    packed_.value->uses().handles() == 1 &&
-                    onlyHandlesOwn(packed_.value.pointer()) && !packed_.value->facts().compared;
+  const auto& value = packed_.shown();
+  const bool only = packed_.recompute && value->home().isPrivate() && value->home().bytes() &&
+                    !value->redefined() && value->uses().handles() == 1 &&
+                    packed_.latest.use_count() <= 1 && onlyHandlesOwn(value.pointer()) &&
+                    !value->facts().compared;
   if (!only || !isLastUnpack()) {
     return;
   }
-  packed_.value->giveUp();
+  value->giveUp();
   givenUp_ = true;
 }
 
@@ -219,7 +220,7 @@ at::Tensor SavedTensor::rebuild(const ReplayLock& locked) {
     normal.emplace(false);  // only normal tensors accept a version counter
   }
   if (parts_ == nullptr) {
-    c10::Storage storage = packed_.value ? bytesForBackward(locked) : storage_;
+    c10::Storage storage = packed_.shown() ? bytesForBackward(locked) : storage_;
     return geometry_.viewOf(shownBytes(packed_, *graph_, std::move(storage)));
   }
   std::vector<at::Tensor> inner;
@@ -236,21 +237,22 @@ at::Tensor SavedTensor::rebuild(const ReplayLock& locked) {
 // own storage, if that still exists. If recipes still read the value, ebb runs those whose results
 // the same node needs (Note [Saved by one node]). The others get a copy from then on.
 c10::Storage SavedTensor::bytesForBackward(const ReplayLock& locked) const {
-  if (packed_.value->redefined()) {
-    graph_->streams.use(*packed_.value, packed_.value->redefined());
-    return packed_.value->redefined();  // see also Note [Silent writes]
+  const auto& value = packed_.shown();
+  if (value->redefined()) {
+    graph_->streams.use(*value, value->redefined());
+    return value->redefined();  // see also Note [Silent writes]
   }
-  c10::Storage storage = packed_.recompute ? packed_.value->home().living() : storage_;
-  if (storage && packed_.value->stash()) {
-    materialise(locked, *packed_.value);  // the storage lives: nothing is copied back
+  c10::Storage storage = packed_.recompute ? value->home().living() : storage_;
+  if (storage && value->stash()) {
+    materialise(locked, *value);  // the storage lives: nothing is copied back
   }
-  if (packed_.recompute && packed_.value->facts().compared) {
-    const c10::Storage right = graph_->observers.checked(
-        *graph_, *packed_.value, geometry_, materialise(locked, *packed_.value));
+  if (packed_.recompute && value->facts().compared) {
+    const c10::Storage right =
+        graph_->observers.checked(*graph_, *value, geometry_, materialise(locked, *value));
     storage = storage ? storage : right;
   } else if (!storage) {
     checkCanComeBack();
-    storage = materialise(locked, *packed_.value);
+    storage = materialise(locked, *value);
     TORCH_CHECK(
         storage, "ebb: cannot restore ", origin(),
         " after offloading: its storage was written or replaced through a tensor that does not "
@@ -259,33 +261,33 @@ c10::Storage SavedTensor::bytesForBackward(const ReplayLock& locked) const {
   }
   if (packed_.recompute) {
     TORCH_CHECK(
-        graph_->streams.mayUse(*packed_.value), "ebb: ", origin(), " was recomputed ",
+        graph_->streams.mayUse(*value), "ebb: ", origin(), " was recomputed ",
         GraphStreams::kElsewhere, ", or ", howToSave(packed_.producer));
-    graph_->streams.use(*packed_.value, storage);
+    graph_->streams.use(*value, storage);
   }
-  if (isReadByRecipes(packed_.value.pointer(), storage)) {
+  if (isReadByRecipes(value.pointer(), storage)) {
     giveRecipesTheirOwn(locked, storage);
   }
   return storage;
 }
 
 void SavedTensor::giveRecipesTheirOwn(const ReplayLock& locked, const c10::Storage& storage) const {
-  materialiseSameNode(locked, *packed_.value, packed_.node);
-  if (!isReadByRecipes(packed_.value.pointer(), storage)) {
+  materialiseSameNode(locked, *packed_.shown(), packed_.node);
+  if (!isReadByRecipes(packed_.shown().pointer(), storage)) {
     return;
   }
   graph_->streams.findPlace();
-  packed_.value->restore(copyOf(storage), true);
+  packed_.shown()->restore(copyOf(storage), true);
   // The copy runs after the work that made `storage`.
-  graph_->streams.made(*packed_.value, packed_.value->home().bytes());
+  graph_->streams.made(*packed_.shown(), packed_.shown()->home().bytes());
   if (packed_.recompute) {
-    packed_.value->showInstead(storage, false);
+    packed_.shown()->showInstead(storage, false);
   }
 }
 
 void SavedTensor::checkCanComeBack() const {
   TORCH_CHECK(
-      !packed_.value->uses().showsWrites() || packed_.value->versions().areUnmoved(),
+      !packed_.shown()->uses().showsWrites() || packed_.shown()->versions().areUnmoved(),
       "ebb: ", origin(),
       " was freed after a write through a tensor that does not share its version counter (an inner "
       "tensor of a subclass, an alias from .data). Move the write after backward, or keep a "
@@ -294,8 +296,8 @@ void SavedTensor::checkCanComeBack() const {
       !givenUp_, "ebb: ", origin(),
       " is unpacked again, after backward has recomputed and freed it. Call backward with "
       "retain_graph=True, or give its operator the decision SAVE.");
-  const bool lost = packed_.value->state() == ValueState::Held &&
-                    packed_.value->home().bytes().nbytes() != packed_.value->home().nbytes();
+  const bool lost = packed_.shown()->state() == ValueState::Held &&
+                    packed_.shown()->home().bytes().nbytes() != packed_.shown()->home().nbytes();
   TORCH_CHECK(
       !lost, "ebb: the storage of ", origin(),
       " was freed or resized after the region, but backward still needs it. Free it after the last "

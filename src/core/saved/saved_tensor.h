@@ -65,7 +65,7 @@ class SavedTensor {
   c10::Storage storage_;             // kept bytes of a computed tensor
   at::Tensor kept_;                  // a whole tensor: a leaf, or an unrecordable tensor
   std::shared_ptr<Parts> parts_;     // inner tensors of a wrapper; else null
-  Geometry geometry_;    // of packed_.value and storage_; of the wrapper, if there are parts
+  Geometry geometry_;    // of packed_.shown() and storage_; of the wrapper, if there are parts
   at::Tensor unpacked_;  // result of unpack, if the tensor needs no grad
   // The last member: a handle that holds a storage counts last and loses its count first, so the
   // value never takes a reference of the program for a handle's. See ValueData::ownsItsBytes().
