@@ -272,23 +272,28 @@ c10::Storage SavedTensor::bytesForBackward(const ReplayLock& locked) const {
 }
 
 void SavedTensor::giveRecipesTheirOwn(const ReplayLock& locked, const c10::Storage& storage) const {
-  materialiseSameNode(locked, *packed_.shown(), packed_.node);
+  Value& value = *packed_.shown();
+  materialiseSameNode(locked, value, packed_.node);
   if (!isReadByRecipes(packed_.shown().pointer(), storage)) {
     return;
   }
+  if (value.recipe() && hasChanged(value, storage, graph_->rules.fingerprints())) {
+    value.showInstead(storage);  // a replay makes what recipes read: see Note [Silent writes]
+    value.release();
+    return;
+  }
   graph_->streams.findPlace();
-  packed_.shown()->restore(copyOf(storage), true);
+  value.restore(copyOf(storage), true);
   // The copy runs after the work that made `storage`.
-  graph_->streams.made(*packed_.shown(), packed_.shown()->home().bytes());
+  graph_->streams.made(value, value.home().bytes());
   if (packed_.recompute) {
-    packed_.shown()->showInstead(storage, false);
+    value.showInstead(storage, false);
   }
 }
 
 void SavedTensor::checkCanComeBack() const {
   TORCH_CHECK(
-      !packed_.shown()->uses().showsWrites() || packed_.shown()->versions().areUnmoved(),
-      "ebb: ", origin(),
+      packed_.shown()->versions().areUnmoved(), "ebb: ", origin(),
       " was freed after a write through a tensor that does not share its version counter (an inner "
       "tensor of a subclass, an alias from .data). Move the write after backward, or keep a "
       "reference to the tensor until then.");
