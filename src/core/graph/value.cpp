@@ -133,27 +133,6 @@ void Value::showInstead(const c10::Storage& now, bool isLater) {
   }
 }
 
-std::shared_ptr<LatestState> Value::latest() {
-  auto shared = rare().latest.lock();
-  if (!shared && versions_.haveOthers() && uses_.packed() == 0) {
-    shared = std::make_shared<LatestState>();
-    allocateRare().latest = shared;
-  }
-  return shared;
-}
-
-bool Value::handOn(const c10::intrusive_ptr<Value>& after) {
-  const auto shared = rare().latest.lock();
-  if (!shared || after->state() != ValueState::Recomputable || after->decision().isKept() ||
-      after->isPartial()) {
-    return false;
-  }
-  after->allocateRare().latest = rare_->latest;
-  after->uses_.notePacked(true, false);
-  shared->value = HandleOn(after);
-  return true;
-}
-
 bool Value::isShownBy(const at::Tensor& tensor) {
   // See Note [Communication]
   if (facts_.inTransit && uses_.packed() == 0 && !home_.bytes()) {
@@ -195,6 +174,27 @@ bool Value::releaseGone() {
 
 bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {
   return value.use_count() == value->uses().handles();
+}
+
+std::shared_ptr<LatestState> LatestState::of(Value& value) {
+  auto shared = value.rare().latest.lock();
+  if (!shared && value.versions().haveOthers() && value.uses().packed() == 0) {
+    shared = std::make_shared<LatestState>();
+    value.allocateRare().latest = shared;
+  }
+  return shared;
+}
+
+bool LatestState::handOn(const Value& before, const c10::intrusive_ptr<Value>& after) {
+  const auto shared = before.rare().latest.lock();
+  if (!shared || after->state() != ValueState::Recomputable || after->decision().isKept() ||
+      after->isPartial()) {
+    return false;
+  }
+  after->allocateRare().latest = shared;
+  after->uses().notePacked(true, false);
+  shared->value = HandleOn(after);
+  return true;
 }
 
 bool hasChanged(const Value& value, const c10::Storage& storage, FingerprintOf what) {

@@ -307,13 +307,6 @@ struct EBB_API Value final : ValueData {
   // eager's saved tensors show that state too.
   void showInstead(const c10::Storage& now, bool isLater = true);
 
-  // What a new handle on the value holds in place of the value; null: it holds the value. See Note
-  // [Handles that follow].
-  std::shared_ptr<LatestState> latest();
-  // Handles that follow show `after`, the storage's next state, from now on. False if there are
-  // none, or if no replay makes `after`.
-  bool handOn(const c10::intrusive_ptr<Value>& after);
-
   // True if `tensor` shows the storage in this state. Notes the tensor's counter. See Note [Version
   // stamps].
   bool isShownBy(const at::Tensor& tensor);
@@ -340,6 +333,7 @@ struct EBB_API Value final : ValueData {
 
  private:
   friend class GraphStreams;  // writes its notes, `streams_`
+  friend struct LatestState;  // is noted in the rare parts
   RareParts& allocateRare();
 };
 
@@ -392,6 +386,12 @@ using ReaderOf = CountedRef<&Uses::gainReader, &Uses::loseReader>;  // a recipe'
 // would be a cycle.
 struct LatestState {
   HandleOn value;  // counts as one handle; the graph's lock guards it
+
+  // What a new handle on `value` holds in its place; null: the handle holds the value.
+  static std::shared_ptr<LatestState> of(Value& value);
+  // Handles that follow show `after`, the state after `before`, from now on. False if there are
+  // none, or if no replay makes `after`.
+  static bool handOn(const Value& before, const c10::intrusive_ptr<Value>& after);
 };
 
 // True if only handles refer to `value`: no recipe, and no open region.

@@ -278,7 +278,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   packed.producer = value->recipe() ? value->recipe()->op.name.c_str() : nullptr;
   keeper_.packs(*value, tensor);
   const Retention retention = retentionFor(*value);
-  packed.latest = retention == Retention::Recomputed ? value->latest() : nullptr;
+  packed.latest = retention == Retention::Recomputed ? LatestState::of(*value) : nullptr;
   const bool showsWrites =
       part || !value->versions().isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   if (value->uses().notePacked(showsWrites, retention == Retention::Away)) {

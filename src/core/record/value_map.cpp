@@ -191,12 +191,7 @@ ValueMap& ValueMap::applyDeferred() {
     const bool shows =
         entry.before && (!counted || entry.before->uses().showsWrites() ||
                          !after.versions().isWriters(entry.before->versions().written().counter));
-    if (!shows) {
-      continue;
-    }
-    if (entry.before->handOn(entry.after)) {
-      context_.graph->streams.use(after, entry.storage);
-    } else {
+    if (shows && !LatestState::handOn(*entry.before, entry.after)) {
       entry.before->showInstead(entry.storage);
     }
   }
