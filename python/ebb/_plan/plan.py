@@ -207,8 +207,7 @@ class Plan:
         return (
             f"ebb: {len(self.policies)} {many} ({regions}); predicted peak {size(self.peak)} "
             f"({share:.0%} of eager's {size(self.plain_peak)}){self._in_total(self.peak)}, "
-            f"{self._more_time()}{ahead}"
-            f"{self._others}"
+            f"{self._more_time()}{ahead}{self._others}"
         )
 
     def _in_total(self, peak: int) -> str:

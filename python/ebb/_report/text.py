@@ -29,10 +29,9 @@ def duration(seconds: float) -> str:
 
 def price(ratio: float) -> str:
     """A predicted time over eager's as text, such as ``"about 20% more time"``."""
-    is_more = ratio > 2
-    return (
-        f"about {ratio:.1f} times eager's time" if is_more else f"about {ratio - 1:.0%} more time"
-    )
+    if ratio > 2:
+        return f"about {ratio:.1f} times eager's time"
+    return f"about {ratio - 1:.0%} more time"
 
 
 _MOST_LINES = 8  # of a file in a text
