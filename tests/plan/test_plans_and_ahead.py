@@ -41,7 +41,7 @@ def test_where_there_is_none_they_do_not(ahead, tmp_path):
     expected = [one.clone() for one in program.run()]
 
     assert not plan._regions._settings.ahead
-    assert "more time, without replays ahead of backward" in plan.explain()
+    assert ", without replays ahead of backward" in plan.explain()
     assert plan.summary() == f"ebb: {plan.explain().splitlines()[0]}"
     plan.save(tmp_path / "plan.toml")
     for policies in (plan, ebb.ModulePolicies.load(tmp_path / "plan.toml")):

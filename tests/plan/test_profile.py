@@ -273,3 +273,37 @@ def test_not_within_torchs_profiler_nor_that_within():
 
     assert peak_by_torch(step) > 0
     assert ebb.profile(step).peak > 0
+
+
+@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
+@pytest.mark.parametrize("clears", ["first", "after a new batch", "between", "last"])
+def test_the_peak_is_that_of_a_plan_wherever_gradients_are_freed(clears):
+    """With regions, and without."""
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)))
+    batch = [torch.randn(32, 64)]
+
+    def step():
+        if clears == "after a new batch":
+            batch.append(torch.randn(32, 64))
+            del batch[0]
+        if clears in ("first", "after a new batch"):
+            net.zero_grad()
+        loss = net(batch[0]).square().mean()
+        if clears == "between":
+            net.zero_grad()
+        loss.backward()
+        if clears == "last":
+            net.zero_grad()
+
+    step()
+    plan = ebb.plan(net, step, 0.9)
+
+    assert ebb.profile(step).peak == pytest.approx(plan.plain_peak, rel=0.05)
+    with plan.apply(net):
+        assert ebb.profile(step).peak == pytest.approx(plan.peak, rel=0.05)
+    gradients = sum(one.nbytes for one in net.parameters())
+    assert gradients > 0.2 * plan.plain_peak
+
+
+def test_the_peak_of_a_step_that_allocates_nothing():
+    assert ebb.profile(lambda: None).peak == 0

@@ -35,7 +35,7 @@ NAMES_OF_OTHERS = {
 }
 METHODS = {
     ebb.ModulePolicies: "apply load save",
-    ebb.Plan: "apply explain measure pareto policies pool_bytes save summary",
+    ebb.Plan: "apply explain measure pareto policies pool_bytes replays save summary",
     ebb.Policy: "default explain inputs load parse rules save to_sac to_toml",
     ebb.Profile: "peak",
     ebb.Report: "FATES advice collapsed eager held load notes plan policy save text to_dict totals",

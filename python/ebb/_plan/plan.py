@@ -28,14 +28,14 @@ from ebb._plan.simulate.simulator import Simulator
 from ebb._policy.policy import Policy
 from ebb._region.blocks import block_candidates
 from ebb._report import planned
-from ebb._report.text import size
+from ebb._report.text import price, size
 from ebb._support import devices
 from ebb._support.job import print_first
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped, shown
 from ebb._support.sizes import whole_number
 
-_EQUAL, _UNKNOWN = 0.01, 0.3  # spread up to which times count as exact; above which, as unknown
+_NOTED, _UNKNOWN = 0.1, 0.3  # spread from which it is named; from which times count as unknown
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,21 @@ class Plan:
         peak: predicted peak of the step's allocations, in bytes.
         duration: predicted time of the step, in milliseconds.
         plain_peak, plain_duration: the same for the step without regions.
-        spread: relative difference between the slowest and the fastest measured step; the
-            uncertainty of ``duration``.
+        spread: relative difference between the slowest and the fastest measured step.
+            ``duration`` has at least this error.
         replays: how many operators are recomputed.
         pool_bytes: bytes of ``peak`` that page pools use.
     """
 
-    def __init__(self, chooser: Chooser, measured: Measured, budget: int, chosen: Chosen) -> None:
+    def __init__(
+        self,
+        chooser: Chooser,
+        measured: Measured,
+        budget: int,
+        chosen: Chosen,
+        base: int | None = None,
+    ) -> None:
+        """`base`: bytes in use when a step begins, if the budget includes them."""
         policies = _policies(chooser, chosen, measured.whole)
         self._regions = ModulePolicies(
             policies,
@@ -110,14 +118,17 @@ class Plan:
         estimate = chooser.estimate(chosen)
         self.budget = budget
         self.peak, self.duration = estimate.peak, estimate.duration
-        self.replays = estimate.replays
         plain = chooser.simulator.plain
         self.plain_duration = plain.duration
         self.plain_peak = plain.peak
         self.spread = measured.spread
-        self._chooser, self._chosen = chooser, chosen
+        self._chooser, self._chosen, self._base = chooser, chosen, base
         self._reported: planned.ReportedPlan | None = None  # made by the last apply()
         self._others = ""  # why modules are not regions, for the summary
+
+    @property
+    def replays(self) -> int:
+        return self._chooser.estimate(self._chosen).replays
 
     @property
     def pool_bytes(self) -> int:
@@ -185,7 +196,8 @@ class Plan:
     def summary(self) -> str:
         """The plan in one line."""
         if not self.policies:
-            fits = f"the step fits as it is ({size(self.plain_peak)} of {size(self.budget)})"
+            total = self._in_total(self.plain_peak) or f" of {size(self.budget)}"
+            fits = f"the step fits as it is ({size(self.plain_peak)}{total})"
             why = self._others or fits
             return f"ebb: {why}: nothing is recomputed, and no module is a region"
         share = self.peak / max(1, self.plain_peak)
@@ -194,19 +206,22 @@ class Plan:
         ahead = "" if self._regions._settings.ahead else ", without replays ahead of backward"
         return (
             f"ebb: {len(self.policies)} {many} ({regions}); predicted peak {size(self.peak)} "
-            f"({share:.0%} of eager's {size(self.plain_peak)}), {self._more_time()}{ahead}"
-            f"{self._others}"
+            f"({share:.0%} of eager's {size(self.plain_peak)}){self._in_total(self.peak)}, "
+            f"{self._more_time()}{ahead}{self._others}"
         )
 
+    def _in_total(self, peak: int) -> str:
+        """For a budget in bytes: what the step's peak does not include, and the sum."""
+        if self._base is None:
+            return ""
+        total = size(peak + self._base)
+        return f" plus {size(self._base)} of weights and other tensors: {total} in total"
+
     def _more_time(self) -> str:
-        """Additional time, as precise as the measured times, which differed by ``spread``."""
-        ratio = self.duration / self.plain_duration
-        if self.spread < _EQUAL:
-            return f"{ratio - 1:.1%} more time"
         if self.spread > _UNKNOWN:
             return "more time by an unknown amount (the times of profiled steps vary too much)"
-        least = max(0.0, ratio / (1 + self.spread) - 1)
-        return f"{least:.0%} to {ratio * (1 + self.spread) - 1:.0%} more time"
+        noted = f" (times of profiled steps vary by {self.spread:.0%})"
+        return price(self.duration / self.plain_duration) + noted * (self.spread > _NOTED)
 
     def __repr__(self) -> str:
         return f"<ebb.Plan: {self.summary().removeprefix('ebb: ')}>"
@@ -306,7 +321,8 @@ def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) 
             raise too_small(budget, measured.base, chooser, chosen)
         peak = chooser.estimate(chosen).peak
         fastest = _fastest([chooser], peak) or (chooser, chosen)
-    return Plan(fastest[0], measured, bytes_allowed, fastest[1])
+    base = measured.base if isinstance(budget, int) else None
+    return Plan(fastest[0], measured, bytes_allowed, fastest[1], base)
 
 
 def ahead_is_on() -> bool:
@@ -423,7 +439,7 @@ def _without_regions(measured: Measured, budget: int | float) -> Plan:
 def _lowest(tried: Iterable[tuple[BudgetError, str]]) -> str:
     return "; ".join(
         f"{error.share:.0%} ({size(error.minimum)} in total) with {clipped(what, 100)}, at "
-        f"{error.slowdown:.1f} times eager's time"
+        f"{price(error.slowdown)}"
         for error, what in tried
     )
 

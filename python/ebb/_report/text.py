@@ -27,6 +27,13 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
+def price(ratio: float) -> str:
+    """A predicted time over eager's as text, such as ``"about 20% more time"``."""
+    if ratio > 2:
+        return f"about {ratio:.1f} times eager's time"
+    return f"about {ratio - 1:.0%} more time"
+
+
 _MOST_LINES = 8  # of a file in a text
 
 

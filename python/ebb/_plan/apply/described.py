@@ -18,10 +18,11 @@ from ebb._plan.simulate.dataflow import EPSILON, Call, Dataflow
 from ebb._plan.simulate.simulator import Estimate
 from ebb._plan.simulate.step import Step
 from ebb._report.planned import Again, BudgetPoint, Course, Cut, Points, ReportedPlan, thinned
-from ebb._report.text import size
+from ebb._report.text import price, size
 from ebb._support.names import in_ranges
 
 _BUDGETS = 12  # points of the curve, beside the plan's own
+_FEW = 4  # with fewer regions, smaller ones may lower the peak
 _INPUTS = "what it reads"
 _OUTSIDE = "outside of regions"  # a use of the peak
 
@@ -53,11 +54,11 @@ def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) 
     bytes in use when the step begins."""
     estimate, plain = chooser.estimate(chosen), chooser.simulator.plain
     peak, slowdown = estimate.peak, estimate.duration / plain.duration
-    minimum, share = in_all(base, peak), peak / max(1, plain.peak) + 0.0051
+    minimum, share = in_all(base, peak), in_all(0, peak) / max(1, plain.peak) + 0.0051
     of_eager = f"{share:.0%}, or " if isinstance(budget, float) else ""
     least = (
-        f"; the lowest possible budget is {of_eager}{size(minimum)} in total, at {slowdown:.1f} "
-        "times eager's time. "
+        f"; the lowest possible budget is {of_eager}{size(minimum)} in total, at "
+        f"{price(slowdown)}. "
     )
     if isinstance(budget, float) and share >= 1:
         least = ". ebb cannot lower the memory of this job: "
@@ -67,7 +68,8 @@ def too_small(budget: int | float, base: int, chooser: Chooser, chosen: Chosen) 
     message = (
         f"ebb: a budget of {given} is too small{least}"
         f"{size(base)} are in use when the step begins, and the step allocates {size(peak)} even "
-        f"with everything recomputed: {parts}. {_remedy(uses[0][0], base > minimum // 4)}"
+        f"with everything recomputed: {parts}. "
+        f"{_remedy(uses[0][0], base > minimum // 4, len(chooser.calls) < _FEW)}"
     )
     return BudgetError(message, minimum, share, slowdown)
 
@@ -87,10 +89,12 @@ def users_of_peak(chooser: Chooser, chosen: Chosen) -> list[tuple[str, int]]:
     return [(use, nbytes) for use, nbytes in counts.most_common() if nbytes > 0]
 
 
-def _remedy(use: str, is_base_large: bool) -> str:
+def _remedy(use: str, is_base_large: bool, are_few: bool) -> str:
     """A remedy for a peak with this main use. `is_base_large`: of the memory in use when the step
-    begins."""
+    begins. `are_few`: of the regions."""
     remedy = "Use a smaller batch"
+    if are_few:
+        remedy += ", or in place of a plan ebb.region around parts of the forward"
     if use == _OUTSIDE:
         remedy += (
             ", or make more modules regions (EBB_MODULES, modules=): ebb recomputes no operator "

@@ -111,10 +111,10 @@ class Profile:
 
     @property
     def peak(self) -> int:
-        """The peak of the bytes that the step allocated, above those in use when it began. If the
-        step begins with ``zero_grad()``, gradients are in use then; ``Plan.peak`` counts above the
-        bytes in use after ``zero_grad()``."""
-        return max(accumulate((size for _, _, size in self.allocations), initial=0))
+        """The peak of the bytes that the step allocated, counted as ``Plan.peak``: above those in
+        use when it began, except older memory that it freed before its first region, such as
+        gradients (``zero_grad()``). Without regions: before memory began to grow to its peak."""
+        return max(_levels(from_first_operator(self)[0]))
 
 
 def profile_of(fields: dict[str, Any]) -> Profile:
@@ -169,7 +169,19 @@ def without_evaluation(profile: Profile) -> Profile:
 
 
 def _first_start(profile: Profile) -> float:
-    return min((operator.start for operator in profile.operators), default=0.0)
+    """When the first operator of a region began. Without regions: the first allocation after the
+    lowest level before the peak."""
+    if profile.operators or not profile.allocations:
+        return min((operator.start for operator in profile.operators), default=0.0)
+    levels = _levels(profile)
+    peak = max(range(len(levels)), key=lambda n: (levels[n], n))
+    lowest = min(range(peak + 1), key=lambda n: (levels[n], -n))
+    return profile.allocations[lowest][0]
+
+
+def _levels(profile: Profile) -> list[int]:
+    """Bytes in use above those when the step began, before and after each event."""
+    return list(accumulate((nbytes for _, _, nbytes in profile.allocations), initial=0))
 
 
 def median_of(profiles: list[Profile]) -> Profile:
