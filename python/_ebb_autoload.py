@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from _ebb_switches import is_launcher, is_set, launched_rank, unknown_names
+from _ebb_switches import is_child, is_launcher, is_set, launched_rank, unknown_names
 
 
 def start() -> None:
@@ -33,10 +33,15 @@ def start() -> None:
     except Exception as error:
         if is_set("EBB_STRICT"):
             raise SystemExit(str(error)) from error
-        if sys.stderr is not None and launched_rank() == 0:
-            with suppress(OSError, ValueError):  # stderr may be closed
-                message = f"could not be imported, so the job runs without ebb: {error!r}"
-                print(f"ebb: {message}", file=sys.stderr)
+        _tell_of_error(error)
+
+
+def _tell_of_error(error: Exception) -> None:
+    if sys.stderr is not None and not is_child():  # else the parent has told it
+        who = f"rank {launched_rank()}: " if launched_rank() else ""
+        with suppress(OSError, ValueError):  # stderr may be closed
+            message = f"could not be imported, so the job runs without ebb: {error!r}"
+            print(f"ebb: {who}{message}", file=sys.stderr)
 
 
 # Settings that change only what ebb does: without EBB or EBB_BUDGET, the program must import ebb.

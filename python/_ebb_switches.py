@@ -59,6 +59,14 @@ def launched_rank() -> int:
     return next(filter(None, map(number_in, _RANKS)), 0)
 
 
+def is_child() -> bool:
+    """True if multiprocessing started this process."""
+    from multiprocessing import current_process, parent_process  # torch has imported them
+
+    # A spawned process imports the main module before it knows its parent.
+    return parent_process() is not None or hasattr(current_process(), "_inheriting")
+
+
 def is_launcher() -> bool:
     """True if this process only starts the training processes."""
     return "RANK" not in os.environ and any(name in sys.modules for name in _LAUNCHERS)

@@ -156,7 +156,7 @@ class Budget(ModelObserver):
         with suppress(Exception):  # finding blocks may be what failed
             self.job.add_all()
         self.blocks.put(recompute_all)
-        self.job.messages.tell(f"no plan: {clipped(why, 300)}; {self._without_plan()}")
+        self.job.messages.warn(f"no plan: {clipped(why, 300)}; {self._without_plan()}")
 
     def _without_plan(self) -> str:
         if self.blocks.alive():

@@ -22,13 +22,14 @@ from ebb._support.shown import clipped, shown
 def warn_setting_ignored(
     what: str, error: object, outcome: str = "", *, is_late: bool = False
 ) -> None:
-    """Print once in a job why the setting `what` has no effect; with EBB_STRICT, raise ValueError.
-    `outcome`: what ebb does instead, such as "is ignored". `is_late`: True at exit, where
-    EBB_STRICT cannot end the job any more."""
+    """Print once on each rank why the setting `what` has no effect; with EBB_STRICT, raise
+    ValueError. `outcome`: what ebb does instead, such as "is ignored". `is_late`: True at exit,
+    where EBB_STRICT cannot end the job any more."""
     reason = clipped(str(error).removeprefix("ebb: "), 500)
     if is_set("EBB_STRICT") and not is_late:
         raise ValueError(f"{what}: {reason} (the job ends, because EBB_STRICT is set)") from None
-    print_once(f"{what} {outcome}: {reason}" if outcome else f"{what}: {reason}")
+    line = f"{what} {outcome}: {reason}" if outcome else f"{what}: {reason}"
+    print_once(line, on_each_rank=True)
 
 
 def warn_value_ignored(variable: str, error: object) -> None:
