@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from _ebb_switches import is_child, is_launcher, is_set, launched_rank, unknown_names
+from _ebb_switches import is_child, is_launcher, is_set, launched_rank, meant_by, unknown_names
 
 
 def start() -> None:
@@ -22,7 +22,7 @@ def start() -> None:
     budget = os.environ.get("EBB_BUDGET", "").strip()  # any value: ebb reports invalid ones
     if is_set("EBB_DISABLE"):
         return
-    if not (is_set("EBB") or alone or budget or unknown_names()):
+    if not (is_set("EBB") or alone or budget or any(map(meant_by, unknown_names()))):
         if any(map(is_set, _NEED_EBB)):
             atexit.register(_tell_of_settings_alone, os.getpid())
         return

@@ -33,6 +33,15 @@ def unknown_names() -> list[str]:
     ]
 
 
+def meant_by(name: str) -> str:
+    """The variable that a user who wrote `name` probably means; empty if no name is close."""
+    from difflib import get_close_matches  # seldom needed
+
+    rest_of_names = [known[4:] for known in sorted(NAMES - {"EBB"})]
+    close = get_close_matches(name[4:100].upper(), rest_of_names, 1, 0.8)
+    return f"EBB_{close[0]}" if close else ""
+
+
 # Launchers that do not set RANK set one of these: srun, mpirun, Lightning (LOCAL_RANK).
 _RANKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "LOCAL_RANK")
 _LAUNCHERS = (

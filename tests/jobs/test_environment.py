@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
-from _ebb_switches import NAMES
+from _ebb_switches import NAMES, meant_by
 
 import ebb
 
@@ -271,6 +271,29 @@ def test_a_misspelt_variable_alone_warns(script):
     found, errors = job(script, EBB_BUGDET="40%")
     assert found["calls"] == 3
     assert errors.count("unknown environment variable EBB_BUGDET: did you mean EBB_BUDGET?") == 1
+
+
+def test_a_variable_of_another_program_is_no_mistake(script):
+    """`TEAM` and `AHEAD` share letters, `EBB_TEAM` and `EBB_AHEAD` many more."""
+    others = {"EBB_TEAM": "x", "EBB_VERSION": "2", "EBB_MODEL": "llama"}
+
+    found, errors = job(script, EBB_STRICT="1", **others)
+
+    assert not found["ebb"]
+    assert errors == ""
+    _, errors = job(script, EBB="1", **others)
+    for name in others:
+        assert f"unknown environment variable {name}: docs/reference/environment.md has" in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("EBB_BUGDET", "EBB_BUDGET"), ("EBB_MODULE", "EBB_MODULES"), ("EBB_report", "EBB_REPORT"),
+     ("EBB_AHAED", "EBB_AHEAD"), ("EBB_STRICKT", "EBB_STRICT"), ("EBB_VERFIY", "EBB_VERIFY"),
+     ("EBB_", ""), ("EBB_EBB", ""), ("EBB_RANK", ""), ("EBB_" + "X" * 100_000, "")],
+)  # fmt: skip
+def test_the_name_that_is_meant(name, known):
+    assert meant_by(name) == known
 
 
 @pytest.mark.sweep

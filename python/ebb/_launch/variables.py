@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import tomllib
 from contextlib import suppress
-from difflib import get_close_matches
 
-from _ebb_switches import NAMES, is_set, unknown_names
+from _ebb_switches import is_set, meant_by, unknown_names
 
 from ebb._config import config
 from ebb._policy.text import nearest
@@ -91,7 +90,6 @@ def apply_config(text: str) -> dict[str, str]:
 
 def warn_unknown_variables() -> None:
     for name in unknown_names():
-        nearest = get_close_matches(name[:100], sorted(NAMES), 1)
         what = f"ebb: unknown environment variable {clipped(name)}"
-        others = "docs/reference/environment.md has all of them"
-        warn_setting_ignored(what, f"did you mean {nearest[0]}?" if nearest else others)
+        close, others = meant_by(name), "docs/reference/environment.md has all of them"
+        warn_setting_ignored(what, f"did you mean {close}?" if close else others)
