@@ -17,6 +17,8 @@ NAMES = frozenset((
     "EBB", "EBB_MODULES", "EBB_BUDGET", "EBB_DISABLE", "EBB_STRICT", "EBB_VERIFY", "EBB_REPORT",
     "EBB_AHEAD", "EBB_CONFIG",
 ))  # fmt: skip
+# Those that change only what ebb's regions do, which EBB, EBB_BUDGET or the program makes.
+NEED_REGIONS = ("EBB_AHEAD", "EBB_CONFIG", "EBB_REPORT", "EBB_VERIFY")
 # Variables for builds, tests and benchmarks of ebb.
 PREFIXES = (
     "EBB_BENCH_", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_CUDA", "EBB_SANITIZE", "EBB_TEST_",
