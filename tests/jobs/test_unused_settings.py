@@ -75,6 +75,12 @@ def test_settings_that_have_an_effect_are_not_reported(tmp_path, environment, is
     assert job(tmp_path, EBB_STRICT=is_strict, **environment) == (0, [])
 
 
+def test_a_setting_of_a_section_with_an_ignored_one_is_not_reported(tmp_path):
+    refused = "offload.disk=/nope,offload.disk_limit=1GiB"
+
+    assert job(tmp_path, EBB="1", EBB_CONFIG=refused) == (0, [])
+
+
 def test_a_setting_without_effect_ends_a_strict_job(tmp_path):
     variables = {"EBB": "offload_inputs", "EBB_CONFIG": "offload.disk=.", "EBB_STRICT": "1"}
 

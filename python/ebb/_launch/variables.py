@@ -69,22 +69,22 @@ def _value_of(text: str) -> int | float | str:
 
 
 def apply_config(text: str) -> dict[str, str]:
-    """Apply the settings in a value of EBB_CONFIG. Returns the sections that have valid settings,
-    and for each what to call it in messages."""
+    """Apply the settings in a value of EBB_CONFIG. Returns the sections whose settings are all
+    valid, and for each what to call it in messages."""
     try:
         sections = _settings_of(text) if text else {}
     except (OSError, ValueError) as error:
         warn_value_ignored("EBB_CONFIG", error)
         return {}
-    valid = {}
+    valid = {name: f"[{name}] of EBB_CONFIG={clipped(text)}" for name in sections if sections[name]}
     for section, settings in sections.items():
         for name, value in settings.items():
             try:
                 config.update({f"{section}.{name}": value})
-                valid[section] = f"[{section}] of EBB_CONFIG={clipped(text)}"
             except (AttributeError, TypeError, ValueError) as error:
                 what = f"ebb: {section}.{name} in EBB_CONFIG={clipped(text)}"
                 warn_setting_ignored(what, error, "is ignored")
+                valid.pop(section, None)  # this may be why the section has no effect
     return valid
 
 
