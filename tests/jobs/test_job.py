@@ -146,6 +146,13 @@ def test_a_launcher_has_nothing_to_report(script, out):
     assert sum("; report: " in line for line in lines) == 1
 
 
+def test_a_launcher_does_not_say_what_was_verified(script):
+    lines = torchrun(script(CHECKPOINTS, "train()"), EBB="1", EBB_VERIFY="1")
+
+    (line,) = (line for line in lines if "EBB_VERIFY: " in line)
+    assert "recomputed tensors that backward read, 0 differed" in line
+
+
 @pytest.mark.sweep
 def test_that_no_region_was_entered_is_said_once(script, out):
     lines = torchrun(script("import torch"), EBB="1", EBB_REPORT=f"{out}/r.txt")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from _ebb_switches import NEED_REGIONS, is_set
+from _ebb_switches import NEED_REGIONS, is_launcher, is_set
 
 from ebb import _C
 from ebb._config import config
@@ -77,6 +77,8 @@ def _check_verify() -> None:
 
 
 def _tell_what_was_verified() -> None:
+    if is_launcher():
+        return
     compared, differing = _C.verify_counts()
     print_first(
         f"ebb: EBB_VERIFY: of {compared:,} recomputed tensors that backward read, {differing:,} "
