@@ -11,7 +11,15 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from _ebb_switches import is_launcher, is_set, launched_rank, unknown_names
+from _ebb_switches import (
+    NEED_REGIONS,
+    is_child,
+    is_launcher,
+    is_set,
+    launched_rank,
+    meant_by,
+    unknown_names,
+)
 
 
 def start() -> None:
@@ -22,8 +30,10 @@ def start() -> None:
     budget = os.environ.get("EBB_BUDGET", "").strip()  # any value: ebb reports invalid ones
     if is_set("EBB_DISABLE"):
         return
-    if not (is_set("EBB") or alone or budget or unknown_names()):
-        if any(map(is_set, _NEED_EBB)):
+    has_settings = any(map(is_set, NEED_REGIONS))
+    is_checked = has_settings and is_set("EBB_STRICT")  # ebb ends the job if it makes no region
+    if not (is_set("EBB") or alone or budget or is_checked or any(map(meant_by, unknown_names()))):
+        if has_settings:
             atexit.register(_tell_of_settings_alone, os.getpid())
         return
     if "ebb" in sys.modules:
@@ -33,14 +43,15 @@ def start() -> None:
     except Exception as error:
         if is_set("EBB_STRICT"):
             raise SystemExit(str(error)) from error
-        if sys.stderr is not None and launched_rank() == 0:
-            with suppress(OSError, ValueError):  # stderr may be closed
-                message = f"could not be imported, so the job runs without ebb: {error!r}"
-                print(f"ebb: {message}", file=sys.stderr)
+        _tell_of_error(error)
 
 
-# Settings that change only what ebb does: without EBB or EBB_BUDGET, the program must import ebb.
-_NEED_EBB = ("EBB_AHEAD", "EBB_CONFIG", "EBB_REPORT", "EBB_VERIFY")
+def _tell_of_error(error: Exception) -> None:
+    if sys.stderr is not None and not is_child():  # else the parent has told it
+        who = f"rank {launched_rank()}: " if launched_rank() else ""
+        with suppress(OSError, ValueError):  # stderr may be closed
+            message = f"could not be imported, so the job runs without ebb: {error!r}"
+            print(f"ebb: {who}{message}", file=sys.stderr)
 
 
 def _tell_of_settings_alone(process: int) -> None:
@@ -48,7 +59,7 @@ def _tell_of_settings_alone(process: int) -> None:
     has_other = is_launcher() or launched_rank() > 0  # another process tells it
     if "ebb" in sys.modules or has_other or os.getpid() != process or sys.stderr is None:
         return
-    names = [name for name in _NEED_EBB if is_set(name)]
+    names = [name for name in NEED_REGIONS if is_set(name)]
     have = "has" if len(names) == 1 else "have"
     with suppress(OSError, ValueError):  # stderr may be closed
         print(

@@ -17,6 +17,8 @@ NAMES = frozenset((
     "EBB", "EBB_MODULES", "EBB_BUDGET", "EBB_DISABLE", "EBB_STRICT", "EBB_VERIFY", "EBB_REPORT",
     "EBB_AHEAD", "EBB_CONFIG",
 ))  # fmt: skip
+# Those that change only what ebb's regions do, which EBB, EBB_BUDGET or the program makes.
+NEED_REGIONS = ("EBB_AHEAD", "EBB_CONFIG", "EBB_REPORT", "EBB_VERIFY")
 # Variables for builds, tests and benchmarks of ebb.
 PREFIXES = (
     "EBB_BENCH_", "EBB_BUILD_DIR", "EBB_CMAKE_ARGS", "EBB_CUDA", "EBB_SANITIZE", "EBB_TEST_",
@@ -31,6 +33,15 @@ def unknown_names() -> list[str]:
         for name in os.environ
         if name.startswith("EBB_") and name not in NAMES and not name.startswith(PREFIXES)
     ]
+
+
+def meant_by(name: str) -> str:
+    """The variable that a user who wrote `name` probably means; empty if no name is close."""
+    from difflib import get_close_matches  # seldom needed
+
+    rest_of_names = [known[4:] for known in sorted(NAMES - {"EBB"})]
+    close = get_close_matches(name[4:100].upper(), rest_of_names, 1, 0.8)
+    return f"EBB_{close[0]}" if close else ""
 
 
 # Launchers that do not set RANK set one of these: srun, mpirun, Lightning (LOCAL_RANK).
@@ -57,6 +68,14 @@ def launched_rank() -> int:
     if "RANK" in os.environ:
         return number_in("RANK")
     return next(filter(None, map(number_in, _RANKS)), 0)
+
+
+def is_child() -> bool:
+    """True if multiprocessing started this process."""
+    from multiprocessing import current_process, parent_process  # torch has imported them
+
+    # A spawned process imports the main module before it knows its parent.
+    return parent_process() is not None or hasattr(current_process(), "_inheriting")
 
 
 def is_launcher() -> bool:

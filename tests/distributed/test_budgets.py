@@ -52,6 +52,18 @@ def test_the_rank_that_needs_most_decides():
     assert len(chosen) > len(alone)
 
 
+@on_two_ranks
+def test_a_rank_with_a_higher_budget_is_told_which_budget_counts():
+    budget = 0.9 if dist.get_rank() == 0 else 0.7
+
+    _, chosen, told, _ = train(DistributedDataParallel, budget)
+
+    line = "EBB_BUDGET=a budget: another rank has a lower budget, 70%; the plan keeps to the lowest"
+    assert told.count(line) == (dist.get_rank() == 0), told
+    first, second = of_both(chosen)
+    assert first == second != {}
+
+
 def seconds_of(train):
     begin = time.monotonic()
     found = train()

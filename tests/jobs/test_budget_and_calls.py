@@ -74,6 +74,17 @@ def test_a_policy_for_calls_counts_for_no_block(trained, told):
     assert "EBB=save_matmuls applies only to calls" in "".join(told())
 
 
+def test_one_line_says_what_becomes_of_calls(trained, capsys):
+    trained("60%", lambda: Job(checkpoints=True), plain=Job)
+
+    calls = [line for line in capsys.readouterr().err.splitlines() if "ebb: calls of" in line]
+    assert calls == [
+        "ebb: calls of torch.utils.checkpoint inside or around the budget's blocks do not "
+        "checkpoint any more, and a budget in percent counts from the peak without checkpointing; "
+        "other calls are regions (EBB_BUDGET=60%); EBB_DISABLE=1 turns ebb off"
+    ]
+
+
 @pytest.mark.not_sanitized
 @pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 def test_a_block_in_a_call_frees_as_much_as_one_without(install, monkeypatch):

@@ -156,7 +156,7 @@ def test_a_setting_is_called_by_all_that_set_it(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("EBB_CONFIG", "ahead.limit=1MiB,offload.keep_last=1")
     monkeypatch.setenv("EBB_AHEAD", "1")
-    monkeypatch.setattr(start.unused_settings, "watch", lambda given, may_plan: named.append(given))
+    monkeypatch.setattr(start.unused_settings, "watch", lambda given, *_, **__: named.append(given))
 
     start.start()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
-from _ebb_switches import NAMES
+from _ebb_switches import NAMES, meant_by
 
 import ebb
 
@@ -273,6 +273,29 @@ def test_a_misspelt_variable_alone_warns(script):
     assert errors.count("unknown environment variable EBB_BUGDET: did you mean EBB_BUDGET?") == 1
 
 
+def test_a_variable_of_another_program_is_no_mistake(script):
+    """`TEAM` and `AHEAD` share letters, `EBB_TEAM` and `EBB_AHEAD` many more."""
+    others = {"EBB_TEAM": "x", "EBB_VERSION": "2", "EBB_MODEL": "llama"}
+
+    found, errors = job(script, EBB_STRICT="1", **others)
+
+    assert not found["ebb"]
+    assert errors == ""
+    _, errors = job(script, EBB="1", **others)
+    for name in others:
+        assert f"unknown environment variable {name}: docs/reference/environment.md has" in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [("EBB_BUGDET", "EBB_BUDGET"), ("EBB_MODULE", "EBB_MODULES"), ("EBB_report", "EBB_REPORT"),
+     ("EBB_AHAED", "EBB_AHEAD"), ("EBB_STRICKT", "EBB_STRICT"), ("EBB_VERFIY", "EBB_VERIFY"),
+     ("EBB_", ""), ("EBB_EBB", ""), ("EBB_RANK", ""), ("EBB_" + "X" * 100_000, "")],
+)  # fmt: skip
+def test_the_name_that_is_meant(name, known):
+    assert meant_by(name) == known
+
+
 @pytest.mark.sweep
 def test_variables_that_ask_for_nothing_alone_import_nothing(script):
     found, errors = job(
@@ -380,7 +403,8 @@ def test_torchrun(script):
             "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python",
             sys.executable, *launcher, "checkpoint", EBB="1", OMP_NUM_THREADS="1",
         )  # fmt: skip
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        found = done.stdout.replace("}{", "}\n{").splitlines()  # both write to one pipe
+        lines = [json.loads(line) for line in found if line.startswith("{")]
         assert [line["calls"] for line in lines] == [3, 3]
         assert done.stderr.count("EBB_DISABLE=1 turns ebb off") == 1
 

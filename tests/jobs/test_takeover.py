@@ -187,6 +187,23 @@ def step(model, x):
     optimizer.step()
 
 
+@pytest.mark.parametrize("is_file", [False, True])
+def test_modules_that_may_not_exist_are_not_called_regions(by_name, capsys, is_file):
+    by_name("*blokcs.*")
+    if is_file:
+        policies = ebb.ModulePolicies({"blokcs.0": ebb.policies.recompute_all})
+        takeover.install_modules(policies, "plan.toml")
+    modules = "the modules that the file lists" if is_file else "modules that match *blokcs.*"
+    text = "EBB=plan.toml" if is_file else "EBB=1"
+
+    Checkpointed(net(), use_reentrant=False)(torch.ones(4, 4)).sum().backward()
+
+    assert capsys.readouterr().err == (
+        f"ebb: calls of torch.utils.checkpoint are regions, and so will be {modules} ({text}); "
+        "EBB_DISABLE=1 turns ebb off\n"
+    )
+
+
 def test_modules_become_regions_at_the_first_forward(by_name, capsys):
     by_name("*0", "other.*")
     model = nn.Sequential(net(), net())
@@ -196,7 +213,7 @@ def test_modules_become_regions_at_the_first_forward(by_name, capsys):
     found = torch.autograd.grad(model(x).sum(), x)[0]
     assert same_bits(found, expected)
     assert set(ebb.stats()["regions"]) == {"0", "1.0"}
-    assert "and so are modules that match *0,other.*" in capsys.readouterr().err
+    assert "and so will be modules that match *0,other.*" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -25,10 +25,13 @@ TOO_SMALL = (
 )
 
 
-def job(tmp_path, steps=4, **environment):
+def job(tmp_path, steps=4, program=JOB, **environment):
     env = {name: value for name, value in os.environ.items() if name not in NAMES}
     done = fork_server.run(
-        ["-c", JOB.replace("STEPS", str(steps))], env=env | environment, cwd=tmp_path, timeout=120
+        ["-c", program.replace("STEPS", str(steps))],
+        env=env | environment,
+        cwd=tmp_path,
+        timeout=120,
     )
     lines = [line for line in done.stderr.splitlines() if " has no effect: " in line]
     return done.returncode, lines
@@ -72,6 +75,12 @@ def test_settings_that_have_an_effect_are_not_reported(tmp_path, environment, is
     assert job(tmp_path, EBB_STRICT=is_strict, **environment) == (0, [])
 
 
+def test_a_setting_of_a_section_with_an_ignored_one_is_not_reported(tmp_path):
+    refused = "offload.disk=/nope,offload.disk_limit=1GiB"
+
+    assert job(tmp_path, EBB="1", EBB_CONFIG=refused) == (0, [])
+
+
 def test_a_setting_without_effect_ends_a_strict_job(tmp_path):
     variables = {"EBB": "offload_inputs", "EBB_CONFIG": "offload.disk=.", "EBB_STRICT": "1"}
 
@@ -82,6 +91,42 @@ def test_a_setting_without_effect_ends_a_strict_job(tmp_path):
         f"ValueError: ebb: [offload] of EBB_CONFIG=offload.disk=. has no effect: {TOO_SMALL} (the "
         "job ends, because EBB_STRICT is set)"
     ]
+
+
+ALONE = {
+    "EBB_VERIFY": "1",
+    "EBB_REPORT": "r.txt",
+    "EBB_AHEAD": "1",
+    "EBB_CONFIG": "ahead.limit=1MiB",
+}
+NO_REGION = (
+    "no region has run in this process. Set EBB=1 (or EBB_BUDGET) to make regions without a change "
+    "of the program"
+)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_setting_alone_ends_a_strict_job_that_does_not_use_ebb(tmp_path, name):
+    status, lines = job(tmp_path, EBB_STRICT="1", **{name: ALONE[name]})
+
+    assert status == 1
+    assert lines == [
+        f"ValueError: ebb: {name} has no effect: {NO_REGION} (the job ends, because EBB_STRICT is "
+        "set)"
+    ]
+
+
+def test_settings_alone_are_reported_at_the_exit_of_a_short_strict_job(tmp_path):
+    status, lines = job(tmp_path, steps=1, EBB_STRICT="1", **ALONE)
+
+    assert (status, lines) == (0, [f"ebb: {', '.join(sorted(ALONE))} has no effect: {NO_REGION}"])
+
+
+@pytest.mark.parametrize("how", ["", "; model = torch.compile(model, backend='aot_eager')"])
+def test_a_strict_job_that_makes_regions_itself_may_have_settings_alone(tmp_path, how):
+    program = JOB.replace("optimizer =", f"import ebb; ebb.apply(model){how}\noptimizer =")
+
+    assert job(tmp_path, program=program, EBB_STRICT="1", EBB_VERIFY="1") == (0, [])
 
 
 def test_a_strict_job_that_has_ended_is_not_said_to_end(tmp_path):

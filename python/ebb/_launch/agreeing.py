@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -67,6 +68,8 @@ class Ranks:
 
     def __init__(self, exchange: StoreExchange) -> None:
         self.first: int | None = None  # the first rank that shares this rank's plan; None: unknown
+        # The lowest budget of the ranks that share this rank's plan, once it is known.
+        self.lowest: int | float = math.inf
         self._exchange = exchange
         self._has_called = False  # True if this rank has asked the others to measure
         self._looks = 0  # number of calls of `look` with an offer
@@ -124,7 +127,7 @@ class Ranks:
             combined = kinds.get(offer.kind)
             if combined is None:  # this rank joined later, and no other is of its kind
                 return plan(offer)
-            self.first = combined["first"]
+            self.first, self.lowest = combined["first"], combined["offer"]["budget"]
             made, patience = f"plan/{combined['leader']}", 2 * _PATIENCE
             if combined["leader"] == exchange.rank:
                 found = plan(Offer(**combined["offer"]))

@@ -44,10 +44,18 @@ class Assignment:
         if is_first_source and self.when_announced is not None:
             self.when_announced()
         log.info("%s: calls of %s become regions, and modules %s", self.text, source, self.patterns)
-        globs = clipped(",".join(self.patterns))
-        modules = f", and so are modules that match {globs}" if self.patterns else ""
-        also = " and the modules that the file lists" if self.others else ""
         print_first(
-            f"ebb: calls of {source}{also} are regions{modules} ({self.text}); "
-            "EBB_DISABLE=1 turns ebb off"
+            f"ebb: calls of {source} {self._outcome()} ({self.text}); EBB_DISABLE=1 turns ebb off"
         )
+
+    def _outcome(self) -> str:
+        """What becomes of calls and modules, in words; modules may not have run yet."""
+        if self.blocks is not None:
+            return (
+                "inside or around the budget's blocks do not checkpoint any more, and a budget in "
+                "percent counts from the peak without checkpointing; other calls are regions"
+            )
+        if self.others:
+            return "are regions, and so will be the modules that the file lists"
+        globs = clipped(",".join(self.patterns))
+        return f"are regions{globs and f', and so will be modules that match {globs}'}"

@@ -25,6 +25,7 @@ from ebb._launch.taken import FromFile
 from ebb._launch.variables import warn_setting_ignored
 from ebb._plan.choose.memory_budget import BudgetError, NothingToPlanError
 from ebb._plan.profile.measuring import Measured
+from ebb._report.text import size
 from ebb._support import devices
 from ebb._support.log import log
 from ebb._support.shown import clipped
@@ -156,7 +157,7 @@ class Budget(ModelObserver):
         with suppress(Exception):  # finding blocks may be what failed
             self.job.add_all()
         self.blocks.put(recompute_all)
-        self.job.messages.tell(f"no plan: {clipped(why, 300)}; {self._without_plan()}")
+        self.job.messages.warn(f"no plan: {clipped(why, 300)}; {self._without_plan()}")
 
     def _without_plan(self) -> str:
         if self.blocks.alive():
@@ -186,7 +187,13 @@ class Budget(ModelObserver):
 
 def _look(ranks: Ranks, offer: Offer, phase: Agree) -> Decided | None:
     values = ranks.look(offer, lambda most: phase.decide_for(most).to_json())
-    return None if values is None else Decided.from_json(values)
+    if values is None:
+        return None
+    lowest, messages = ranks.lowest, phase.job.messages
+    if lowest < offer.budget and messages.beside_limit is None:  # else no rank was given a budget
+        words = f"{lowest:.0%}" if isinstance(lowest, float) else size(lowest)
+        messages.tell(f"another rank has a lower budget, {words}; the plan keeps to the lowest")
+    return Decided.from_json(values)
 
 
 def _offer(measured: Measured, budget: float) -> Offer:

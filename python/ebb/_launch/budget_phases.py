@@ -394,7 +394,7 @@ class Planned(Phase):
         except PlanFileError as error:
             if is_set("EBB_STRICT"):
                 raise
-            job.messages.tell(str(error))
+            job.messages.warn(str(error))
         else:
             job.messages.tell(
                 f"the next start of the job takes this plan from {clipped(path, 1000)}"

@@ -17,7 +17,7 @@ from ebb._launch.memory_limit import free
 from ebb._launch.plan_file import PlanFile
 from ebb._launch.step_memory_monitor import StepMemory
 from ebb._plan.profile.measuring import RECOMPUTED, device_of, offload_steps
-from ebb._support.job import print_first
+from ebb._support.job import print_first, print_once
 from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
@@ -47,6 +47,11 @@ class Messages:
     def tell(self, what: str) -> None:
         log.info("budget: %s", what)
         print_first(f"ebb: EBB_BUDGET={self.text}: {what}")
+
+    def warn(self, what: str) -> None:
+        """Print once on each rank that the budget, or its file, cannot be used."""
+        log.info("budget: %s", what)
+        print_once(f"ebb: EBB_BUDGET={self.text}: {what}", on_each_rank=True)
 
     def announce(self, names: Iterable[str], line: str) -> None:
         """Print once that ebb has found blocks. `line`: with a place for their names."""

@@ -35,7 +35,7 @@ from ebb._region.modules import (
     number_modules_once,
 )
 from ebb._region.region import run_in_region
-from ebb._support.job import is_first, print_first
+from ebb._support.job import print_first
 from ebb._support.log import log
 from ebb._support.names import in_ranges
 from ebb._support.shown import clipped
@@ -193,7 +193,7 @@ class ByName(ModelObserver):
 
     def on_search_done(self, models: list[torch.nn.Module]) -> None:
         patterns = [glob for _, globs in self._assignment.modules() for glob in globs]
-        if not patterns or self._lines or self._warned or not is_first():
+        if not patterns or self._lines or self._warned:
             return
         self._warned = True
         shown = in_ranges(plain_names(models))

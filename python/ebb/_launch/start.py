@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from _ebb_switches import is_set
+from _ebb_switches import NEED_REGIONS, is_launcher, is_set
 
 from ebb import _C
 from ebb._config import config
@@ -77,6 +77,8 @@ def _check_verify() -> None:
 
 
 def _tell_what_was_verified() -> None:
+    if is_launcher():
+        return
     compared, differing = _C.verify_counts()
     print_first(
         f"ebb: EBB_VERIFY: of {compared:,} recomputed tensors that backward read, {differing:,} "
@@ -198,5 +200,8 @@ def start() -> None:
         atexit.register(_tell_what_was_verified)
     _tell_of_modules_alone()
     _take_over()
-    if given or is_set("EBB") or _budget_text():
-        unused_settings.watch(given, may_plan=bool(_budget_text()))
+    makes_regions = is_set("EBB") or bool(_budget_text())
+    is_strict = is_set("EBB_STRICT")
+    alone = ", ".join(filter(is_set, NEED_REGIONS)) if is_strict and not makes_regions else ""
+    if given or makes_regions or alone:
+        unused_settings.watch(given, alone, may_plan=bool(_budget_text()))

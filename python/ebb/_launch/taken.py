@@ -12,7 +12,7 @@ from ebb._launch.agreeing import Ranks, has_ranks
 from ebb._launch.budget_phases import Planned
 from ebb._launch.budgeted_job import BudgetedJob, Phase
 from ebb._launch.decided import Decided
-from ebb._launch.plan_file import PlanFile, PlanFileError, StoredPlan
+from ebb._launch.plan_file import PlanFile, StoredPlan
 from ebb._launch.save_all import SaveAll
 from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.profile.measuring import base_bytes, device_of
@@ -87,8 +87,7 @@ class FromFile(Phase):
         try:
             self._choose(name, inputs)
         except Exception as error:
-            is_expected = isinstance(error, BudgetError | PlanFileError)
-            if is_expected and is_set("EBB_STRICT"):
+            if isinstance(error, BudgetError) and is_set("EBB_STRICT"):
                 raise
             log.info("budget: could not take the plan of %s", self._file.path, exc_info=True)
             self._refuse(f"an error in ebb: {type(error).__name__}: {error}")
@@ -104,11 +103,6 @@ class FromFile(Phase):
         if stored is not None and is_auto and has_ranks():
             why = "with several ranks, auto takes no plan from a file"
         if why or stored is None:
-            if why and is_set("EBB_STRICT"):
-                raise PlanFileError(
-                    f"ebb: EBB_BUDGET: no plan from {clipped(file.path, 1000)}: {why}. "
-                    "Delete the file to plan anew"
-                )
             self._refuse(why)
             return
         if stored.decided.too_small and is_set("EBB_STRICT"):

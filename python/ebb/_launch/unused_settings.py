@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ebb import _C
 from ebb._launch.variables import warn_setting_ignored
+from ebb._region import in_graph
 from ebb._report.text import size
 
 _STEPS = 2  # of optimizers, after which a setting without effect ends a strict job
@@ -21,7 +22,8 @@ _STEPS = 2  # of optimizers, after which a setting without effect ends a strict 
 # A setting of OFFLOAD, PAGE or replays ahead may have no effect, such as a disk for a job that
 # offloads nothing. ebb reports such settings at exit, in processes in which a region has run. With
 # EBB_STRICT such a setting ends the job in the second optimizer step, unless a plan of a budget may
-# still use it. Replays ahead depend on the load of the machine, so they never end a job.
+# still use it. Replays ahead depend on the load of the machine, so they never end a job. A strict
+# job with settings, but without EBB and EBB_BUDGET, also ends if no region has run until then.
 
 
 def _why_without_effect(section: str) -> str:
@@ -48,11 +50,12 @@ def _why_without_effect(section: str) -> str:
 _undo = ExitStack()
 
 
-def watch(given: Mapping[str, str], may_plan: bool) -> None:
+def watch(given: Mapping[str, str], alone: str, may_plan: bool) -> None:
     """Report settings without effect. See Note [Settings without effect]. `given`: the user's
-    settings of each section, in words. `may_plan`: True if a later plan may use them."""
+    settings of each section, in words. `alone`: variables to report if no region runs. `may_plan`:
+    True if a later plan may use the settings."""
     stop()
-    atexit.register(_report, given, is_late=True)
+    atexit.register(_report, given, alone, is_late=True)
     _undo.callback(atexit.unregister, _report)
     if not is_set("EBB_STRICT") or may_plan:
         return
@@ -61,23 +64,32 @@ def watch(given: Mapping[str, str], may_plan: bool) -> None:
     def after_step(*_: Any) -> None:
         if next(steps) == _STEPS:
             hook.remove()
-            _report(given, is_late=False)
+            _report(given, alone, is_late=False)
 
     hook = register_optimizer_step_post_hook(after_step)
     _undo.callback(hook.remove)
 
 
-def _report(given: Mapping[str, str], *, is_late: bool) -> None:
-    if not _C.stats()["regions"] or is_launcher():
+def _report(given: Mapping[str, str], alone: str, *, is_late: bool) -> None:
+    if is_launcher():
+        return
+    if not _C.stats()["regions"]:
+        if alone and not in_graph.names_entered():
+            why = "no region has run in this process. Set EBB=1 (or EBB_BUDGET) to make regions"
+            _warn(alone, f"{why} without a change of the program", is_late)
         return
     named = dict(given)
     if "offload" in _C.plugins and _C.offload_stats()["most_too_small"]:
         named.setdefault("offload", "the decision OFFLOAD")
     for section, name in named.items():
         if (is_late or section != "ahead") and (reason := _why_without_effect(section)):
-            if not is_late:
-                stop()  # the error ends the job
-            warn_setting_ignored(f"ebb: {name} has no effect", reason, is_late=is_late)
+            _warn(name, reason, is_late)
+
+
+def _warn(name: str, reason: str, is_late: bool) -> None:
+    if not is_late:
+        stop()  # the error ends the job
+    warn_setting_ignored(f"ebb: {name} has no effect", reason, is_late=is_late)
 
 
 def stop() -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import tomllib
 from contextlib import suppress
-from difflib import get_close_matches
 
-from _ebb_switches import NAMES, is_set, unknown_names
+from _ebb_switches import is_set, meant_by, unknown_names
 
 from ebb._config import config
 from ebb._policy.text import nearest
@@ -22,13 +21,14 @@ from ebb._support.shown import clipped, shown
 def warn_setting_ignored(
     what: str, error: object, outcome: str = "", *, is_late: bool = False
 ) -> None:
-    """Print once in a job why the setting `what` has no effect; with EBB_STRICT, raise ValueError.
-    `outcome`: what ebb does instead, such as "is ignored". `is_late`: True at exit, where
-    EBB_STRICT cannot end the job any more."""
+    """Print once on each rank why the setting `what` has no effect; with EBB_STRICT, raise
+    ValueError. `outcome`: what ebb does instead, such as "is ignored". `is_late`: True at exit,
+    where EBB_STRICT cannot end the job any more."""
     reason = clipped(str(error).removeprefix("ebb: "), 500)
     if is_set("EBB_STRICT") and not is_late:
         raise ValueError(f"{what}: {reason} (the job ends, because EBB_STRICT is set)") from None
-    print_once(f"{what} {outcome}: {reason}" if outcome else f"{what}: {reason}")
+    line = f"{what} {outcome}: {reason}" if outcome else f"{what}: {reason}"
+    print_once(line, on_each_rank=True)
 
 
 def warn_value_ignored(variable: str, error: object) -> None:
@@ -69,28 +69,27 @@ def _value_of(text: str) -> int | float | str:
 
 
 def apply_config(text: str) -> dict[str, str]:
-    """Apply the settings in a value of EBB_CONFIG. Returns the sections that have valid settings,
-    and for each what to call it in messages."""
+    """Apply the settings in a value of EBB_CONFIG. Returns the sections whose settings are all
+    valid, and for each what to call it in messages."""
     try:
         sections = _settings_of(text) if text else {}
     except (OSError, ValueError) as error:
         warn_value_ignored("EBB_CONFIG", error)
         return {}
-    valid = {}
+    valid = {name: f"[{name}] of EBB_CONFIG={clipped(text)}" for name in sections if sections[name]}
     for section, settings in sections.items():
         for name, value in settings.items():
             try:
                 config.update({f"{section}.{name}": value})
-                valid[section] = f"[{section}] of EBB_CONFIG={clipped(text)}"
             except (AttributeError, TypeError, ValueError) as error:
                 what = f"ebb: {section}.{name} in EBB_CONFIG={clipped(text)}"
                 warn_setting_ignored(what, error, "is ignored")
+                valid.pop(section, None)  # this may be why the section has no effect
     return valid
 
 
 def warn_unknown_variables() -> None:
     for name in unknown_names():
-        nearest = get_close_matches(name[:100], sorted(NAMES), 1)
         what = f"ebb: unknown environment variable {clipped(name)}"
-        others = "docs/reference/environment.md has all of them"
-        warn_setting_ignored(what, f"did you mean {nearest[0]}?" if nearest else others)
+        close, others = meant_by(name), "docs/reference/environment.md has all of them"
+        warn_setting_ignored(what, f"did you mean {close}?" if close else others)

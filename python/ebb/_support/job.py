@@ -7,7 +7,7 @@ import os
 import zlib
 
 import torch.distributed as dist
-from _ebb_switches import launched_rank, number_in
+from _ebb_switches import is_child, launched_rank, number_in
 
 from ebb._support.shown import print_stderr
 
@@ -51,9 +51,7 @@ def ranks_of_node(name: str) -> int:
 
 def is_helper() -> bool:
     """True if multiprocessing started this process and it has no rank of its own."""
-    if multiprocessing.parent_process() is None:
-        return False
-    return _Known.rank is None and os.environ.get("RANK") == _Known.inherited
+    return is_child() and _Known.rank is None and os.environ.get("RANK") == _Known.inherited
 
 
 def is_first() -> bool:
@@ -64,9 +62,8 @@ def is_first() -> bool:
 def label() -> str:
     """The part of file names that identifies this process in its job; empty for the first."""
     number = rank()
-    started_by_another = multiprocessing.parent_process() is not None
     if not is_helper():
-        return f"rank{number}" if number > 0 or started_by_another else ""
+        return f"rank{number}" if number > 0 or is_child() else ""
     which = "-".join(map(str, multiprocessing.current_process()._identity))
     return (f"rank{number}." if number > 0 else "") + f"process{which}"
 
@@ -77,10 +74,12 @@ def print_first(line: str) -> None:
         print_stderr(line)
 
 
-def print_once(line: str) -> None:
-    """Prints a line to stderr once in a job: child processes inherit the list of printed lines."""
+def print_once(line: str, *, on_each_rank: bool = False) -> None:
+    """Prints a line to stderr once in a job: child processes inherit the list of printed lines.
+    `on_each_rank`: also on ranks other than 0, which may have another environment than rank 0, or
+    run on another machine. They add their number."""
     mark = f"{zlib.crc32(line.encode(errors='replace')):x}"
     told = os.environ.get(_TOLD, "").split(",")
-    if is_first() and mark not in told:
+    if mark not in told and (not is_helper() if on_each_rank else is_first()):
         os.environ[_TOLD] = ",".join([*filter(None, told), mark])
-        print_stderr(line)
+        print_stderr(f"ebb: rank {rank()}: {line.removeprefix('ebb: ')}" if rank() else line)
