@@ -37,7 +37,16 @@ POLICIES = {
     ),
 }
 
-FILES = "rule*", "regressions", "pieces_of_one_storage", "memory", "functions_and_hooks", "handles", "subclasses", "opaque"
+FILES = (
+    "rule*",
+    "regressions",
+    "pieces_of_one_storage",
+    "memory",
+    "functions_and_hooks",
+    "handles",
+    "subclasses",
+    "opaque",
+)
 LEAST_TESTS = 215  # exactness tests that run on each device
 TESTS = Path(__file__).parents[1]
 SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ

@@ -178,7 +178,7 @@ bool onlyHandlesOwn(const c10::intrusive_ptr<Value>& value) {
 
 std::shared_ptr<LatestState> LatestState::of(Value& value) {
   auto shared = value.rare().latest.lock();
-  if (!shared && value.versions().haveOthers() && value.uses().packed() == 0) {
+  if (!shared && value.versions().haveOthers() && value.uses().packed() == 1) {
     shared = std::make_shared<LatestState>();
     value.allocateRare().latest = shared;
   }

@@ -387,7 +387,7 @@ using ReaderOf = CountedRef<&Uses::gainReader, &Uses::loseReader>;  // a recipe'
 struct LatestState {
   HandleOn value;  // counts as one handle; the graph's lock guards it
 
-  // What a new handle on `value` holds in its place; null: the handle holds the value.
+  // What the handle for the last pack of `value` holds in its place; null: it holds the value.
   static std::shared_ptr<LatestState> of(Value& value);
   // Handles that follow show `after`, the state after `before`, from now on. False if there are
   // none, or if no replay makes `after`.

@@ -262,6 +262,13 @@ void Recorder::name(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
+// The handle refers to `value`, which autograd has packed.
+static void hold(Packed& packed, const c10::intrusive_ptr<Value>& value, Retention retention) {
+  packed.recompute = retention != Retention::Saved;
+  packed.latest = retention == Retention::Recomputed ? LatestState::of(*value) : nullptr;
+  (packed.latest ? packed.latest->value : packed.value) = HandleOn(value);
+}
+
 Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   if (!isRecordable(tensor)) {
     return {};
@@ -278,7 +285,6 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   packed.producer = value->recipe() ? value->recipe()->op.name.c_str() : nullptr;
   keeper_.packs(*value, tensor);
   const Retention retention = retentionFor(*value);
-  packed.latest = retention == Retention::Recomputed ? LatestState::of(*value) : nullptr;
   const bool showsWrites =
       part || !value->versions().isWriters(tensor.unsafeGetTensorImpl()->version_counter());
   if (value->uses().notePacked(showsWrites, retention == Retention::Away)) {
@@ -287,8 +293,7 @@ Packed Recorder::pack(const at::Tensor& tensor, bool part) {
   packed.note = graph.observers.packed(*value, tensor, retention);
   packed.node = static_cast<uint32_t>(at::sequence_number::peek());
   if (retention != Retention::Unmanaged) {
-    (packed.latest ? packed.latest->value : packed.value) = HandleOn(value);
-    packed.recompute = retention != Retention::Saved;
+    hold(packed, value, retention);
   }
   if (packed.recompute) {
     graph.streams.use(*value, tensor.storage());  // autograd does not hold the storage
