@@ -85,8 +85,9 @@ def assert_like_eager(seed, policy, *, writes_after=0):
     ],
 )
 def test_writes_to_one_piece_are_seen_by_what_saved_another(policy, writes_after):
-    valid = sum(assert_like_eager(seed, policy, writes_after=writes_after) for seed in range(200))
-    assert valid > 50  # programs that eager runs
+    count = 200 if DEVICE == "cpu" else 40  # programs on the test device are slow
+    valid = sum(assert_like_eager(seed, policy, writes_after=writes_after) for seed in range(count))
+    assert valid > count / 4  # eager runs the others too, and raises
 
 
 @pytest.mark.replays
@@ -116,7 +117,9 @@ def test_recurrent_cells_keep_no_storage(kind):
 
 
 @pytest.mark.parametrize(
-    "alias", [lambda h: h.data, lambda h: torch.unsafe_chunk(h, 1)[0].detach()]
+    "alias",
+    [lambda h: h.data, lambda h: torch.unsafe_chunk(h, 1)[0].detach()],
+    ids=["data", "unsafe_chunk"],
 )
 def test_a_write_after_the_region_that_died_with_its_storage_raises(alias):
     """Eager's saved tensor shows the write. The alias was read in the region, so ebb knows it."""
