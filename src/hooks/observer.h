@@ -85,6 +85,8 @@ struct OpEvents : virtual Observer {
   virtual void stateEnds(Value& value, bool seen) {}
   // The value has got a copy of its bytes, because its storage is about to be written.
   virtual void copied(Value& value) {}
+  // The handles on `before` show `after` from now on: see Note [Handles that follow].
+  virtual void handedOn(Value& before, Value& after) {}
   // A store has taken the value's bytes: `nbytes` of the tensor `of`. `kind` names the store.
   virtual void sent(Value& value, const char* kind, const std::string& of, size_t nbytes) {}
   // A store has not taken the value's bytes.

@@ -158,7 +158,7 @@ STACKS = (pre_ln, llama, in_place, dropout, pictures, inception, batches, inside
 ALL = (*STACKS, hoarding, cells)
 CLOSE = 0.0025  # of the peak, as in test_simulator.py
 # Likewise: scratch memory of replays, and gates that each time step makes again.
-LOOSE = {dropout: 0.055, cells: 0.065}
+LOOSE = {dropout: 0.055, cells: 0.145}
 
 every_stack = pytest.mark.parametrize("make", STACKS, ids=lambda make: make.__name__)
 

@@ -196,7 +196,7 @@ def start() -> None:
     _start_reports()
     if disables:
         return
-    if _C.verify_mode() != 0:
+    if is_set("EBB_VERIFY") and _C.verify_mode() != 0:
         atexit.register(_tell_what_was_verified)
     _tell_of_modules_alone()
     _take_over()

@@ -191,7 +191,9 @@ ValueMap& ValueMap::applyDeferred() {
     const bool shows =
         entry.before && (!counted || entry.before->uses().showsWrites() ||
                          !after.versions().isWriters(entry.before->versions().written().counter));
-    if (shows && !LatestState::handOn(*entry.before, entry.after)) {
+    if (shows && LatestState::handOn(*entry.before, entry.after)) {
+      context_.graph->observers.tell(&OpEvents::handedOn, *entry.before, after);
+    } else if (shows) {
       entry.before->showInstead(entry.storage);
     }
   }

@@ -246,6 +246,13 @@ class ForwardReporter final : public OpEvents, public RegionEvents {
     value.attach(trace_->add(std::move(record)));
   }
 
+  void handedOn(Value& before, Value& after) override {
+    const RecordRefPtr from = recordOf(before);
+    if (RecordRefPtr to = recordOf(after); from && to) {
+      from->handOn(std::move(to));
+    }
+  }
+
   ExtraPtr packed(Value& value, const at::Tensor& tensor, Retention retention) override {
     update(value, [&](ValueRecord& record) {
       record.use.packed = true;

@@ -53,7 +53,23 @@ RecordRef::~RecordRef() {
   }
 }
 
+void RecordRef::handOn(c10::intrusive_ptr<RecordRef> later) {
+  later->update([](ValueRecord& record) {
+    record.fate = Fate::Recomputed;
+    record.use.packed = true;
+  });
+  update([](ValueRecord& record) {
+    record.fate = Fate::Unneeded;
+    record.use.packed = false;
+  });
+  later_ = std::move(later);
+}
+
 void RecordRef::unpacks(uint32_t node) {
+  if (later_) {
+    later_->unpacks(node);
+    return;
+  }
   const TraceTime time = trace_->now();
   if (trace_->isProfile() && !trace_->wasAsked_.exchange(true)) {
     trace_->look(time);

@@ -160,10 +160,13 @@ class RecordRef final : public Extra {
   void unpacks(uint32_t node) override;
 
   ValueRecord* record() const { return &record_; }
+  // The handles on this record's value show that of `later` from now on.
+  void handOn(c10::intrusive_ptr<RecordRef> later);
 
  private:
   StepTracePtr trace_;
-  ValueRecord& record_;  // belongs to the trace
+  ValueRecord& record_;                  // belongs to the trace
+  c10::intrusive_ptr<RecordRef> later_;  // nearly always null
 };
 
 // The strings and rules of a trace. Strings live as long as the trace, so records compare and
