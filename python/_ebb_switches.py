@@ -17,7 +17,7 @@ NAMES = frozenset((
     "EBB", "EBB_MODULES", "EBB_BUDGET", "EBB_DISABLE", "EBB_STRICT", "EBB_VERIFY", "EBB_REPORT",
     "EBB_AHEAD", "EBB_CONFIG",
 ))  # fmt: skip
-# Those that change only what ebb's regions do, which EBB, EBB_BUDGET or the program makes.
+# These change only how regions behave. EBB, EBB_BUDGET or the program makes the regions.
 NEED_REGIONS = ("EBB_AHEAD", "EBB_CONFIG", "EBB_REPORT", "EBB_VERIFY")
 # Variables for builds, tests and benchmarks of ebb.
 PREFIXES = (

@@ -149,7 +149,7 @@ def test_a_file_that_was_there_becomes_its_owners_only(measures, first, tmp_path
     ("damage", "why"), [(None, "the budget was"), DAMAGE["cut"], DAMAGE["edited"]]
 )
 def test_a_strict_job_plans_again(measures, first, tmp_path, monkeypatch, damage, why):
-    """The budget takes effect either way, and nobody may watch a restart."""
+    """A job that restarts by itself continues: it measures again and writes a new plan."""
     text = first()
     if damage is not None:
         (tmp_path / "plan.toml").write_text(damage(text))

@@ -387,7 +387,8 @@ using ReaderOf = CountedRef<&Uses::gainReader, &Uses::loseReader>;  // a recipe'
 struct LatestState {
   HandleOn value;  // counts as one handle; the graph's lock guards it
 
-  // What the handle for the last pack of `value` holds in its place; null: it holds the value.
+  // Autograd has just packed `value`. Returns what the new handle must share with the others on
+  // this storage. Null if the handle follows no writes: it then refers to `value` itself.
   static std::shared_ptr<LatestState> of(Value& value);
   // Handles that follow show `after`, the state after `before`, from now on. False if there are
   // none, or if no replay makes `after`.

@@ -25,9 +25,9 @@ struct Packed {
   std::shared_ptr<LatestState> latest;  // nearly always null; see Note [Handles that follow]
   bool recompute = false;               // materialise `value`; else its bytes are kept
   uint32_t node = 0;                    // number of the backward node; see Note [Saved by one node]
-  HandleOn value;  // null: a leaf, or unknown to the recorder, kept as in eager; or `latest` is set
+  HandleOn value;  // null if `latest` is set, or if the handle keeps the tensor as eager does
 
-  // The value that the handle shows; null as `value`.
+  // The value that the handle shows now. Null if the handle keeps the tensor as eager does.
   const HandleOn& shown() const { return latest ? latest->value : value; }
 };
 

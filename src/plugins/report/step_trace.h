@@ -160,7 +160,7 @@ class RecordRef final : public Extra {
   void unpacks(uint32_t node) override;
 
   ValueRecord* record() const { return &record_; }
-  // The handles on this record's value show that of `later` from now on.
+  // The handles now show another value, whose record is `later`. Unpacks are noted there.
   void handOn(c10::intrusive_ptr<RecordRef> later);
 
  private:

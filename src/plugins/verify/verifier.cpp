@@ -72,7 +72,7 @@ std::string changedInputsOf(const Recipe& recipe) {
   return changed;
 }
 
-// See VerifyCounts
+// The members of VerifyCounts, for the whole process.
 std::atomic<uint64_t> compared{0};
 std::atomic<uint64_t> differing{0};
 
