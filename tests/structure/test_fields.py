@@ -14,6 +14,7 @@ import pytest
 import ebb
 from ebb import _testing
 from ebb._plan.profile.profile import Operator, Value
+from ebb._report.advice import Advice
 from ebb._report.planned import BudgetPoint, Course, Cut, ReportedPlan
 from ebb._report.rows import Row
 
@@ -84,28 +85,54 @@ def test_rows_and_reports_have_the_fields_of_their_tables():
         assert entries(kind, "Attributes") == fields
 
 
-def test_the_page_of_statistics_has_all_figures():
-    text = (REFERENCE / "statistics.md").read_text()
-    sections = dict(re.findall(r"^## `(ebb\.stats\(\).*?)`\n(.*?)(?=^## |\Z)", text, re.M | re.S))
-    assert sections.keys() == STATISTICS.keys()
-    for name, section in sections.items():
-        rows = re.findall(r"^\| (`.+?) \| (.+) \|$", section, re.M)
-        keys = set(re.findall(r"`(\w+)`", " ".join(cell for row in rows for cell in row)))
-        assert keys == STATISTICS[name] | (ENGINES.keys() if name == "ebb.stats()" else set())
+def sections(level):
+    """The sections of the page with headings of this level, by heading."""
+    text, mark = (REFERENCE / "fields.md").read_text(), "#" * level
+    found = re.findall(rf"^{mark} (.+?)\n(.*?)(?=^#{{1,{level}}} |\Z)", text, re.M | re.S)
+    return {heading.strip("`"): section for heading, section in found}
 
 
-def test_the_page_of_reports_has_all_fields():
-    text = (REFERENCE / "reports.md").read_text()
-    assert set(re.findall(r"^\| `(\w+)` \|", text, re.M)) == set(ebb.Report.FATES)
-    fields = text.partition("\n## Fields\n")[2]
-    rows, reports = fields.split("\nA report: ")
-    explained = re.findall(r"^\* (`.+?`):", rows, re.M)
-    assert set(re.findall(r"`(\w+)`", " ".join(explained))) == FIELDS["ReportRow"] | {"layers"}
-    assert FIELDS["Report"] | {"plan", "policy"} <= set(re.findall(r"`(\w+)`", reports))
+def explained(section):
+    """The names that begin the entries of a list."""
+    entries = re.findall(r"^\* (`.+?`):", section, re.M)
+    return set(re.findall(r"`(\w+)`", " ".join(entries)))
 
 
-def test_the_page_of_reports_has_all_fields_of_a_plan():
-    section = (REFERENCE / "reports.md").read_text().partition("\n## The plan\n")[2]
+def test_the_page_of_fields_has_all_figures():
+    found = {name: text for name, text in sections(2).items() if name.startswith("ebb.stats()")}
+    assert found.keys() == STATISTICS.keys()
+    for name, section in found.items():
+        pools = FIELDS["PagePoolStats"] if name.endswith('["paging"]') else set()
+        keys = explained(section)
+        assert keys | pools == STATISTICS[name] | (ENGINES.keys() if name == "ebb.stats()" else set())
+        assert pools <= set(re.findall(r"`(\w+)`", section))
+
+
+def test_the_page_of_fields_has_all_metrics():
+    ebb.metrics()
+    with ebb.region():
+        pass
+    section = sections(2)["ebb.metrics()"]
+    summed = {f"ebb/{name}" for name in FIELDS["RegionCounters"]}
+
+    keys = set(re.findall(r"`(ebb/\w+)`", section))
+
+    assert ebb.metrics().keys() - summed <= keys
+    assert {"ebb/eager_peak_bytes", "ebb/budget_bytes", "ebb/plan_age"} <= keys
+
+
+def test_the_page_of_fields_has_all_fields_of_reports():
+    found = sections(3)
+    assert explained(found["Fates"]) == set(ebb.Report.FATES)
+    assert explained(found["Rows"]) == FIELDS["ReportRow"] | {"layers"}
+    assert FIELDS["Report"] | {"plan", "policy"} <= explained(found["Fields of a report"])
+    properties = {"advice", "eager", "held", "notes", "totals"}
+    assert properties <= explained(found["Fields of a report"])
+    assert {field.name for field in dataclasses.fields(Advice)} == explained(found["Advice"])
+
+
+def test_the_page_of_fields_has_all_fields_of_a_plan():
+    section = sections(3)["The plan"]
     fields = {f.name for kind in (Course, BudgetPoint, Cut) for f in dataclasses.fields(kind)}
     plan = ReportedPlan(1, Course(1, 1.0), Course(1, 1.0), (), tuple).to_dict()
 
