@@ -173,7 +173,7 @@ class Paging(Section):
             agreed. ``"assert"``: an assertion on the device.
         dead_rows: the contents of restored padding rows. ``"repeat"``, the default: copies of the
             first valid row, which are as safe to differentiate as that row. ``"zero"``; ``"nan"``;
-            or ``"none"``: uninitialised memory. In verify mode (:func:`ebb.verify`, except
+            or ``"none"``: uninitialised memory. In verify mode (``ebb.verify``, except
             ``"demote"``) always NaN, which reveals a program that depends on padding rows.
         prefetch: the number of layers whose pages are restored ahead of backward, 0 or 1, in steps
             marked by ``ebb.experimental.paging.step()``; -1, the default: 1 on accelerators, 0 on
@@ -275,7 +275,7 @@ def _named(settings: Mapping[str, object], keywords: Mapping[str, object]) -> di
 class Config:
     """``ebb.config``: the settings of the process, as in torch's config modules.
 
-    Read or assign an attribute, or change settings for a while with :meth:`patch`. A change counts
+    Read or assign an attribute, or change settings for a while with ``patch``. A change counts
     from the next region on. ``EBB_CONFIG`` in the environment gives other values at the start: the
     path of a TOML file with the sections ``[ahead]``, ``[offload]`` and ``[paging]``, or settings
     such as ``EBB_CONFIG="offload.disk=/fast/disk,ahead.regions=1"``. Sizes are numbers of bytes, or
@@ -334,7 +334,7 @@ class Config:
         process.
 
         Args:
-            settings, keywords: as for :meth:`update`.
+            settings, keywords: as for ``update``.
         """
         return _Patch(_named(settings or {}, keywords))
 

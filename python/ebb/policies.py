@@ -69,7 +69,7 @@ dots_with_no_batch_dims_saveable: Policy = _preset("dots_with_no_batch_dims_save
 
 
 def save_only_these_names(*names: str) -> Policy:
-    """Saves tensors that :func:`ebb.checkpoint_name` gave one of these names; recomputes the rest.
+    """Saves tensors that ``ebb.checkpoint_name`` gave one of these names; recomputes the rest.
 
     Raises:
         TypeError: a name is not a string.
@@ -104,7 +104,7 @@ def megatron(*modules: str) -> Policy:
 
     Recomputes the outputs of ops in these modules and saves everything else. ``layernorm``
     recomputes norms in any module, ``moe_act`` only activation functions. The rules match modules
-    by the names in Megatron-Core's transformer layer, under :func:`ebb.apply` or in a region with
+    by the names in Megatron-Core's transformer layer, under ``ebb.apply`` or in a region with
     ``root=``.
 
     Args:

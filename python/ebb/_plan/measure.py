@@ -28,12 +28,12 @@ def measure(
     modules: Sequence[str],
     budget: int | float = 1.0,
 ) -> Measured:
-    """Run a step of :func:`ebb.plan` about eight times, with regions that recompute everything.
+    """Run a step of ``ebb.plan`` about eight times, with regions that recompute everything.
     `budget`: as in `window_of_all`.
 
     Raises:
-        ValueError: the step has a region already; or as :func:`ebb.apply`.
-        RuntimeError: as :func:`ebb.profile`.
+        ValueError: the step has a region already; or as ``ebb.apply``.
+        RuntimeError: as ``ebb.profile``.
     """
     root = type(model).__name__
     with ExitStack() as undo:

@@ -84,7 +84,7 @@ class Pareto(Sequence[ParetoPoint]):
 
 
 class Plan:
-    """A checkpointing plan made by :func:`ebb.plan`: which modules become regions, and their
+    """A checkpointing plan made by ``ebb.plan``: which modules become regions, and their
     policies.
 
     Attributes:
@@ -139,7 +139,7 @@ class Plan:
         return self._regions.policies
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
-        """Make the planned modules of a model regions, as :meth:`ebb.ModulePolicies.apply`."""
+        """Make the planned modules of a model regions, as ``ebb.ModulePolicies.apply``."""
         handles = self._regions.apply(model)
         self._reported = self._for_reports()
         planned.begins(self._reported)
@@ -148,8 +148,8 @@ class Plan:
         return handles
 
     def save(self, path: str | Path) -> None:
-        """Write the policies to a file for ``EBB=`` or :meth:`ebb.ModulePolicies.load`, as
-        :meth:`ebb.ModulePolicies.save`. The file does not contain the measurements. Where regions
+        """Write the policies to a file for ``EBB=`` or ``ebb.ModulePolicies.load``, as
+        ``ebb.ModulePolicies.save``. The file does not contain the measurements. Where regions
         are disabled, an earlier file stays, and ebb prints a line."""
         if self._others and not self.policies:
             print_first(f"ebb: {shown(str(path))} is not written: {self._others}")
@@ -176,7 +176,7 @@ class Plan:
             The profile of one of the steps. Recording makes that step slower.
 
         Raises:
-            RuntimeError: the plan is not applied; or as :func:`ebb.profile`.
+            RuntimeError: the plan is not applied; or as ``ebb.profile``.
         """
         if self._reported is None or not planned.is_in_place(self._reported):
             raise RuntimeError(
@@ -280,7 +280,7 @@ def plan_of(measured: Measured, budget: int | float, *, at_least: bool = False) 
     """Make the plan for a measured step.
 
     Args:
-        budget: bytes in total, or a share, see :func:`ebb.plan`.
+        budget: bytes in total, or a share, see ``ebb.plan``.
         at_least: if the budget is too small, return the plan with the lowest peak.
 
     Raises:
@@ -361,13 +361,13 @@ def plan(
             when the step begins: on the CPU, the model's parameters, their gradients and buffers;
             on an accelerator, all that is allocated there. Or a share, a float or text such as
             ``"40%"``, of the step's peak without regions.
-        modules: globs of modules that may become regions, as for :func:`ebb.apply`. Default: the
+        modules: globs of modules that may become regions, as for ``ebb.apply``. Default: the
             repeated blocks of the model. Blocks do not cover the activations between them. So if no
             plan with blocks fits the budget, ebb tries the model's parts, then the model as one
             region.
 
     Returns:
-        A :class:`Plan`. If the step fits unchanged, or where regions are disabled, no module
+        A ``Plan``. If the step fits unchanged, or where regions are disabled, no module
         becomes a region.
 
     Raises:

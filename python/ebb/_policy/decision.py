@@ -25,7 +25,7 @@ class Decision(enum.IntEnum):
     ``ebb.config.offload``."""
     PAGE = 3
     """Move the valid rows to a page pool on the device. See
-    :mod:`ebb.experimental.paging`."""
+    ``ebb.experimental.paging``."""
     RECOMPUTE_EACH_TIME = 4
     """Free the bytes, and recompute them for each replay that needs them. They stay in memory only
     once backward unpacks them, or another such value that the same nested region computed."""

@@ -135,11 +135,11 @@ class Policy:
     """An ordered list of rules and a default. The first rule that matches an op decides.
 
     Args:
-        rules: a mapping from operators to decisions, in order, or a sequence of :class:`Rule`.
+        rules: a mapping from operators to decisions, in order, or a sequence of ``Rule``.
         default: the decision for operators that no rule matches.
         inputs: the decision for a region's input activations, that is inputs with a ``grad_fn``,
             such as the activations between blocks: SAVE, OFFLOAD or PAGE. PAGE affects only inputs
-            that :func:`ebb.experimental.mark_rows` has marked.
+            that ``ebb.experimental.mark_rows`` has marked.
 
     Raises:
         TypeError: a decision or an operator has the wrong type.
@@ -237,11 +237,11 @@ class Policy:
         return self._sac_context_fn
 
     def to_toml(self) -> str:
-        """Return the text of the file that :meth:`save` writes."""
+        """Return the text of the file that ``save`` writes."""
         return to_toml(self.rules, self.default, self.inputs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the policy as TOML that :meth:`load` reads.
+        """Write the policy as TOML that ``load`` reads.
 
         Raises:
             OSError: the file cannot be written.
@@ -254,7 +254,7 @@ class Policy:
 
         Args:
             text: rules in order, such as ``"mm:save,gelu:recompute,default:save"``. torch's own
-                operators need no ``aten::``. ``default`` and ``inputs`` are as for :class:`Policy`.
+                operators need no ``aten::``. ``default`` and ``inputs`` are as for ``Policy``.
                 A preset, as in ``"save_matmuls,mm:recompute"``, adds its rules after these, and its
                 default.
 
@@ -274,7 +274,7 @@ class Policy:
         """Describe the rules that may match an operator, in the order in which ebb tries them.
 
         Args:
-            op: as in :class:`Rule`; each operator that it matches is described.
+            op: as in ``Rule``; each operator that it matches is described.
 
         Raises:
             TypeError: ``op`` has the wrong type.

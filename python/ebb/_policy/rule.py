@@ -80,15 +80,15 @@ class Rule:
         module: a glob over the fully qualified name of the innermost running module, such as
             ``"*.mlp.*"``; ``*`` matches dots too. The parts that wrappers add to names
             (torch.compile, DDP, FSDP, checkpoint wrappers, PEFT's ``base_layer``) are left out. ebb
-            knows the modules under :func:`ebb.apply` and in ``ebb.region(policy, root=model)``.
-        name: match only values to which :func:`ebb.checkpoint_name` gave this name.
+            knows the modules under ``ebb.apply`` and in ``ebb.region(policy, root=model)``.
+        name: match only values to which ``ebb.checkpoint_name`` gave this name.
         min_bytes, max_bytes: match only outputs whose storage has at least, or at most, this many
             bytes, as a number or text such as ``"1MiB"``.
         dtype: match only outputs of this dtype, a ``torch.dtype`` or its name.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or two exclude each other. :class:`Policy` checks
+        ValueError: an argument is out of range, or two exclude each other. ``Policy`` checks
             some of this.
 
     Examples:

@@ -159,7 +159,7 @@ def _read(path: str | os.PathLike[str], late: bool = False) -> tuple[dict[str, A
 
 
 def loaded(path: str | os.PathLike[str], late: bool = False) -> _C.Policy:
-    """See :meth:`ebb.Policy.load`; `late`: operators may be registered later."""
+    """See ``ebb.Policy.load``; `late`: operators may be registered later."""
     return _policy(*_read(path, late))
 
 
@@ -168,7 +168,7 @@ Regions = tuple[list[tuple[list[str], _C.Policy]], dict[str, int], bool]
 
 
 def loaded_regions(path: str | os.PathLike[str], late: bool = False) -> Regions:
-    """See :meth:`ebb.ModulePolicies.load`. `late`: as for `loaded`."""
+    """See ``ebb.ModulePolicies.load``. `late`: as for `loaded`."""
     return _regions(*_read(path, late))
 
 
@@ -231,7 +231,7 @@ def regions_to_toml(
     ahead: bool,
     plan: Mapping[str, object] | None = None,
 ) -> str:
-    """See :meth:`ebb.ModulePolicies.save`. `groups`: modules, and their policy as TOML; `plan`: the
+    """See ``ebb.ModulePolicies.save``. `groups`: modules, and their policy as TOML; `plan`: the
     table with this name."""
     head = "" if ahead else _line("ahead", ahead) + "\n"
     groups = list(groups)
@@ -266,7 +266,7 @@ def rule_line(rule: Rule) -> str:
 
 
 def to_toml(rules: Iterable[Rule], default: Decision, inputs: Decision) -> str:
-    """See :meth:`ebb.Policy.to_toml`."""
+    """See ``ebb.Policy.to_toml``."""
     text = "" if inputs is SAVE else _line("inputs", inputs)
     text += _line("default", default)
     lines = "".join(f"    {rule_line(rule)},\n" for rule in rules)
@@ -274,7 +274,7 @@ def to_toml(rules: Iterable[Rule], default: Decision, inputs: Decision) -> str:
 
 
 def parsed(text: str, late: bool = False) -> _C.Policy:
-    """See :meth:`ebb.Policy.parse`; `late` as for `loaded`."""
+    """See ``ebb.Policy.parse``; `late` as for `loaded`."""
     text = text.strip()
     if text in PRESETS:
         return PRESETS[text]

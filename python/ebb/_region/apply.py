@@ -33,7 +33,7 @@ Wanted = tuple[str, ...] | Callable[[torch.nn.Module, str], bool]
 
 
 class RegionHandle(AbstractContextManager["RegionHandle"]):
-    """The result of :func:`apply`; its :meth:`remove` undoes the call.
+    """The result of ``apply``; its ``remove`` undoes the call.
 
     Attributes:
         names: the fully qualified names of the modules that became regions.
@@ -47,11 +47,11 @@ class RegionHandle(AbstractContextManager["RegionHandle"]):
         self.names = tuple(modules)
 
     def remove(self) -> None:
-        """Restore the modules' own forward. Modules for which :func:`remove` or an earlier call did
+        """Restore the modules' own forward. Modules for which ``remove`` or an earlier call did
         so stay as they are.
 
         Raises:
-            RuntimeError: after :func:`apply`, other code has wrapped a module's forward or class
+            RuntimeError: after ``apply``, other code has wrapped a module's forward or class
                 (undo that first). No module is changed.
         """
         still = {
@@ -83,7 +83,7 @@ def _unmark_all(modules: dict[str, torch.nn.Module]) -> None:
 
 
 def remove(model: torch.nn.Module) -> tuple[str, ...]:
-    """Restore the own forward of all modules in a model that :func:`apply` made regions: for copies
+    """Restore the own forward of all modules in a model that ``apply`` made regions: for copies
     of the model, which have the regions but no handle, or if the handle is lost.
 
     Settings that a plan has put in place end with the plan's handle.
@@ -96,7 +96,7 @@ def remove(model: torch.nn.Module) -> tuple[str, ...]:
 
     Raises:
         TypeError: ``model`` is no module.
-        RuntimeError: after :func:`apply`, other code has wrapped a module's forward or class (undo
+        RuntimeError: after ``apply``, other code has wrapped a module's forward or class (undo
             that first). No module is changed.
 
     Examples:
@@ -234,7 +234,7 @@ def apply(
             it for a single block. A whole model as one region frees activations, but backward
             recomputes most of them at once, so the peak memory does not go down.
             Rules with ``module=`` see the names of the modules in ``model`` at this call.
-        escapes: as for :class:`ebb.region`.
+        escapes: as for ``ebb.region``.
 
     Returns:
         A handle whose ``remove()`` undoes this call; also a context manager.

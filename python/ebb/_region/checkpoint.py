@@ -50,8 +50,8 @@ def checkpoint(
             it into a policy: it asks the function in the first call, and later calls with an equal
             ``context_fn`` and the same function reuse the answers.
         discard_output: mark the tensors that ``function`` returns for
-            :func:`ebb.experimental.discard`. The policy must recompute them.
-        escapes: as for :class:`ebb.region`.
+            ``ebb.experimental.discard``. The policy must recompute them.
+        escapes: as for ``ebb.region``.
 
     Returns:
         The result of ``function``.

@@ -28,9 +28,9 @@ def _say_so() -> None:
 class disable(_C.Disabled, ContextDecorator):
     """Regions that this thread enters inside have no effect, as if the program had none.
 
-    A context manager and a decorator. Modules that :func:`ebb.apply` or ``EBB=1`` made regions run
+    A context manager and a decorator. Modules that ``ebb.apply`` or ``EBB=1`` made regions run
     as usual, and calls of ``torch.utils.checkpoint`` that ``EBB=1`` takes over checkpoint as torch
-    does. Backward of earlier regions still recomputes. :func:`ebb.plan` returns a plan without
+    does. Backward of earlier regions still recomputes. ``ebb.plan`` returns a plan without
     regions. Compiled functions keep their regions: under ``torch.compile``, disable has no effect.
     The variable ``EBB_DISABLE=1`` disables all regions, also those of compiled functions.
 

@@ -46,7 +46,7 @@ class _Discarded(torch.Tensor):
 
 
 def discardable(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark a result of a region, inside it, so that :func:`discard` can free its memory.
+    """Mark a result of a region, inside it, so that ``discard`` can free its memory.
 
     Args:
         tensor: computed in the region, with the decision RECOMPUTE.
@@ -74,12 +74,12 @@ def discard(tensor: torch.Tensor, *, restore_at: torch.Tensor) -> None:
     Use discard for a tensor that a region computes and that functions outside of the region save.
     Those functions keep its storage, so recomputation by the region alone frees nothing. discard
     empties the storage. Backward fills the storage again without a copy, so all views show the data
-    again. A read before that raises :class:`PlaceholderError`, which names the op, the region
+    again. A read before that raises ``PlaceholderError``, which names the op, the region
     and the remedy. The idea is from Megatron-LM's ``CheckpointWithoutOutput``. Under tracing
     discard does nothing.
 
     Args:
-        tensor: marked by :func:`ebb.experimental.discardable` inside its region, or returned by
+        tensor: marked by ``ebb.experimental.discardable`` inside its region, or returned by
             ``ebb.checkpoint(..., discard_output=True)``, and not written after that.
         restore_at: a tensor that requires grad and depends on all readers of ``tensor``, such as
             the result of the last function that read it. Backward reaches ``restore_at`` before

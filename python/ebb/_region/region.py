@@ -125,7 +125,7 @@ class region(_C.Region):
             memory is freed, and the region's backward restores their data; a read before that
             raises a ``RuntimeError`` that names the remedy. The region's results keep their memory:
             the return values of a decorated function; in a with-block the tensors that
-            :meth:`returns` names and those that no op of the region has read. The outermost of
+            ``returns`` names and those that no op of the region has read. The outermost of
             nested regions decides.
         root: the model that runs inside, for rules with ``module=``. Such rules see the names of
             the model's modules at the time when a region is first given this root.
@@ -208,7 +208,7 @@ class region(_C.Region):
         )
 
     def _take_results(self) -> tuple[list[torch.Tensor], bool, list[torch.Tensor]]:
-        """The plain tensors that :meth:`returns` named; True if it was called; the results that
+        """The plain tensors that ``returns`` named; True if it was called; the results that
         have a backward."""
         results, self._results = self._results, None
         plain = [tensor for result in results or () for tensor in plain_tensors(result)]

@@ -53,7 +53,7 @@ class opaque(_C.OpaqueWrites):
     computed in a region. A replay of the op that computed the tensor would lose the written data.
     Put the write in this context manager. When the context ends, ebb saves the tensors' contents,
     as it saves an input. The results of ``torch.empty`` do not need it, nor do those of ``zeros``,
-    ``ones`` and ``full`` if they are written before torch reads them. :class:`ebb.verify` finds
+    ``ones`` and ``full`` if they are written before torch reads them. ``ebb.verify`` finds
     writes that need it.
 
     If an earlier region may need a tensor's old contents, opaque increments the tensor's version as
@@ -177,7 +177,7 @@ _lock = threading.Lock()  # held while methods are wrapped
 
 
 def are_watched() -> bool:
-    """True if ebb sees calls of these methods: :func:`install` has run, and no other code has
+    """True if ebb sees calls of these methods: ``install`` has run, and no other code has
     replaced a method since. Otherwise wrong gradients could go unnoticed."""
     try:
         are_ours: bool = _methods(_NOW) == _in_place

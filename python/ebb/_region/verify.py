@@ -49,7 +49,7 @@ class verify:
 
     In verify mode ebb recomputes each value that backward needs, even if its tensor is still alive,
     and compares it bit for bit with the forward's result. So ebb finds programs that write
-    to tensors without torch's knowledge (see :class:`ebb.opaque`), and operators whose replay gives
+    to tensors without torch's knowledge (see ``ebb.opaque``), and operators whose replay gives
     different results. ebb overwrites dropped memory before it frees it (NaN in floating-point
     tensors, bytes of 0xA5 in others), so that a stale raw pointer does not read correct data by
     accident. Verify mode is slow and needs the memory that regions otherwise free: use it to find
@@ -58,7 +58,7 @@ class verify:
     The environment variable ``EBB_VERIFY`` (``0``, ``1`` or ``demote``) sets the mode of a process.
 
     Args:
-        mode: ``"raise"``: a difference raises :class:`ebb.ReplayMismatch` in backward;
+        mode: ``"raise"``: a difference raises ``ebb.ReplayMismatch`` in backward;
             ``"demote"``: ebb warns once per operator, uses the correct bytes, and saves that
             operator's outputs from then on; ``"off"``.
 

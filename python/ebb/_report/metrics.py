@@ -16,13 +16,13 @@ def stats() -> dict[str, Any]:
 
     A step begins when an outermost region is entered after a backward. After a backward the
     counters are thus those of the last forward and backward. For a logger, use
-    :func:`ebb.metrics`.
+    ``ebb.metrics``.
 
     Returns:
         A dictionary with the keys ``"step"``, ``"regions"``, ``"total"``, ``"transfers"``,
         ``"demoted_ops"``, ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``, and of the
         plug-ins that are built ``"ahead"``, ``"offload"`` and ``"paging"``.
-        docs/reference/statistics.md explains each counter.
+        docs/reference/fields.md explains each counter.
 
     Examples:
         >>> ebb.stats()["open_regions"]
@@ -34,7 +34,7 @@ def stats() -> dict[str, Any]:
 
 
 def reset_stats() -> None:
-    """Set the counters of :func:`stats` to zero. Objects alive stay counted.
+    """Set the counters of ``stats`` to zero. Objects alive stay counted.
 
     Examples:
         >>> ebb.reset_stats()
@@ -107,7 +107,7 @@ def metrics() -> dict[str, int | float]:
 
     Returns:
         A flat dictionary such as ``{"ebb/peak_bytes": 1048576, "ebb/replay_ms": 1.5, ...}``, of
-        this process alone. Unknown values are left out. docs/reference/statistics.md explains
+        this process alone. Unknown values are left out. docs/reference/fields.md explains
         each.
 
     Examples:

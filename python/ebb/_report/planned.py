@@ -53,7 +53,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """The plan for one budget. The first fields are as in :class:`ParetoPoint`."""
+    """The plan for one budget. The first fields are as in ``ParetoPoint``."""
 
     budget: int
     peak: int

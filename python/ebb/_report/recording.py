@@ -78,7 +78,7 @@ _layers = Layers(lambda settings: _C.set_reporting(settings["steps"]))
 
 
 class record_reports:
-    """Records the fate of each storage for :func:`ebb.report`, in the whole process.
+    """Records the fate of each storage for ``ebb.report``, in the whole process.
 
     The call itself switches recording on, for outermost regions that are entered from now on; as a
     context manager, record_reports restores the earlier setting at the end. Blocks of several

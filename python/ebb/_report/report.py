@@ -32,14 +32,14 @@ _OUTCOMES = {
 
 @dataclass(frozen=True)
 class Report:
-    """A memory breakdown of one forward in regions and its backward. See :func:`ebb.report`.
+    """A memory breakdown of one forward in regions and its backward. See ``ebb.report``.
 
     Attributes:
-        step: the number of the forward and backward, as in :func:`ebb.stats`. A training step that
+        step: the number of the forward and backward, as in ``ebb.stats``. A training step that
             accumulates gradients has several.
-        rows: one :class:`Row` for all storages that are alike; a storage's bytes count in one row.
+        rows: one ``Row`` for all storages that are alike; a storage's bytes count in one row.
         ahead: the regions for which replays ran ahead, counted by outcome: ``in_time``, ``late``,
-            ``in_vain``, ``held`` and ``stopped``; see ``"ahead"`` of :func:`ebb.stats`.
+            ``in_vain``, ``held`` and ``stopped``; see ``"ahead"`` of ``ebb.stats``.
         idle_rules: rules that had no effect, in words; without those of presets.
         peak_held: the most bytes saved for backward at a time.
         peak_eager: the most bytes that eager would have saved for backward.
@@ -51,7 +51,7 @@ class Report:
             eager would save.
         spans: regions, their backwards, replays and transfers, as tuples: kind, name, start and
             duration in seconds, thread, bytes.
-        plan: the :class:`ebb.Plan`, or the plan of ``EBB_BUDGET``, under which the step ran, as
+        plan: the ``ebb.Plan``, or the plan of ``EBB_BUDGET``, under which the step ran, as
             reports show it; None without a plan.
         policy: the policy of the variable ``EBB``; None if the variable gives none.
     """
@@ -120,7 +120,7 @@ class Report:
         return [asdict(replace(row, stack=())) | {"stack": places[row.stack]} for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as a dictionary for JSON, with everything that :meth:`load` needs."""
+        """The report as a dictionary for JSON, with everything that ``load`` needs."""
         return {
             "format": _FORMAT,
             **{known.name: getattr(self, known.name) for known in fields(self)},
@@ -137,7 +137,7 @@ class Report:
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """Read a report that :meth:`save` wrote as JSON.
+        """Read a report that ``save`` wrote as JSON.
 
         Raises:
             OSError: the file cannot be read.

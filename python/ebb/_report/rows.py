@@ -37,7 +37,7 @@ class Row:
         module: the innermost running module, if it is known.
         op: the operator that computed them, or ``"from outside"``.
         shape: shape of the operator's result; -1 where joined rows differ, see
-            :meth:`Report.collapsed`.
+            ``Report.collapsed``.
         dtype: dtype of the operator's result, such as ``"float32"``.
         fate: what happened to them; a key of ``Report.FATES``.
         rule: the rule that matched.
@@ -53,7 +53,7 @@ class Row:
             thread.
         stack: the program's Python stack when they were computed, innermost first, without frames
             of torch and ebb: ``"/src/model.py:12 in forward"``.
-        layers: how many modules of the same kind the row joins; see :meth:`Report.collapsed`.
+        layers: how many modules of the same kind the row joins; see ``Report.collapsed``.
     """
 
     region: str

@@ -1,4 +1,4 @@
-"""Features that may change, because no GPU has run them yet: :mod:`ebb.experimental.paging`, and
+"""Features that may change, because no GPU has run them yet: ``ebb.experimental.paging``, and
 freeing a region's result until backward."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Logs :func:`ebb.metrics` with Lightning's Trainer."""
+"""Logs ``ebb.metrics`` with Lightning's Trainer."""
 
 from __future__ import annotations
 

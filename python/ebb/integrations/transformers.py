@@ -1,4 +1,4 @@
-"""Logs :func:`ebb.metrics` with transformers' Trainer."""
+"""Logs ``ebb.metrics`` with transformers' Trainer."""
 
 from __future__ import annotations
 

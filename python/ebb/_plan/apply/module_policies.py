@@ -77,7 +77,7 @@ class RegionHandles:
         """Restore the modules' own forward.
 
         Raises:
-            RuntimeError: as :meth:`RegionHandle.remove`.
+            RuntimeError: as ``RegionHandle.remove``.
         """
         while self._handles:
             self._handles[-1].remove()
@@ -124,7 +124,7 @@ class ModulePolicies:
         self._settings = ProcessSettings(dict(offload or {}), ahead, pages)
 
     def apply(self, model: torch.nn.Module) -> RegionHandles:
-        """Make the named modules of a model regions, as :func:`ebb.apply` does, and put
+        """Make the named modules of a model regions, as ``ebb.apply`` does, and put
         the settings that they need in place.
 
         Args:
@@ -187,7 +187,7 @@ class ModulePolicies:
 
     @classmethod
     def load(cls, path: str | Path) -> ModulePolicies:
-        """Read a file that :meth:`save` or a person wrote.
+        """Read a file that ``save`` or a person wrote.
 
         Raises:
             OSError: the file cannot be read.

@@ -174,7 +174,7 @@ def pager_of(
     profile: Profile, device: torch.device, before: tuple[Counter[bool], Counter[bool]]
 ) -> Pager | None:
     """The pager for a step that ran since `before`, a result of `counts_of_steps`. None if no value
-    has rows, or some were marked outside of :func:`ebb.experimental.paging.run_step`: such a step
+    has rows, or some were marked outside of ``ebb.experimental.paging.run_step``: such a step
     cannot run again after an overflow, so a plan must not page in it."""
     since, marked = (now - then for now, then in zip(counts_of_steps(), before, strict=True))
     if not since or marked[False] or not any(map(has_rows, profile.values)):

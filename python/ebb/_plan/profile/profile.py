@@ -89,16 +89,16 @@ class Value:
 
 @dataclass(frozen=True)
 class Profile:
-    """A record of one step: see :func:`ebb.profile`. Times are in milliseconds since its begin.
+    """A record of one step: see ``ebb.profile``. Times are in milliseconds since its begin.
 
     Fields with the meaning of a field of ``torch.distributed._tools.sac_estimator.SACStats`` have
     its name.
 
     Attributes:
         duration: duration of the step.
-        operators: calls in regions, in order: an :class:`Operator` each.
+        operators: calls in regions, in order: an ``Operator`` each.
         replays: operators recomputed for backward: tuples of name, start and host time.
-        values: inputs and outputs of the operators: a :class:`Value` each.
+        values: inputs and outputs of the operators: a ``Value`` each.
         allocations: tuples of time, address, and bytes that were allocated, or freed (less than
             0), on the step's thread and on threads where autograd runs.
     """

@@ -17,7 +17,7 @@ class PageOverflowError(RuntimeError):
     """A page pool was too small for a tensor, so the gradients of this step are invalid.
 
     Raised in the step if ``overflow="blocking"``, and by an optimizer that is about to use such
-    gradients. Clear the gradients and run the step again, or let :func:`run_step` do so.
+    gradients. Clear the gradients and run the step again, or let ``run_step`` do so.
     """
 
     __module__ = "ebb.experimental"  # the name for users and pickles

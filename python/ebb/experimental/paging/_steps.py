@@ -43,7 +43,7 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     first. The result of an operator that may mix rows has no mark. The result also has no mark if
     the operator reads an unmarked tensor with as many rows: a residual, a mask, weights of tokens.
     Mark such tensors too if the same count applies to them. Without a mark the decision PAGE means
-    SAVE, and ``bytes_not_paged`` in :func:`ebb.stats` counts the bytes.
+    SAVE, and ``bytes_not_paged`` in ``ebb.stats`` counts the bytes.
 
     Outside of regions and under ``torch.compile`` mark_rows does nothing.
 
@@ -60,7 +60,7 @@ def mark_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         TypeError: an argument has the wrong type.
         ValueError: ``x`` is not contiguous or not a whole storage, ``rows`` is on another device,
             or, on the CPU, out of range. On other devices the host does not wait for the count;
-            :func:`ebb.experimental.paging.step_ok` reports an invalid one.
+            ``ebb.experimental.paging.step_ok`` reports an invalid one.
 
     Examples:
         >>> policy = ebb.Policy({"aten::mm": ebb.PAGE})
@@ -93,7 +93,7 @@ def step(fixed_order: bool = True) -> Iterator[None]:
             order, which ebb records in the first step. Then a layer whose backward directly
             follows its forward is not paged, and on accelerators pages are restored ahead, while
             another layer runs its backward. For pipelines, name stages and micro-batches with
-            :func:`microbatch`.
+            ``microbatch``.
 
     Raises:
         RuntimeError: the order of the step differs from the recorded one. The message names both
@@ -195,7 +195,7 @@ def run_step(
             graph, pass a function that runs the same step eagerly.
         state: modules and tensors to restore as well: the buffers of modules (running statistics),
             and gradients to which no backward of torch adds (FSDP2's).
-        fixed_order: as in :func:`step`.
+        fixed_order: as in ``step``.
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
             Each of them must call run_step. The group must include all processes with which the
             step has collectives.
@@ -205,11 +205,11 @@ def run_step(
 
     Raises:
         PageOverflowError: a pool was too small in the second run too; or in an earlier backward,
-            after which the program did not call :func:`step_ok`; or the step cannot be run again,
+            after which the program did not call ``step_ok``; or the step cannot be run again,
             because an optimizer has used the gradients or the function raised in one of several
             processes. Every process of the group raises this, except those that raise an error of
             their own.
-        RuntimeError: a count of rows is invalid; see :func:`step_ok`. Or other processes have not
+        RuntimeError: a count of rows is invalid; see ``step_ok``. Or other processes have not
             arrived within the time limit of the process group.
         NotImplementedError: the process group has no store (MPI).
 
@@ -265,18 +265,18 @@ def step_ok(group: Any = None) -> bool:
     the current stream. If step_ok returns False, clear the gradients and run the step again. That
     run uses no pools, and ebb then allocates larger ones. Call step_ok once for each optimizer
     step: the result is reset when a value is paged again. A ``torch.optim`` optimizer that is about
-    to use invalid gradients raises :class:`PageOverflowError`.
+    to use invalid gradients raises ``PageOverflowError``.
 
     Args:
         group: the processes that must agree, if ``torch.distributed`` is initialised; default: all.
-            They agree through the group's store, as in :func:`run_step`.
+            They agree through the group's store, as in ``run_step``.
 
     Raises:
         RuntimeError: paging failed in another way: a count of rows is invalid. Or a CUDA graph is
-            being captured, so the host must not wait: see :func:`found_inf`. Or other processes do
+            being captured, so the host must not wait: see ``found_inf``. Or other processes do
             not arrive within the time limit of the process group.
         PageOverflowError: paging failed in another way in another process; or step_ok is called in
-            :func:`run_step`, and the step cannot be run again.
+            ``run_step``, and the step cannot be run again.
         NotImplementedError: the process group has several ranks and no store (MPI).
     """
     attempt = of_this_thread()
@@ -286,7 +286,7 @@ def step_ok(group: Any = None) -> bool:
 
 
 def found_inf(device: torch.device | str) -> torch.Tensor:
-    """Return a flag on the device with the result of :func:`step_ok`, without waiting.
+    """Return a flag on the device with the result of ``step_ok``, without waiting.
 
     For CUDA graphs that capture the whole step with its optimizer. Assign the flag to
     ``optimizer.found_inf`` of a fused or capturable optimizer, which then skips the update, as for
@@ -308,6 +308,6 @@ def reset() -> None:
     Tensors that are paged now are still restored. Delete CUDA graphs that use a pool first.
 
     Raises:
-        RuntimeError: a :func:`step` is open.
+        RuntimeError: a ``step`` is open.
     """
     _C.paging_reset()
