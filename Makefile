@@ -161,13 +161,15 @@ bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ahead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planner.py
 
-# The site in build/site: all pages, and the API from the docstrings. A dead link is an error.
+# The site in build/site: all pages, and the API from the docstrings. A dead link is an error. ruff
+# breaks the lines of long signatures.
 PAGES := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs benchmarks/results tests/mutants/results integration/*/README.md examples/cpp
 docs: | $(BIN)/python
-	$(PIP) install --quiet "mkdocs-material==9.8.2" "mkdocstrings[python]==1.0.8"
+	$(PIP) install "mkdocs-material==9.8.2" "mkdocstrings[python]==1.0.8" "ruff==0.14.5"
 	rm -rf build/pages && mkdir -p build/pages
-	git ls-files -co --exclude-standard $(PAGES) | grep -E "\.(md|svg|png|cpp)$$" | xargs cp --parents -t build/pages
+	git ls-files -co --exclude-standard $(PAGES) | grep -E "\.(md|svg|png|cpp|css)$$" | xargs cp --parents -t build/pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "The site is in $(CURDIR)/build/site. To read it: $(BIN)/python -m http.server -d build/site"
 
 # On a machine with an NVIDIA GPU: unpacks the archive or builds ebb in place, and writes
 # benchmarks/results. Nothing is installed. By the environment's Python if there is one, else by

@@ -159,7 +159,7 @@ def test_named_policies_are_documented():
 
 
 def test_the_page_of_the_headers_names_what_they_export():
-    text = (REFERENCE / "cpp.md").read_text()
+    text = (REFERENCE / "api.md").read_text()
     described = dict(re.findall(r"^\| `ebb/(\w+)\.h` \| (.*) \|$", text, re.M))
     exports = r"^(?:class )?EBB_API (?:[^(;]*?[ >])??(\w+)(?:\(| \{| :)"
     found = set()

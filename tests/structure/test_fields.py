@@ -104,7 +104,9 @@ def test_the_page_of_fields_has_all_figures():
     for name, section in found.items():
         pools = FIELDS["PagePoolStats"] if name.endswith('["paging"]') else set()
         keys = explained(section)
-        assert keys | pools == STATISTICS[name] | (ENGINES.keys() if name == "ebb.stats()" else set())
+        assert keys | pools == STATISTICS[name] | (
+            ENGINES.keys() if name == "ebb.stats()" else set()
+        )
         assert pools <= set(re.findall(r"`(\w+)`", section))
 
 

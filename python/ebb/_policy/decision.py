@@ -17,25 +17,30 @@ class Decision(enum.IntEnum):
         return self.name
 
     SAVE = 0
-    """Keep the bytes in memory, if backward or a replay needs them."""
     RECOMPUTE = 1
-    """Free the bytes, and recompute them in backward."""
     OFFLOAD = 2
-    """Move the bytes to pinned host memory, overlapped with compute. See
-    ``ebb.config.offload``."""
     PAGE = 3
-    """Move the valid rows to a page pool on the device. See
-    ``ebb.experimental.paging``."""
     RECOMPUTE_EACH_TIME = 4
-    """Free the bytes, and recompute them for each replay that needs them. They stay in memory only
-    once backward unpacks them, or another such value that the same nested region computed."""
 
 
 SAVE = Decision.SAVE
+"""Keep the bytes in memory, if backward or a replay needs them."""
+
 RECOMPUTE = Decision.RECOMPUTE
-OFFLOAD = Decision.OFFLOAD
-PAGE = Decision.PAGE
+"""Free the bytes, and recompute them in backward. The result then stays until backward has used
+it."""
+
 RECOMPUTE_EACH_TIME = Decision.RECOMPUTE_EACH_TIME
+"""Free the bytes, and recompute them for each replay that needs them. They stay in memory only once
+backward unpacks them, or another such value that the same nested region computed."""
+
+OFFLOAD = Decision.OFFLOAD
+"""Move the bytes to pinned host memory, overlapped with compute, and back before backward needs
+them. See ``ebb.config.offload``."""
+
+PAGE = Decision.PAGE
+"""Move the valid rows of a tensor that ``ebb.experimental.mark_rows`` has marked to a page pool on
+the device. See ``ebb.experimental.paging``."""
 
 MADE_AGAIN = (RECOMPUTE, RECOMPUTE_EACH_TIME)
 """Decisions that recompute an op."""
