@@ -224,6 +224,7 @@ lint: $(VENV)/.ebb-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 	$(BIN)/lizard -l cpp -C 15 -L 35 -w src include
 
 format: $(VENV)/.ebb-lint

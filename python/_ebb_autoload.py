@@ -39,7 +39,7 @@ def start() -> None:
     if "ebb" in sys.modules:
         return  # ebb is being imported, and reads the variables itself
     try:
-        import ebb  # noqa: F401
+        import ebb  # noqa: F401, PLC0415 - only where a variable asks for it
     except Exception as error:
         if is_set("EBB_STRICT"):
             raise SystemExit(str(error)) from error

@@ -37,7 +37,7 @@ def unknown_names() -> list[str]:
 
 def meant_by(name: str) -> str:
     """The variable that a user who wrote `name` probably means; empty if no name is close."""
-    from difflib import get_close_matches  # seldom needed
+    from difflib import get_close_matches  # noqa: PLC0415 - seldom needed
 
     rest_of_names = [known[4:] for known in sorted(NAMES - {"EBB"})]
     close = get_close_matches(name[4:100].upper(), rest_of_names, 1, 0.8)
@@ -72,7 +72,7 @@ def launched_rank() -> int:
 
 def is_child() -> bool:
     """True if multiprocessing started this process."""
-    from multiprocessing import current_process, parent_process  # torch has imported them
+    from multiprocessing import current_process, parent_process  # noqa: PLC0415 - torch has it
 
     # A spawned process imports the main module before it knows its parent.
     return parent_process() is not None or hasattr(current_process(), "_inheriting")

@@ -34,9 +34,11 @@ namespace ebb {
 // The contents of padding rows do not matter: the user declares so with mark_rows. But kernels
 // compute with padding rows: 0 / 0 in a row whose gradient is zero is NaN, and a product over all
 // rows spreads the NaN. So padding rows come back as copies of the first valid row, which cause no
-// NaN that the valid row does not cause. If no row is valid, the first padding row is paged for
-// this purpose. In verify mode (not with demote, which promises correct gradients) padding rows
-// come back as NaN, to expose a program that depends on their contents.
+// NaN that the valid row does not cause. Zeros would: `h / h.sum()` of a row. Also, the backward of
+// prod uses another algorithm for all rows if one element is zero, with other bits. If no row is
+// valid, the first padding row is paged for this purpose. In verify mode (not with demote, which
+// promises correct gradients) padding rows come back as NaN, to expose a program that depends on
+// their contents.
 //
 // A copy of the valid row is harmless only beside copies of the same row. The backward of amax
 // divides by the number of elements that equal the maximum; it finds none if the input's padding

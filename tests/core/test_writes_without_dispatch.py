@@ -176,12 +176,12 @@ def words(text: str) -> set[str]:
 
 # Attributes of torch.Tensor that are no operators, by what they can do to its memory.
 
-# The memory is handed out to others, who may write to it: docs/how-to/mark-opaque-writes.md.
+# The memory is handed out to others, who may write to it: docs/guide/troubleshooting.md.
 HANDS_OUT = words("""
     __array__ __cuda_array_interface__ __dlpack__ __dlpack_c_exchange_api__ const_data_ptr data_ptr
     numpy _typed_storage storage untyped_storage share_memory_ _cdata
 """)
-# Another storage takes the place of the tensor's: docs/shortcomings.md.
+# Another storage takes the place of the tensor's: docs/limits.md.
 REPLACES = {"__setstate__", "__delattr__", "__setattr__"}
 # They write, by operators or announced to ebb: they are in WRITES, or Python for operators.
 SEEN = words("""

@@ -105,7 +105,7 @@ def test_convolutions_whose_algorithm_is_chosen_by_timing(policy, deterministic,
 @pytest.mark.parametrize("room", [32, 128, 512])
 def test_saved_convolutions_where_memory_is_nearly_full_in_backward(room, record_property):
     """With less memory torch takes an algorithm that needs less. The figures show whether
-    recomputed convolutions then have other bits: see Convolutions in docs/shortcomings.md."""
+    recomputed convolutions then have other bits: see docs/limits.md."""
     net = nn.Sequential(
         *(layer for _ in range(3) for layer in (nn.Conv2d(64, 64, 3, padding=1), nn.GELU()))
     ).to("cuda")

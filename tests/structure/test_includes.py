@@ -10,7 +10,7 @@ from arrows import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 
-DESIGN = ROOT / "docs/design"
+TABLE = ROOT / "docs/design/index.md"
 
 
 def table():
@@ -19,12 +19,15 @@ def table():
 
 
 def rows():
-    """Each folder of the table, its page, and what it may include."""
+    """Each folder of the table, its purpose, and what it may include."""
+    _, section = TABLE.read_text().split("\n## Folders\n")
     found = re.findall(
-        r"^\| \[(\w+)\]\((\w+)\.md\) \|(.*)\|$", (DESIGN / "index.md").read_text(), re.M
+        r"^\| \[?(\w+)(?:\]\(\S+\))? \| (.*?) \|(.*)\|$", section.split("\n## ")[0], re.M
     )
     return [
-        (f, page, {name.strip() for name in names.split(",")} - {""}) for f, page, names in found
+        (folder, purpose, {name.strip() for name in names.split(",")} - {""})
+        for folder, purpose, names in found
+        if folder != "folder"
     ]
 
 
@@ -77,11 +80,17 @@ def test_one_header_includes_the_whole_interface():
     assert whole.union(*(own[header] for header in whole)) == every - {"include/ebb/ebb.h"}
 
 
-def test_each_folder_has_a_page():
-    elsewhere = {"plan", "testing"}  # of python/ebb, and of tests
-    pages = {page for _, page, _ in rows()}
+def test_each_folder_has_a_purpose_and_a_header_to_begin_with():
+    folders = [
+        path for inside in ("src", "src/core", "src/plugins") for path in (ROOT / inside).iterdir()
+    ]
+    headers = {path.name: {header.name for header in path.glob("*.h")} for path in folders}
 
-    assert {page.stem for page in DESIGN.glob("*.md")} == {*pages, *elsewhere, "index"}
+    assert {*table()} == {*headers} - {"core", "plugins"}
+    for folder, purpose, _ in rows():
+        first = re.fullmatch(r"(?:\S+ )+?`(\w+\.h)`", purpose)
+        assert first, folder
+        assert first[1] in headers[folder], folder
 
 
 @pytest.fixture

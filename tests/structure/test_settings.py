@@ -11,7 +11,7 @@ from ebb._region.global_state_guard import SETTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNEL_STATE = (ROOT / "src/core/conditions/kernel_state.cpp").read_text()
-SHORTCOMINGS = (ROOT / "docs/shortcomings.md").read_text()
+LIMITS = (ROOT / "docs/limits.md").read_text()
 
 READ = {  # by the function of at::Context that reads it
     "_set_blas_preferred_backend": "blasPreferredBackend",
@@ -54,11 +54,11 @@ HARMLESS = {
 }
 
 
-def test_each_setting_is_read_or_harmless_or_named_in_the_shortcomings():
+def test_each_setting_is_read_or_harmless_or_named_in_the_limits():
     setters = {name for name in dir(torch._C) if SETTERS.fullmatch(name)}
     unread = setters - {*READ} - {*HARMLESS}
 
-    assert {name for name in unread if f"`{name}`" not in SHORTCOMINGS} == set()
+    assert {name for name in unread if f"`{name}`" not in LIMITS} == set()
     assert {*READ} & {*HARMLESS} == set()
     assert [name for name in {*READ} | {*HARMLESS} if not SETTERS.fullmatch(name)] == []
 

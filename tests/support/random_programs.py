@@ -230,7 +230,7 @@ class Machine:
         If the storage may be read by the replays of an ended region, ebb may refuse this write
         (`refusable`). Skipped are writes to such a storage that move no version that ebb reads:
 
-        * to a tensor that the region computed (a shortcoming, see docs/shortcomings.md);
+        * to a tensor that the region computed (a shortcoming, see docs/limits.md);
         * on a device, to a tensor from outside: ebb takes fingerprints only on the CPU;
         * outside of regions, if the value may have been offloaded or paged already.
 

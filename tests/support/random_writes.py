@@ -298,7 +298,7 @@ def swap_data(m, a, b, c):
     """Gives an input another storage. Earlier results still need the old one.
 
     Skipped after a backward with create_graph: its graph holds another tensor object for the input
-    ("Parameters that need grad are unpacked as a new tensor object" in docs/shortcomings.md).
+    ("Objects that differ from eager" in docs/limits.md).
     """
     if m.recorded_backward:
         raise Skip

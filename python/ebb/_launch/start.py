@@ -153,7 +153,8 @@ def _take_over() -> None:
     named = tuple(glob for glob in globs if glob not in _NO_GLOBS)
     said = f"EBB={clipped(text)}" if text else f"EBB_BUDGET={clipped(_budget_text())}"
     try:
-        from ebb._launch import takeover
+        # A torch without the private functions that it reads then switches ebb off.
+        from ebb._launch import takeover  # noqa: PLC0415
 
         if text and is_file(text) and has_regions(text):
             names_them = f"the file of EBB={clipped(text)} lists the modules and their policies"

@@ -209,7 +209,7 @@ class Policy:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read a policy from a TOML file. docs/reference/policies.md describes the keys.
+        """Read a policy from a TOML file. docs/reference/files.md describes the keys.
 
         Raises:
             OSError: the file cannot be read.

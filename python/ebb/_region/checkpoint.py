@@ -62,7 +62,7 @@ def checkpoint(
             ``discard_output`` is set and the policy does not recompute an output.
 
     Under ``torch.compile`` the compiler saves and recomputes what the policy says; see
-    docs/how-to/use-torch-compile.md.
+    docs/guide/compile.md.
 
     Examples:
         >>> w = torch.ones(3, 3, requires_grad=True)

@@ -125,7 +125,7 @@ def _warn_once() -> None:
 
 def _install() -> None:
     """Changes torch's settings until Dynamo has compiled the frame that it traces now."""
-    from torch._dynamo.callback import callback_handler
+    from torch._dynamo.callback import callback_handler  # noqa: PLC0415 - Dynamo is there
 
     config = torch._functorch.config
     if isinstance(config.joint_custom_pass, _Pass):

@@ -113,7 +113,7 @@ class region(_C.Region):
     belongs to the thread that enters it. Where saved-tensor hooks are disabled (``torch.func``
     transforms), a region frees no memory and warns once. So does a region that is traced
     (``torch.export``, ``make_fx``, ``torch.jit.trace``). Under ``torch.compile`` the compiler saves
-    and recomputes what the policy says; see docs/how-to/use-torch-compile.md.
+    and recomputes what the policy says; see docs/guide/compile.md.
 
     Args:
         policy: what happens to each op's outputs; default ``ebb.policies.recompute_all``.

@@ -69,7 +69,8 @@ struct Output {
   int32_t element = -1;  // index in a list; -1: not a list
 };
 
-// The inputs that the op's kernel had besides its arguments: see docs/design/conditions.md.
+// The inputs that the op's kernel had besides its arguments: see Note [What a kernel sees besides
+// its arguments].
 struct KernelInputs {
   c10::DispatchKeySet keys;             // the dispatch keys of the kernels that ran
   const KernelState* state = nullptr;   // the settings; the graph owns them

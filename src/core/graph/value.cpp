@@ -59,7 +59,7 @@ RareParts& Value::allocateRare() {
 }
 
 void Value::recomputeFrom(c10::intrusive_ptr<Recipe> recipe) {
-  TORCH_INTERNAL_ASSERT(state() == ValueState::Unneeded);
+  TORCH_INTERNAL_ASSERT(state() == ValueState::Empty);
   recipe_ = std::move(recipe);
 }
 
@@ -83,7 +83,7 @@ void Value::keep(const c10::Storage& storage, bool due, bool handlesRely) {
 }
 
 void Value::holdAlone(c10::Storage copy, bool changed) {
-  TORCH_INTERNAL_ASSERT(state() != ValueState::Unneeded && !stash());
+  TORCH_INTERNAL_ASSERT(state() != ValueState::Empty && !stash());
   home_.setBytes(std::move(copy), true);
   facts_.changedBeforeCopy |= changed;
 }

@@ -37,10 +37,10 @@ struct RareParts : InArena {
 
 // The state of a value follows from what the value owns.
 enum class ValueState : uint8_t {
-  Unneeded,      // nothing: an unused leaf, a freed value, or a buffer lost in a failed replay
+  Empty,         // nothing: an unused leaf, a freed value, or a buffer lost in a failed replay
   Recomputable,  // a recipe; Home::storage() may still hold the contents
   Held,  // bytes: a leaf that something needs, a saved value without a recipe, or a restored value
-  Kept,  // bytes and a recipe: other code may write to the bytes; or see Note [Made each time]
+  Both,  // bytes and a recipe: other code may write to the bytes; or see Note [Made each time]
   Away,  // a stash: see Note [Stored values]
 };
 
@@ -108,7 +108,7 @@ class ValueDecision {
   // True if a store has yet to take the bytes.
   bool isDue() const { return due_; }
   // True unless the value is recomputed: ebb then holds or stores the bytes once autograd packs the
-  // value or a recipe reads it. Not related to ValueState::Kept.
+  // value or a recipe reads it.
   bool isKept() const { return !recomputes(chosen_); }
   // True if the bytes are kept because of the policy.
   bool isSaved() const { return isKept() && byPolicy_; }
@@ -174,16 +174,16 @@ struct StreamsOfBytes {
 // other thread knows the value yet. Handles and readers may be lost without the lock.
 //
 //   method        from             to                      when
-//   Value         -                Unneeded                a storage has a new state
-//   recomputeFrom Unneeded         Recomputable            the value's op has a recipe
-//   keep          all but Away     Held, Kept              the bytes must stay
+//   Value         -                Empty                   a storage has a new state
+//   recomputeFrom Empty            Recomputable            the value's op has a recipe
+//   keep          all but Away     Held, Both              the bytes must stay
 //   putAway       all but Away     Away                    a store has taken the bytes
 //   restore       all              Held                    a replay, a stash or a copy gives bytes
-//   holdAlone     Held, Kept       same                    the storage is about to be written
-//                 Recomputable     Kept                    see Note [Made each time]
-//   release       all but Away     Unneeded, Recomputable  nothing needs the bytes
-//   giveUp        Held, Kept       Unneeded, Recomputable  backward is done with the value
-//   dropRecipe    all              Held, Unneeded, Away,   no write can reach the bytes
+//   holdAlone     Held, Both       same                    the storage is about to be written
+//                 Recomputable     Both                    see Note [Made each time]
+//   release       all but Away     Empty,    Recomputable  nothing needs the bytes
+//   giveUp        Held, Both       Empty,    Recomputable  backward is done with the value
+//   dropRecipe    all              Held, Empty,    Away,   no write can reach the bytes
 //                                  or same if due
 //   overwritten   all              same                    the storage gets a later state,
 //   showInstead   all              same                    and handles show that state
@@ -201,10 +201,10 @@ class EBB_API ValueData : public c10::intrusive_ptr_target, public InArena {
   const Uses& uses() const { return uses_; }
   ValueState state() const {
     return stash()                    ? ValueState::Away
-           : home_.bytes() && recipe_ ? ValueState::Kept
+           : home_.bytes() && recipe_ ? ValueState::Both
            : home_.bytes()            ? ValueState::Held
            : recipe_                  ? ValueState::Recomputable
-                                      : ValueState::Unneeded;
+                                      : ValueState::Empty;
   }
 
   // How to recompute the value; null for a leaf.

@@ -16,6 +16,7 @@ struct Search {
 
 int compare(dl_phdr_info* loaded, size_t, void* data) {
   auto& search = *static_cast<Search*>(data);
+  // The file's name may go on with a hash, as in some archives of libtorch.
   const std::string_view path = loaded->dlpi_name;
   if (!path.substr(path.rfind('/') + 1).starts_with(search.library)) {
     return 0;

@@ -23,7 +23,7 @@ bool isEmptied(const Value& value) {
 // recipes.
 bool needsCopy(const Graph& graph, const Value& value) {
   const bool isHeld = value.state() == ValueState::Held ||
-                      (value.state() == ValueState::Kept && graph.rules.sameOnAllRanks);
+                      (value.state() == ValueState::Both && graph.rules.sameOnAllRanks);
   return isHeld && value.uses().readers() > 0 && !value.home().isPrivate() && value.available();
 }
 

@@ -212,7 +212,7 @@ class Slice {
         "give ",
         consumer.op.name, " the decision SAVE.");
     TORCH_CHECK(
-        value.state() != ValueState::Unneeded, "ebb: cannot recompute ", who,
+        value.state() != ValueState::Empty, "ebb: cannot recompute ", who,
         ": an earlier backward failed while it recomputed the inputs. Run the forward again.");
     TORCH_CHECK(
         false,

@@ -41,7 +41,12 @@ namespace ebb {
 // and not on the lane. So if a graph uses a pool, all calls of the pool run after all work given to
 // the compute stream, and the compute stream waits for every call, including those that release
 // pages at the end of a step. Rows come back only in the capture in which they were stashed, or
-// outside of captures if they were stashed there.
+// outside of captures if they were stashed there. If a tensor that was stashed outside is dropped
+// during a capture, the next call outside gives the pages back. Launches of a graph do not give
+// back pages that are dropped after the capture. So a captured backward must be complete, or
+// autograd's graph must be dropped before the capture ends. A pool that a failed capture has used
+// counts as a graph's pool from then on. Two captures at a time would share the lane, which is
+// impossible.
 class PageLane {
  public:
   // A call, or the end of several calls.

@@ -31,7 +31,9 @@ struct Mismatch {
 // with a recipe even while their tensor is alive. Each output of a replay is compared with the
 // forward's bytes. A difference is an error only in a tensor unpacked by backward, since gradients
 // depend on nothing else. `mismatch` tells where the difference began: an output that differs
-// although no input of its op does.
+// although no input of its op does. A backward function may write, unseen, to an unpacked tensor
+// that is still alive. Eager allows that write, and verify mode reports it: a later unpack sees the
+// write only while the tensor is alive, so gradients could depend on how long the program keeps it.
 struct Witness final : Extra {
   static const SlotNumber kSlot;
 
