@@ -168,7 +168,7 @@ docs: | $(BIN)/python
 	$(PIP) install "mkdocs-material==9.8.2" "mkdocstrings[python]==1.0.8" "ruff==0.14.5"
 	rm -rf build/pages && mkdir -p build/pages
 	git ls-files -co --exclude-standard $(PAGES) | grep -E "\.(md|svg|png|cpp|css)$$" | xargs cp --parents -t build/pages
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "The site is in $(CURDIR)/build/site. To read it: $(BIN)/python -m http.server -d build/site"
 
 # On a machine with an NVIDIA GPU: unpacks the archive or builds ebb in place, and writes
