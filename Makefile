@@ -1,5 +1,5 @@
 # make demo | make test | make test-core | make wheel | make test-wheel | make sweep | make test-and-sweep | make test-full | make test-dry-cuda | make test-asan | make bench | make lint | make clean
-# make gpu | make gpu-archive | make gpu-rehearsal | make mutants
+# make gpu | make gpu-archive | make gpu-rehearsal | make mutants | make docs
 #
 # Uses the active virtual environment, or makes .venv. torch is installed only where there is none.
 # `make test TORCH=torch==2.15.0` tests with another torch, in an environment of its own. TESTS names
@@ -162,12 +162,13 @@ bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/planner.py
 
 # The site in build/site: all pages, and the API from the docstrings. A dead link is an error. ruff
-# breaks the lines of long signatures.
-PAGES := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs benchmarks/results tests/mutants/results integration/*/README.md examples/cpp
+# breaks the lines of long signatures. Pages for those who work on ebb come last in a search.
+PAGES := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs benchmarks/results integration/*/README.md examples/cpp
 docs: | $(BIN)/python
 	$(PIP) install "mkdocs-material==9.8.2" "mkdocstrings[python]==1.0.8" "ruff==0.14.5"
 	rm -rf build/pages && mkdir -p build/pages
 	git ls-files -co --exclude-standard $(PAGES) | grep -E "\.(md|svg|png|cpp|css)$$" | xargs cp --parents -t build/pages
+	cd build/pages && sed -i '1i ---\nsearch:\n  boost: 0.1\n---\n' C*.md SECURITY.md docs/design/*.md benchmarks/results/*.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "The site is in $(CURDIR)/build/site. To read it: $(BIN)/python -m http.server -d build/site"
 
