@@ -152,7 +152,8 @@ compile-clang: $(VENV)/.ebb-test
 		EBB_CMAKE_ARGS="-DCMAKE_CXX_COMPILER=$(CLANG) -DCMAKE_BUILD_TYPE=Debug -DEBB_WERROR=ON" \
 		$(BUILD) install --no-build-isolation --no-deps --target $(CURDIR)/build/clang/package .
 
-# Every peer in one process; writes benchmarks/results. On the CPU twelve minutes, and as long for plans.
+# Every peer in one process; writes pages to benchmarks/results, and the figures behind them as JSON to
+# build/benchmarks. On the CPU twelve minutes, and four for plans.
 bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offload.py
