@@ -21,8 +21,8 @@ from offload_on_gpu import seconds
 from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests" / "support"))
-from registered import Registered  # noqa: E402
+sys.path.append(str(ROOT / "tests"))
+from ebb_tests.pinned_memory import Registered  # noqa: E402
 
 MIB = 1 << 20
 GIB = 1 << 30

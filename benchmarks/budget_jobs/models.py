@@ -26,7 +26,7 @@ def of_planner(name: str) -> Callable[[], Made]:
 
 def of_tests(name: str) -> Callable[[], Made]:
     def made() -> Made:
-        import real_models
+        from ebb_tests.programs import real_models
 
         family = real_models.FAMILIES[name]
         module = family.build()
@@ -45,9 +45,10 @@ def model_jobs() -> Iterator[tuple[str, type[ModelJob]]]:
     found = dict(MODELS)
     found |= {f"planner: {name}": (of_planner(name), ModelJob) for name in planner_models.MODELS}
     if find_spec("transformers"):
-        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
-        import real_models
+        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
         from transformers.utils import logging
+
+        from ebb_tests.programs import real_models
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from layered_model import Layer, Model, entered, grads, same
 from torch import nn
 
 import ebb
+from ebb_tests.programs.layered_model import Layer, Model, entered, grads, same
 
 
 @pytest.fixture
