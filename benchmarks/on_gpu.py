@@ -42,8 +42,8 @@ PYTHON = sys.executable
 FOLDER = "{folder}"  # in a command: the folder of the item's files
 CPP = ("src", "include", "tests/native", "cmake", "CMakeLists.txt", "setup.py", "pyproject.toml")
 TOGETHER = min(8, max(2, os.cpu_count() or 1))  # items that run at the same time
-# Kernels run on the CPU, and benchmarks are small: see tests/support/dry_cuda.
-DRY = ("-m", "dry_cuda", "VALUES=1", f"MEMORY={16 << 30}")
+# Kernels run on the CPU, and benchmarks are small: see tests/ebb_tests/dry_cuda.
+DRY = ("-m", "ebb_tests.dry_cuda", "VALUES=1", f"MEMORY={16 << 30}")
 SLOWER = 10  # on the dry runtime
 PAGES = "page pools run kernels of ebb"  # so such an item cannot run there
 LINES = 60  # of the list of failures
@@ -275,7 +275,7 @@ def may_start(item: Item, running: Sequence[Running]) -> bool:
 
 def variables() -> dict[str, str]:
     folders = [str(Path(PYTHON).parent), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    path = [str(ROOT / folder) for folder in ("python", "tests/support", PACKAGES)]
+    path = [str(ROOT / folder) for folder in ("python", "tests", PACKAGES)]
     path.append(os.environ.get("PYTHONPATH", ""))
     return {
         "PATH": os.pathsep.join(filter(None, folders)),

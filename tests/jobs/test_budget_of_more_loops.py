@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from budget_jobs import ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, peak_of
+from ebb_tests.budget_jobs import ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, peak_of
 from torch import nn
 
 pytestmark = [

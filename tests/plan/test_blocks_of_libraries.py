@@ -10,8 +10,8 @@ import importlib
 
 import pytest
 import torch
-from own_checkpointing import absent, same, train
-from real_models import FAMILIES
+from ebb_tests.frameworks.own_checkpointing import absent, same, train
+from ebb_tests.programs.real_models import FAMILIES
 
 import ebb
 

@@ -8,7 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from arrows import circle, faults
+
+from ebb_tests.file_dependencies import circle, faults
 
 ROOT = Path(__file__).resolve().parents[2]
 
