@@ -9,8 +9,9 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from ebb_tests.budget_jobs import ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, peak_of
 from torch import nn
+
+from ebb_tests.budget_jobs import ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, peak_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -10,10 +10,10 @@ import importlib
 
 import pytest
 import torch
-from ebb_tests.frameworks.own_checkpointing import absent, same, train
-from ebb_tests.programs.real_models import FAMILIES
 
 import ebb
+from ebb_tests.frameworks.own_checkpointing import absent, same, train
+from ebb_tests.programs.real_models import FAMILIES
 
 pytestmark = [
     pytest.mark.slow,
