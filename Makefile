@@ -23,7 +23,7 @@ demo: $(VENV)/.ebb-built
 	$(BIN)/python examples/train_gpt.py
 
 # By default a worker for each core, and at most eight. WORKERS=0 runs all tests in one process. A
-# file is run by one worker (tests/support/work_units.py). Workers read bytecode that others wrote.
+# file is run by one worker (tests/ebb_tests/work_units.py). Workers read bytecode that others wrote.
 WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --maxprocesses 8 --dist loadfile --durations 100 --durations-min 2
@@ -78,7 +78,7 @@ $(CURDIR)/build/torch/%: | $(BIN)/python
 # The wheel of dist in a new environment with each of these releases, without a compiler.
 test-wheel: | $(BIN)/python
 	for release in $(WHEEL_TORCH); do \
-		$(BIN)/python tests/support/new_environment.py $$release || exit; done
+		$(BIN)/python tests/ebb_tests/new_environment.py $$release || exit; done
 
 # The core without any plug-in, and its tests. The build lies apart from the installed one. `make test`
 # runs twice as many random programs.
@@ -96,13 +96,13 @@ test-full: $(VENV)/.ebb-test
 	$(MAKE) test-dry-cuda
 	$(MAKE) test-asan
 
-# Tests on torch's own CUDA allocator, streams and captures, without a GPU: see tests/support/dry_cuda.
+# Tests on torch's own CUDA allocator, streams and captures, without a GPU: see tests/ebb_tests/dry_cuda.
 # With a CUDA build of torch, in an environment of its own, 5 GB.
 DRY_TORCH ?= 2.14.1
 test-dry-cuda:
 	$(MAKE) run-dry-cuda TORCH=torch==$(DRY_TORCH)
 
-DRY := PYTHONPATH=tests/support $(BIN)/python -m dry_cuda
+DRY := PYTHONPATH=tests $(BIN)/python -m ebb_tests.dry_cuda
 run-dry-cuda: $(VENV)/.ebb-test
 	$(PIP) install --no-deps "nvidia-cuda-crt==13.*" "nvidia-cuda-cccl==13.*"
 	$(DRY) -m pytest -q $(or $(TESTS),tests/dry_cuda)
@@ -137,12 +137,12 @@ comma := ,
 test-tsan: $(VENV)/.ebb-test
 	$(call test-sanitized,$(TSAN),thread,\
 		LD_PRELOAD="$(call LIBRARY,libtsan.so)" \
-		TSAN_OPTIONS=ignore_noninstrumented_modules=1:suppressions=$(CURDIR)/tests/support/tsan.txt:log_path=$(TSAN)/report,\
+		TSAN_OPTIONS=ignore_noninstrumented_modules=1:suppressions=$(CURDIR)/tests/ebb_tests/tsan.txt:log_path=$(TSAN)/report,\
 		-k "thread" $(or $(TESTS),tests))
 
 # Each wait, record and guard left out in turn: which test fails. AREA is one of tests/mutants/areas.
 mutants: $(VENV)/.ebb-test
-	$(BIN)/python tests/mutants $(if $(AREA),--area $(AREA))
+	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(AREA),--area $(AREA))
 
 # With another compiler, warnings are errors; nothing is run. A minute on two cores.
 CLANG ?= clang++-19
@@ -152,7 +152,8 @@ compile-clang: $(VENV)/.ebb-test
 		EBB_CMAKE_ARGS="-DCMAKE_CXX_COMPILER=$(CLANG) -DCMAKE_BUILD_TYPE=Debug -DEBB_WERROR=ON" \
 		$(BUILD) install --no-build-isolation --no-deps --target $(CURDIR)/build/clang/package .
 
-# Every peer in one process; writes benchmarks/results. On the CPU twelve minutes, and as long for plans.
+# Every peer in one process; writes pages to benchmarks/results, and the figures behind them as JSON to
+# build/benchmarks. On the CPU twelve minutes, and four for plans.
 bench: $(VENV)/.ebb-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/run.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/offload.py

@@ -1,8 +1,8 @@
 """Host time of training steps on CUDA's path, on a machine without a GPU.
 
-    PYTHONPATH=tests/support python -m dry_cuda benchmarks/cuda_host_time.py --output results
+    PYTHONPATH=tests python -m ebb_tests.dry_cuda benchmarks/cuda_host_time.py --output results
 
-The dry CUDA runtime (tests/support/dry_cuda) needs a CUDA build of torch. Its kernels do nothing,
+The dry CUDA runtime (tests/ebb_tests/dry_cuda) needs a CUDA build of torch. Its kernels do nothing,
 and a launch costs less than a real one, so ratios are larger than on a GPU. The time is processor
 time of all threads, so what other processes take does not count. Gradients have no values here:
 `benchmarks/run.py` compares them.
@@ -19,16 +19,17 @@ from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch reads it on import
 
-import dry_cuda
 import torch
-from dry_cuda.models import BATCH, LENGTH, WIDTH
-from dry_cuda.models import Block as GPTBlock
 from environment import environment, quick
 from report import environment_line, number, table, write_results
 from systems import EAGER, System, all_systems
 from timing import Trial, interleaved
 from torch import Tensor
 from workloads import Block, Workload, blocks_in_turn, chain_256, llama_tiny
+
+from ebb_tests import dry_cuda
+from ebb_tests.dry_cuda.models import BATCH, LENGTH, WIDTH
+from ebb_tests.dry_cuda.models import Block as GPTBlock
 
 
 def gpt() -> Workload:
@@ -90,7 +91,7 @@ def page(found: dict[str, Any]) -> str:
             "",
             "Processor time of forward and backward over eager's (ratio of medians), with torch's "
             "own CUDA dispatch, allocator and autograd threads, on a runtime whose kernels do "
-            "nothing (see tests/support/dry_cuda). A launch costs less here than on a GPU, so "
+            "nothing (see tests/ebb_tests/dry_cuda). A launch costs less here than on a GPU, so "
             "ratios are larger than there.",
             "",
             table(["", *workloads], body),

@@ -1,8 +1,8 @@
 """Memory of training steps, as torch's own CUDA allocator counts it, on a machine without a GPU.
 
-    PYTHONPATH=tests/support python -m dry_cuda benchmarks/cuda_memory.py --output results
+    PYTHONPATH=tests python -m ebb_tests.dry_cuda benchmarks/cuda_memory.py --output results
 
-The dry CUDA runtime (tests/support/dry_cuda) needs a CUDA build of torch. Its kernels do nothing,
+The dry CUDA runtime (tests/ebb_tests/dry_cuda) needs a CUDA build of torch. Its kernels do nothing,
 so memory and launches are measured, and times are not. Each row is a process of its own.
 """
 
@@ -17,15 +17,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import dry_cuda
 import torch
 import torch.nn.functional as F
-from dry_cuda.models import BATCH, LENGTH, WIDTH, Stack
 from environment import environment
 from report import environment_line, table, write_results
 from torch import Tensor, nn
 
 import ebb
+from ebb_tests import dry_cuda
+from ebb_tests.dry_cuda.models import BATCH, LENGTH, WIDTH, Stack
 
 Row = dict[str, Any]
 MIB = 1 << 20
@@ -350,8 +350,8 @@ def page(found: dict[str, Any]) -> str:
         f"{environment_line(found['environment'])}. Written by `benchmarks/cuda_memory.py`.",
         "",
         "Measured with torch's own CUDA allocator on a runtime whose kernels do nothing (see "
-        "tests/support/dry_cuda). Peaks of a step in MiB, above the memory before it, and kernels "
-        "launched in a step. cuDNN is off.",
+        "tests/ebb_tests/dry_cuda). Peaks of a step in MiB, above the memory before it, and "
+        "kernels launched in a step. cuDNN is off.",
         "",
     ]
     for model, rows in found["models"].items():

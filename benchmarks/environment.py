@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import write_results
+from report import write_figures, write_results
 
 import ebb
 
@@ -61,11 +60,9 @@ def gather(parts: Iterable[Mapping[str, Any]], folder: Path | None, name: str) -
 
 
 def keep(found: dict[str, Any], folder: Path | None, name: str = "") -> None:
-    """Writes the results so far: a benchmark that is ended has those."""
+    """Writes the figures so far: a benchmark that is ended has those."""
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = Path(f"{base(found, folder, name)}.json")
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        write_figures(base(found, folder, name), found)
 
 
 def publish(found: dict[str, Any], page: str, folder: Path | None, name: str) -> None:

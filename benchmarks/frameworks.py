@@ -37,9 +37,9 @@ import ebb
 from ebb._launch import takeover
 
 INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
-sys.path += [str(INTEGRATION / folder) for folder in ("megatron", "support")]
+sys.path.append(str(INTEGRATION.parent / "tests"))
 
-from own_checkpointing import absent, bare_packages  # noqa: E402
+from ebb_tests.frameworks.own_checkpointing import absent, bare_packages  # noqa: E402
 
 WIDTH, TOKENS, ROWS, LAYERS, WORDS = 256, 128, 4, 4, 256
 Loss = Callable[[], Tensor]
@@ -231,8 +231,9 @@ CASES: dict[str, tuple[Callable[[], Made], Callable[[], Made]]] = {
 
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes Megatron-Core run without CUDA and TransformerEngine."""
-    import megatron_on_cpu
     from megatron.core.tensor_parallel import random
+
+    from ebb_tests.frameworks import megatron_on_cpu
 
     megatron_on_cpu.stub(monkeypatch)
     # CheckpointWithoutOutput uses these names, which TransformerEngine would provide.

@@ -29,8 +29,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import ebb
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests" / "support"))
-from stand_ins import instant_accelerator  # noqa: E402
+sys.path.append(str(ROOT / "tests"))
+from ebb_tests.stand_ins import instant_accelerator  # noqa: E402
 
 MIB = 1 << 20
 HELD = 24 * MIB  # bytes of each discarded output

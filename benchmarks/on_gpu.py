@@ -42,12 +42,10 @@ PYTHON = sys.executable
 FOLDER = "{folder}"  # in a command: the folder of the item's files
 CPP = ("src", "include", "tests/native", "cmake", "CMakeLists.txt", "setup.py", "pyproject.toml")
 TOGETHER = min(8, max(2, os.cpu_count() or 1))  # items that run at the same time
-# Kernels run on the CPU, and benchmarks are small: see tests/support/dry_cuda.
-DRY = ("-m", "dry_cuda", "VALUES=1", f"MEMORY={16 << 30}")
+# Kernels run on the CPU, and benchmarks are small: see tests/ebb_tests/dry_cuda.
+DRY = ("-m", "ebb_tests.dry_cuda", "VALUES=1", f"MEMORY={16 << 30}")
 SLOWER = 10  # on the dry runtime
-# Why an item cannot run there.
-PAGES = "page pools run kernels of ebb"
-GRAPHS = "kernels do not run when a captured graph is replayed"
+PAGES = "page pools run kernels of ebb"  # so such an item cannot run there
 LINES = 60  # of the list of failures
 
 
@@ -56,7 +54,7 @@ class Item:
     """Something to run.
 
     Attributes:
-        command: the program and its arguments. Its files {folder}/*.json go into the results.
+        command: the program and its arguments. Its pages {folder}/*.md go into the results.
         expected: seconds; with less time left, the item does not start.
         limit: seconds after which it is ended.
         alone: True if it measures time or fills the device's memory.
@@ -149,8 +147,6 @@ def items() -> list[Item]:
         bench("paging of rows", 35, "benchmarks/paging.py", "--rounds", "10", not_dry=PAGES),
         bench("plans, small kernels", 30, plans, "--seconds", "0.3", "--small"),
         bench("cost per op", 45, run, "--sections", "slopes"),
-        bench("captured steps", 35, "benchmarks/captures.py", not_dry=GRAPHS),
-        bench("pinned memory", 40, "benchmarks/pinned_memory.py"),
     ]
 
 
@@ -211,13 +207,8 @@ class Running:
             started = [line for line in lines if "::" in line]
             last = (started if result == "TIMED OUT" and started else lines)[-1:]
             row["failed"] = {self.item.name: without_places(" ".join(last))}
-        figures = {}
-        for file in sorted(self.own.glob("*.json")):
-            try:
-                figures[file.stem] = json.loads(file.read_text())
-            except json.JSONDecodeError:  # ended while it wrote
-                continue
-        return row | ({"figures": figures} if figures else {})
+        pages = [file.read_text() for file in sorted(self.own.glob("*.md"))]
+        return row | ({"pages": pages} if pages else {})
 
 
 def tests_of(file: Path) -> Row:
@@ -284,7 +275,7 @@ def may_start(item: Item, running: Sequence[Running]) -> bool:
 
 def variables() -> dict[str, str]:
     folders = [str(Path(PYTHON).parent), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
-    path = [str(ROOT / folder) for folder in ("python", "tests/support", PACKAGES)]
+    path = [str(ROOT / folder) for folder in ("python", "tests", PACKAGES)]
     path.append(os.environ.get("PYTHONPATH", ""))
     return {
         "PATH": os.pathsep.join(filter(None, folders)),
@@ -382,6 +373,7 @@ def run(chosen: Sequence[Item], machine: dict[str, str], output: Path, seconds: 
     new = [item for item in chosen if item.name not in rows]
     again = [i for i in chosen if i.name in rows and rows[i.name].get("failed")]
     ran: list[Row] = []
+    name = f"{'-'.join(re.findall('[a-z0-9]+', machine['GPU'].lower()))}-gpu.md"
 
     def tell(row: Row) -> None:
         rows[row["name"]] = row
@@ -389,11 +381,8 @@ def run(chosen: Sequence[Item], machine: dict[str, str], output: Path, seconds: 
         print(line_of(row), flush=True)
         ordered = [rows[item.name] for item in chosen if item.name in rows]
         found = {"machine": machine, "ebb": ebb, "items": ordered}
-        for place in (
-            base,
-            output / f"{'-'.join(re.findall('[a-z0-9]+', machine['GPU'].lower()))}-gpu",
-        ):
-            write_results(place, found, page(found))
+        write_results(base, found, page(found))
+        (output / name).write_text(page(found))
 
     output.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -418,9 +407,18 @@ def line_of(row: Row) -> str:
 
 
 def page(found: Row) -> str:
+    """The results, what tests have recorded (if it is not empty), and the pages of benchmarks."""
     machine, rows = found["machine"], found["items"]
     lines = ["# On a GPU", "", ", ".join(f"{k} {v}" for k, v in machine.items()) + ".", ""]
     lines += ["```", *map(line_of, rows), "```", "", *(f"* {one}" for one in failures(rows))]
+    for row in rows:
+        for test, values in row.get("recorded", {}).items():
+            found = {name: value for name, value in values.items() if value not in ("[]", "False")}
+            lines += [f"* {test}: {name} {value}" for name, value in found.items()]
+    for row in rows:
+        for text in row.get("pages", []):
+            _, _, body = text.partition("\n")  # without its heading
+            lines += ["", f"## {row['name']}", re.sub("^#", "##", body.rstrip(), flags=re.M)]
     return "\n".join(lines) + "\n"
 
 

@@ -1,17 +1,15 @@
-"""Compares plans for memory budgets with measured steps, and with other tools.
+"""Compares plans for memory budgets with other tools, and measures how long ebb plans.
 
     OMP_NUM_THREADS=1 python benchmarks/planner.py
-    OMP_NUM_THREADS=1 python benchmarks/planner.py --sections accuracy --only "U-Net"
+    OMP_NUM_THREADS=1 python benchmarks/planner.py --sections planning
 
 Sections:
 
-* accuracy: compares each model's predicted and measured time and peak under plans.
 * curves: runs one transformer under plans and under all other tools.
-* hands: compares random policies with plans for the same peak.
 * planning: measures how long ebb plans 100 layers, and a recurrent cell in a loop.
-* watching: measures the cost of counting each step's bytes.
 
-The exit status is 1 if a goal is missed or gradients differ.
+The exit status is 1 if a goal is missed or gradients differ. `tests/plan/test_larger_programs.py`
+compares predicted times with measured ones.
 """
 
 from __future__ import annotations
@@ -22,24 +20,26 @@ import time
 from pathlib import Path
 from typing import Any
 
-import planner_accuracy
-import planner_hands
-import planner_watching
 import torch
-from environment import environment, quick, slug
+from environment import environment, publish, quick
 from host_memory import keep_freed_memory
-from planner_accuracy import blocks_of, measure_accuracy
-from planner_curves import AHEAD, EAGER, NOISE, PLANS, beaten, measure_curves, not_matched
-from planner_hands import measure_hands
+from planner_curves import (
+    AHEAD,
+    EAGER,
+    NOISE,
+    PLANS,
+    beaten,
+    blocks_of,
+    measure_curves,
+    not_matched,
+)
 from planner_peers import COMPILED, DTR, Transformer
-from planner_plot import draw
-from report import environment_line, table, write_results
+from report import RESULTS, environment_line, table
 
 from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
 
-ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = ("accuracy", "curves", "hands", "planning", "watching")
+SECTIONS = ("curves", "planning")
 BUDGET = 0.45  # the budget for GOALS
 GOALS = {PLANS: 1.08, AHEAD: 1.02}
 LAYERS, SECONDS_OF_A_PLAN = 100, 1.0
@@ -137,8 +137,6 @@ def goals_of_curves(rows: list[dict[str, Any]]) -> dict[str, bool]:
 
 def goals(found: dict[str, Any]) -> dict[str, bool]:
     met = {}
-    if found["accuracy"]:
-        met |= planner_accuracy.goals(found["accuracy"])
     if found["curves"]:
         met |= goals_of_curves(found["curves"])
     if found["planning"]:
@@ -150,10 +148,6 @@ def goals(found: dict[str, Any]) -> dict[str, bool]:
         took = max(loop["seconds"].values())
         text = f"a plan for a recurrent cell in a loop ({loop['operators']} operators)"
         met[f"{text}: {took:.2f} s, at most {loop['most']:.2f}"] = took <= loop["most"]
-    if found["hands"]:
-        met |= planner_hands.goals(found["hands"])
-    if found["watching"]:
-        met |= planner_watching.goals(found["watching"])
     return met
 
 
@@ -186,14 +180,6 @@ def page(found: dict[str, Any]) -> str:
         "least time is given as a multiple of the plain step's, which takes its turns in the same "
         "process; in brackets, medians.",
     ]
-    if found["accuracy"]:
-        parts += [
-            "## Predicted and measured",
-            "Peaks in MiB, and as a share of plain's.",
-            table(
-                planner_accuracy.HEAD, (planner_accuracy.cells(row) for row in found["accuracy"])
-            ),
-        ]
     if found["curves"]:
         eager = next(row for row in found["curves"] if row["family"] == EAGER)
         published = ", ".join(f"{time:.2f} at {share:.0%}" for share, time in DTR)
@@ -207,13 +193,6 @@ def page(found: dict[str, Any]) -> str:
             f"DTR, of its transformer on a GPU, as published: {published} "
             "(`benchmarks/planner_peers.py` says where).",
         ]
-    if found["hands"]:
-        parts += [
-            "## Policies by hand",
-            "Drawn with seeds: which operators' results are kept, and in how many of the blocks. "
-            "Beside each, the plan for its peak.",
-            table(planner_hands.HEAD, (planner_hands.cells(row) for row in found["hands"])),
-        ]
     if found["planning"]:
         loop = found["planning"]["recurrent"]
         parts += [
@@ -221,8 +200,6 @@ def page(found: dict[str, Any]) -> str:
             f"{found['planning']['layers']} layers: {seconds_of(found['planning'])}. A recurrent "
             f"cell in a loop, {loop['operators']} operators: {seconds_of(loop)}.",
         ]
-    if found["watching"]:
-        parts += ["## Watching steps", planner_watching.in_words(found["watching"])]
     parts += ["## Goals"]
     parts += [
         "\n".join(f"* {what}: {'yes' if m else '**no**'}" for what, m in goals(found).items())
@@ -232,40 +209,29 @@ def page(found: dict[str, Any]) -> str:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--seconds", type=float, default=20, help="for the steps of each model")
+    parser.add_argument(
+        "--seconds", type=float, default=200, help="for the steps of the transformer"
+    )
     parser.add_argument("--output", type=Path)
     return parser.parse_args()
 
 
 def main() -> int:
     options = parse_options()
-    complete = not quick() and not options.only and set(options.sections) == set(SECTIONS)
-    folder = options.output or (ROOT / "benchmarks" / "results" if complete else None)
+    complete = not quick() and set(options.sections) == set(SECTIONS)
+    folder = options.output or (RESULTS if complete else None)
     keep_freed_memory()
     torch.set_num_threads(1)
-    sections = options.sections
-    accuracy, curves = "accuracy" in sections, "curves" in sections
     found: dict[str, Any] = {
         "environment": environment(),
-        "accuracy": measure_accuracy(options.only, options.seconds) if accuracy else [],
-        "curves": measure_curves(10 * options.seconds) if curves else [],
-        "hands": measure_hands(options.only, 2 * options.seconds) if "hands" in sections else [],
-        "planning": measure_planning() if "planning" in sections else {},
-        "watching": planner_watching.measure_watching() if "watching" in sections else {},
+        "curves": measure_curves(options.seconds) if "curves" in options.sections else [],
+        "planning": measure_planning() if "planning" in options.sections else {},
     }
     found["goals"] = goals(found)
-    print(page(found))
-    if folder is not None:
-        path = folder / f"{slug(found['environment'])}-planner"
-        write_results(path, found, page(found))
-        try:
-            draw(found["curves"], path.with_suffix(".svg"))
-        except ModuleNotFoundError:
-            print("matplotlib is not installed, so there is no plot: pip install -e '.[bench]'")
+    publish(found, page(found), folder, "planner")
     if quick():  # times of tiny models mean nothing
-        return 0 if all(row["exact"] for row in found["accuracy"] + found["curves"]) else 1
+        return 0 if all(row["exact"] for row in found["curves"]) else 1
     return 0 if all(found["goals"].values()) else 1
 
 

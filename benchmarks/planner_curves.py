@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 from environment import device, quick
 from host_memory import most_allocated
-from planner_accuracy import LEAST, blocks_of, least_plan
 from planner_peers import COMPILED, Transformer, checkpointing, compiled, in_turn, knapsack
 from steps import equal
 from systems import replays_ahead
@@ -20,6 +20,8 @@ import ebb
 from ebb._plan.choose.memory_budget import BudgetError, in_all
 from ebb._plan.measure import measure
 from ebb._plan.plan import Plan, plan_of
+from ebb._plan.profile.measuring import Measured
+from ebb._region.blocks import find_blocks
 
 Row = dict[str, Any]
 
@@ -30,6 +32,20 @@ KNAPSACKS = (0.25, 0.5, 0.75)
 COMPILED_BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
 NO_PEERS = (EAGER, PLANS, AHEAD, COMPILED)  # no peers of plans; COMPILED has faster kernels
 NOISE = 0.02  # relative difference between times of the same program
+LEAST = "least"
+
+
+def blocks_of(module: torch.nn.Module) -> list[str]:
+    return [glob.escape(name) for name in find_blocks(module)]
+
+
+def least_plan(measured: Measured, plain_peak: int) -> tuple[Plan, float]:
+    """The plan for the lowest possible budget, and this budget as a share of eager's peak."""
+    try:
+        plan_of(measured, 1)
+    except BudgetError as error:
+        least = error.minimum
+    return plan_of(measured, least), (least - measured.base) / plain_peak
 
 
 @dataclass

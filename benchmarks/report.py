@@ -1,4 +1,4 @@
-"""The results as Markdown tables."""
+"""Writes results: tables in Markdown, and all figures as JSON in a folder that git ignores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ Row = dict[str, Any]
 Results = dict[str, Any]
 
 REMAT = "torch-remat"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 # The workloads of the README's table and of the plot.
 MAIN = [
@@ -22,10 +24,19 @@ MAIN = [
 
 
 def write_results(base: Path, found: Results, page: str) -> None:
-    """Writes `base`.json and `base`.md, and makes their folder."""
+    """Writes `base`.md and the figures behind it."""
     base.parent.mkdir(parents=True, exist_ok=True)
-    Path(f"{base}.json").write_text(json.dumps(found, indent=1) + "\n")
+    write_figures(base, found)
     Path(f"{base}.md").write_text(page)
+
+
+def write_figures(base: Path, found: Results) -> None:
+    """Writes JSON beside the page `base`.md, or to build/benchmarks for one in RESULTS."""
+    folder = base.parent
+    if folder.resolve() == RESULTS:
+        folder = ROOT / "build" / "benchmarks"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{base.name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -48,12 +59,6 @@ def environment_line(found: Row) -> str:
     parts += [f"torch-remat {found['torch-remat'] or 'not installed'}"]
     parts += [f"Python {found['python']}", f"threads: {found['threads']}"]
     return ", ".join(parts)
-
-
-def goals_table(rows: list[Row]) -> str:
-    return table(
-        ["", "goal", "measured"], ([row["what"], row["goal"], row["measured"]] for row in rows)
-    )
 
 
 def steps_table(rows: list[Row], absent: Sequence[str] = ()) -> str:
@@ -101,60 +106,6 @@ def slopes_table(rows: list[Row]) -> str:
     return table(["us per op, tensor or region", *columns.values(), "largest residual"], lines)
 
 
-def scaling_table(rows: list[Row], by: str, title: str) -> str:
-    systems = names(rows, "system")
-    header = [title]
-    for system in systems:
-        eager = system == "eager"
-        header += ["eager: us per op"] if eager else [f"{system}: added", "per further op"]
-    lines = []
-    for count in names(rows, by):
-        line = [f"{count:,}"]
-        for row in (r for r in rows if r[by] == count):
-            if row["system"] == "eager":
-                line.append(number(row["us_per_op"]))
-            else:
-                line += [number(row["added_us_per_op"]), number(row["added_us_per_further_op"])]
-        lines.append(line)
-    return table(header, lines)
-
-
-def unevenness_table(rows: list[Row]) -> str:
-    columns = {
-        "us_per_op": "time per op",
-        "added_us_per_op": "added per op",
-        "added_us_per_further_op": "added per further op",
-        "ratio": "ratio to eager",
-    }
-    series = {"ops_per_region": "ops per region", "regions": "regions"}
-    return table(
-        ["largest over smallest", "over", *columns.values()],
-        (
-            [
-                row["system"],
-                series[row["series"]],
-                *(number(row[c]) for c in columns),
-            ]
-            for row in rows
-        ),
-    )
-
-
-def host_memory_table(rows: list[Row]) -> str:
-    return table(
-        ["host memory, bytes per op", "ops", "total", "over eager"],
-        (
-            [
-                row["system"],
-                f"{row['ops']:,}",
-                number(row["bytes_per_op"], 1),
-                number(row["added_bytes_per_op"], 1),
-            ]
-            for row in rows
-        ),
-    )
-
-
 def outside_table(found: Row) -> str:
     return table(
         ["outside any region", "with ebb, us", "without, us", "ratio", "of medians", "noise"],
@@ -189,8 +140,6 @@ def summary_table(rows: list[Row]) -> str:
 def markdown(results: Results) -> str:
     """The page of all results."""
     parts = ["# Benchmark results", environment_line(results["environment"])]
-    if results["goals"]:
-        parts += ["## Goals", goals_table(results["goals"])]
     steps = results["steps"]
     if steps:
         parts += ["## Steps: time over eager's, ratio of minima [of medians]"]
@@ -199,16 +148,6 @@ def markdown(results: Results) -> str:
         parts.append(steps_table(rows, [] if results["environment"]["torch-remat"] else [REMAT]))
     if results["slopes"]:
         parts += ["## Slopes", slopes_table(results["slopes"])]
-    scaling = results["scaling"]
-    if scaling:
-        parts += [
-            "## Scaling, us per op",
-            scaling_table(scaling["ops_per_region"], "ops_per_region", "ops in one region"),
-            scaling_table(scaling["regions"], "regions", "regions of 100 ops"),
-            unevenness_table(scaling["unevenness"]),
-        ]
-    if results["host_memory"]:
-        parts += ["## Host memory", host_memory_table(results["host_memory"])]
     if results["outside"]:
         parts += ["## Outside any region", outside_table(results["outside"])]
     return "\n\n".join(parts) + "\n"

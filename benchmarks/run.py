@@ -22,20 +22,17 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 import torch
 from environment import base, device, environment, keep, quick, slug
-from goals import RATIOS, goals
 from host_memory import keep_freed_memory
 from language_model import BILLION, TINY, language_model
 from outside import measure_outside
 from plot import draw
-from report import environment_line, markdown, summary_table, write_results
-from scaling import measure_host_memory, measure_scaling
+from report import MAIN, RESULTS, ROOT, environment_line, markdown, summary_table, write_results
 from slopes import measure_slopes
 from steps import measure_steps
 from systems import System, all_systems, offload_systems
 from workloads import WORKLOADS, Workload
 
-ROOT = Path(__file__).resolve().parents[1]
-SECTIONS = ("steps", "slopes", "scaling", "host_memory", "outside")
+SECTIONS = ("steps", "slopes", "outside")
 SLOPES_OF = (
     "eager",
     "AC, reentrant",
@@ -45,7 +42,6 @@ SLOPES_OF = (
     "ebb recompute_all",
     "ebb save_all",
 )
-SCALING_OF = ("eager", "AC", "ebb recompute_all")
 TOO_LONG_FOR_QUICK = [f"4 pre-LN blocks, width {width}" for width in (256, 512, 1024)]
 README_MARKS = "<!-- benchmarks -->\n", "<!-- end of benchmarks -->\n"
 
@@ -65,9 +61,8 @@ def run_steps(
     systems: list[System], only: str, at_most: float = float("inf")
 ) -> Iterator[list[dict[str, Any]]]:
     """The rows of each workload."""
-    with_goals = {workload for workload, _, _ in RATIOS}
     for name, make in chosen_workloads(only).items():
-        seconds = min(at_most, 40 if name in with_goals else 15)
+        seconds = min(at_most, 40 if name in MAIN else 15)
         large = name in (BILLION.name, TINY.name)
         found = measure_steps(
             make,
@@ -102,28 +97,9 @@ def run_slopes(systems: list[System]) -> list[dict[str, Any]]:
     return rows
 
 
-def run_scaling(systems: list[System], slopes: list[dict[str, Any]]) -> dict[str, Any]:
-    found = measure_scaling(
-        [s for s in systems if s.name in SCALING_OF],
-        {row["system"]: row["region"] for row in slopes if "region" in row},
-        seconds=0 if quick() else 5,
-        largest=1_000 if quick() else 100_000,
-        most_regions=4 if quick() else 64,
-    )
-    print("\nscaling")
-    for series in ("ops_per_region", "regions"):
-        for row in found[series]:
-            print(
-                f"  {row['system']:28s} {row['regions']:3d} x {row['ops_per_region']:7,d} ops:"
-                f" {row['us_per_op']:6.2f} us per op, added {row['added_us_per_op']:6.2f}",
-                flush=True,
-            )
-    return found
-
-
 def write(results: dict[str, Any], folder: Path, plot: bool) -> None:
     path = base(results, folder)
-    written = ["json", "md"]
+    written = ["md"]
     write_results(path, results, markdown(results))
     try:
         if plot:
@@ -177,14 +153,14 @@ def main() -> None:
     sections = set(options.sections)
     complete = not quick() and not options.only and sections == set(SECTIONS)
     complete = complete and options.seconds == float("inf")
-    folder = options.output or (ROOT / "benchmarks" / "results" if complete else None)
+    folder = options.output or (RESULTS if complete else None)
     if options.readme and not complete:
         sys.exit("--readme needs a complete run")
 
     keep_freed_memory()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "None of the inputs have requires_grad=True")
-    results: dict[str, Any] = {"environment": environment(), "goals": []}
+    results: dict[str, Any] = {"environment": environment()}
     print(environment_line(results["environment"]))
     systems = all_systems()
     results["steps"] = []
@@ -192,25 +168,11 @@ def main() -> None:
         for rows in run_steps(systems, options.only, options.seconds):
             results["steps"] += rows
             keep(results, folder)
-    slopes = run_slopes(systems) if sections & {"slopes", "scaling"} else []
-    results["slopes"] = slopes
+    results["slopes"] = run_slopes(systems) if "slopes" in sections else []
     keep(results, folder)
-    results["scaling"] = run_scaling(systems, slopes) if "scaling" in sections else {}
-    results["host_memory"] = (
-        measure_host_memory(
-            [s for s in systems if s.name in SLOPES_OF], 1_000 if quick() else 100_000
-        )
-        if "host_memory" in sections
-        else []
-    )
     results["outside"] = (
         measure_outside(*((1, 0) if quick() else (8, 2.5))) if "outside" in sections else {}
     )
-    if complete or quick():
-        results["goals"] = goals(results)
-        print("\ngoals")
-        for row in results["goals"]:
-            print(f"  {row['what']}: {row['measured']} (goal: {row['goal']})")
     if folder is not None:
         write(results, folder, plot=not options.only)
     if options.readme:

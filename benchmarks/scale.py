@@ -1,9 +1,9 @@
-"""What ebb costs in a job on 1,024 ranks: a simulation from times measured on one CPU core.
+"""Simulates a job on 1,024 ranks, from times that it measures on one CPU core.
 
     OMP_NUM_THREADS=1 python benchmarks/scale.py
 
-Measured here: forward, backward and replay of one Llama layer, host time per op, and host bytes per
-op. All other inputs are assumptions: the `Job` and the `Network` below. No GPU is measured.
+Assumed: all of `Job` and `Network` below. Measured: forward, backward and replay of a Llama layer,
+and host time per op. No GPU is measured.
 
 The simulated job has data, tensor and pipeline parallelism, with the 1F1B schedule. Ranks of a
 tensor group wait for each other in each layer, stages wait for their neighbours' micro-batches, and
@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from host_memory import bytes_held_by, keep_freed_memory
+from host_memory import keep_freed_memory
 from report import table
-from slopes import negatives
 from systems import EAGER, System, ebb_systems
 from timing import Trial, interleaved
 from torch import Tensor
@@ -102,13 +101,6 @@ def ops_of_layer() -> int:
     return int(ebb.stats()["total"]["ops_recorded"])
 
 
-def bytes_per_op(system: System, ops: int = 100_000) -> float:
-    x = torch.randn(8, requires_grad=True)
-    block = negatives(ops)
-    ours, eagers = (bytes_held_by(lambda run=s.run: run(block, x)) for s in (system, EAGER))  # type: ignore[misc]
-    return ((ours or 0) - (eagers or 0)) / ops
-
-
 def order_of(stage: int, job: Job) -> list[tuple[str, int]]:
     """The schedule 1F1B: forwards and backwards of one stage, in order."""
     ahead = min(job.stages - stage - 1, job.batches)
@@ -176,8 +168,7 @@ def main() -> None:
         rows.append([name, *(f"{column:.2f}" for column in columns)])
     head = ("system", "forward", "backward", "host us/op forward", "backward", "step, s", "ratio")
     print(table(head, rows))
-    held = bytes_per_op(next(s for s in systems if s.name == SHOWN[-1]))
-    print(f"\n{ops} ops in a layer, {held:.0f} host bytes per op\n")
+    print(f"\n{ops} ops in a layer\n")
     rows = []
     for name in SHOWN[1:]:
         one = step_seconds(eager, slow=layers[name]) - steps["eager"]

@@ -19,8 +19,8 @@ from environment import environment, publish, quick
 from report import environment_line, table
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "integration" / "support"))
-from unchanged_script import run  # noqa: E402
+sys.path.append(str(ROOT / "tests"))
+from ebb_tests.frameworks.unchanged_script import run  # noqa: E402
 
 SCRIPT = ROOT / "integration" / "transformers" / "train.py"
 CHECKPOINTED = "--gradient-checkpointing"

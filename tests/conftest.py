@@ -6,16 +6,14 @@ import gc
 import os
 import re
 
-import dry_cuda
-import exactness
-import fork_server
 import pytest
 import torch
-from ahead_programs import wait_for_replays
 from hypothesis import HealthCheck, settings
-from stand_ins import fake_accelerator
 
 import ebb
+from ebb_tests import dry_cuda, exactness, fork_server
+from ebb_tests.programs.ahead import wait_for_replays
+from ebb_tests.stand_ins import fake_accelerator
 
 # How long it takes to draw an example, and to run it, depends on what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -24,7 +22,7 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    import work_units  # only where pytest-xdist is installed
+    from ebb_tests import work_units  # only where pytest-xdist is installed
 
     config.option.loadscopereorder = False
     return work_units.Scheduling(config, log)
@@ -50,7 +48,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
-        import work_units
+        from ebb_tests import work_units
 
         work_units.longest_first(items)
 

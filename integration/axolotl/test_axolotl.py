@@ -6,7 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from own_checkpointing import (
+from torch.utils.checkpoint import checkpoint
+
+from ebb_tests.frameworks.own_checkpointing import (
     check_left_alone,
     check_offloading,
     check_regions,
@@ -16,7 +18,6 @@ from own_checkpointing import (
     stack,
     without_dropout,
 )
-from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("axolotl", reason="needs axolotl")
 gradient = pytest.importorskip("axolotl.monkeypatch.gradient_checkpointing")

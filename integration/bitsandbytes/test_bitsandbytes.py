@@ -6,9 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from own_checkpointing import Block, check_regions, plain, stack
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from ebb_tests.frameworks.own_checkpointing import Block, check_regions, plain, stack
 
 pytest.importorskip("bitsandbytes", reason="needs bitsandbytes")
 import bitsandbytes as bnb

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from own_checkpointing import check_left_alone, load, plain, stack
+
+from ebb_tests.frameworks.own_checkpointing import check_left_alone, load, plain, stack
 
 legacy = load("colossalai.legacy.utils.activation_checkpoint")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from own_checkpointing import check_regions, load, plain, stack
+
+from ebb_tests.frameworks.own_checkpointing import check_regions, load, plain, stack
 
 ac = load("fairseq2.models.utils.ac")
 

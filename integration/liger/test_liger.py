@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from own_checkpointing import Block, absent, check_regions, load, plain, stack
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from ebb_tests.frameworks.own_checkpointing import Block, absent, check_regions, load, plain, stack
 
 with absent("triton"):
     tiled = load("liger_kernel.ops.tiled_mlp")

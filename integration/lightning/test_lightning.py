@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from unchanged_script import check
+
+from ebb_tests.frameworks.unchanged_script import check
 
 pytest.importorskip("lightning")
 

@@ -14,10 +14,10 @@ lightning = pytest.importorskip("lightning")
 
 from lightning.pytorch.loggers import TensorBoardLogger  # noqa: E402
 from lightning.pytorch.loggers.logger import Logger  # noqa: E402
-from logged import events  # noqa: E402
 
 import ebb  # noqa: E402
 from ebb.integrations.lightning import EbbCallback  # noqa: E402
+from ebb_tests.frameworks.logged import events  # noqa: E402
 
 LAYERS, STEPS = 3, 6
 

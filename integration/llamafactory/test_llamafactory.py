@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from own_checkpointing import (
+from torch.utils.checkpoint import checkpoint
+
+from ebb_tests.frameworks.own_checkpointing import (
     absent,
     check_left_alone,
     check_regions,
@@ -14,7 +16,6 @@ from own_checkpointing import (
     stack,
     without_dropout,
 )
-from torch.utils.checkpoint import checkpoint
 
 with absent("datasets"):
     checkpointing = load("llamafactory.model.model_utils.checkpointing")

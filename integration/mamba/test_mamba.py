@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from own_checkpointing import Block, check_regions, plain, stack
 from torch.utils.checkpoint import checkpoint
+
+from ebb_tests.frameworks.own_checkpointing import Block, check_regions, plain, stack
 
 
 class Inner(torch.autograd.Function):

@@ -11,12 +11,11 @@ import torch
 
 pytest.importorskip("megatron.core", reason="needs Megatron-Core")
 
-import megatron_on_cpu
-from comparing import POLICIES, assert_exact, difference_of, run
-from two_ranks import on_two_ranks
-
 import ebb
 from ebb._launch import takeover
+from ebb_tests.frameworks import megatron_on_cpu
+from ebb_tests.ranks.comparing import POLICIES, assert_exact, difference_of, run
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 STEPS, MICROBATCHES, ROWS, TOKENS, WORDS = 3, 2, 2, 8, 32
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from own_checkpointing import check_regions
+
+from ebb_tests.frameworks.own_checkpointing import check_regions
 
 pytest.importorskip("einops", reason="needs einops")
 nets = pytest.importorskip("monai.networks.nets", reason="needs monai")

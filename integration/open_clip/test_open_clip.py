@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from own_checkpointing import absent, check_regions, load
+
+from ebb_tests.frameworks.own_checkpointing import absent, check_regions, load
 
 with absent("torchvision", "ftfy"):
     transformer = load("open_clip.transformer")

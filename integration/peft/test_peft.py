@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from own_checkpointing import check_regions, tiny_llama
+
+from ebb_tests.frameworks.own_checkpointing import check_regions, tiny_llama
 
 peft = pytest.importorskip("peft", reason="needs peft")
 

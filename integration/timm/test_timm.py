@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from own_checkpointing import absent, check_regions
+
+from ebb_tests.frameworks.own_checkpointing import absent, check_regions
 
 with absent("torchvision"):
     timm = pytest.importorskip("timm", reason="needs timm")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from own_checkpointing import check_regions
 from torch import nn
+
+from ebb_tests.frameworks.own_checkpointing import check_regions
 
 pyg = pytest.importorskip("torch_geometric.nn", reason="needs torch_geometric")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from own_checkpointing import check_regions, plain, stack
 from torch.utils.checkpoint import checkpoint
+
+from ebb_tests.frameworks.own_checkpointing import check_regions, plain, stack
 
 pytest.importorskip("torchao", reason="needs torchao")
 quantization = pytest.importorskip("torchao.quantization")

@@ -9,13 +9,13 @@ pytest.importorskip("torchtitan.distributed.activation_checkpoint", reason="need
 
 from types import SimpleNamespace
 
-from logged import events
 from torchtitan.components import metrics as titan
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 import ebb
 from ebb._launch import takeover
 from ebb.integrations.torchtitan import EbbAC, EbbMetrics
+from ebb_tests.frameworks.logged import events
 
 
 class Decoder(torch.nn.Module):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from own_checkpointing import (
+
+import ebb
+from ebb_tests.frameworks.own_checkpointing import (
     absent,
     check_regions,
     cuda_is_cpu,
@@ -16,8 +18,6 @@ from own_checkpointing import (
     taken_over,
     train,
 )
-
-import ebb
 
 activations = load("torchtune.training.activations")
 with absent("torchao"):

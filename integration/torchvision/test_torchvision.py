@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from own_checkpointing import check_regions, with_torchvision
+
+from ebb_tests.frameworks.own_checkpointing import check_regions, with_torchvision
 
 densenet = with_torchvision("torchvision.models.densenet")
 

@@ -6,8 +6,9 @@ import sys
 import types
 
 import pytest
-import stand_in
-from own_checkpointing import (
+
+from ebb_tests.frameworks import transformer_engine
+from ebb_tests.frameworks.own_checkpointing import (
     check_offloading,
     in_context,
     plain,
@@ -26,7 +27,7 @@ def distributed(monkeypatch):
     for name in ("transformer_engine", "transformer_engine.pytorch"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     module = types.ModuleType(NAME)
-    module.checkpoint = stand_in.checkpoint
+    module.checkpoint = transformer_engine.checkpoint
     monkeypatch.setitem(sys.modules, NAME, module)
     return module
 
@@ -51,6 +52,6 @@ def test_its_checkpoint_is_left_alone(distributed, reentrant, capfd):
 
 
 def test_its_offloading(capfd):
-    context, _ = stand_in.get_cpu_offload_context()
+    context, _ = transformer_engine.get_cpu_offload_context()
     own = in_context(stack(plain), lambda: context)
     check_offloading(stack(plain), own, capfd, "OffloadSynchronizer")

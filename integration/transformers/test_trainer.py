@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from unchanged_script import check
+
+from ebb_tests.frameworks.unchanged_script import check
 
 pytest.importorskip("transformers")
 

@@ -12,11 +12,10 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from logged import events, wandb_stand_in  # noqa: E402
-
 import ebb  # noqa: E402
 from ebb._report.metrics import Metrics  # noqa: E402
 from ebb.integrations.transformers import EbbCallback  # noqa: E402
+from ebb_tests.frameworks.logged import events, wandb_stand_in  # noqa: E402
 
 STEPS, LOGGED = 6, (2, 4, 6)
 

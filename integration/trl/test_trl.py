@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from own_checkpointing import (
+
+import ebb
+from ebb_tests.frameworks.own_checkpointing import (
     in_context,
     said_by_ebb,
     same,
@@ -12,8 +14,6 @@ from own_checkpointing import (
     tiny_llama,
     train,
 )
-
-import ebb
 
 offloading = pytest.importorskip("trl.models.activation_offloading", reason="needs TRL")
 

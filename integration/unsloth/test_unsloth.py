@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from own_checkpointing import (
+from torch.utils import checkpoint as torch_checkpoint
+
+from ebb_tests.frameworks.own_checkpointing import (
     check_left_alone,
     load,
     plain,
@@ -14,7 +16,6 @@ from own_checkpointing import (
     train,
     without_dropout,
 )
-from torch.utils import checkpoint as torch_checkpoint
 
 
 def by_name(block, x):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 
 import pytest
-from own_checkpointing import (
+
+from ebb_tests.frameworks.own_checkpointing import (
     absent,
     check_offloading,
     load,

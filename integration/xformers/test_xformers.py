@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from own_checkpointing import plain, same, stack, taken_over, train
+
+from ebb_tests.frameworks.own_checkpointing import plain, same, stack, taken_over, train
 
 xformers = pytest.importorskip("xformers.checkpoint", reason="needs xformers")
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 import gc
 import os
 
-import accelerator
-import paging
 import pytest
 import torch
-from ahead_programs import wait_for_replays
-from device_leaves import leaf
 
 import ebb
 from ebb import _testing
+from ebb_tests import device as late
+from ebb_tests.device_leaves import leaf
+from ebb_tests.programs import paged
+from ebb_tests.programs.ahead import wait_for_replays
 
 if "EBB_TEST_ACCELERATOR" not in os.environ:
     collect_ignore_glob = ["*"]
@@ -24,12 +24,12 @@ if "EBB_TEST_ACCELERATOR" not in os.environ:
 def device():
     """The first of two. What its detector found after a test is a failure, unless the test took
     it."""
-    found = accelerator.load()
+    found = late.load()
     torch.manual_seed(0)
-    accelerator.findings()
+    late.findings()
     yield found
-    accelerator.synchronize()
-    assert accelerator.findings() == []
+    late.synchronize()
+    assert late.findings() == []
 
 
 @pytest.fixture
@@ -48,22 +48,22 @@ def stream(device):
     ebb.config.offload.min_bytes = 1
     yield torch.Stream(device=device)
     gc.collect()
-    accelerator.synchronize()
+    late.synchronize()
 
 
 @pytest.fixture
 def fresh_pages(device):
     """No page pools before and after; the device can have some."""
-    accelerator.have_pages()
-    with paging.fresh():
+    late.have_pages()
+    with paged.fresh():
         yield
-    paging.Keep.last = None
+    paged.Keep.last = None
 
 
 @pytest.fixture
 def net():
     """For the programs of tests/paging. It is on the default device."""
-    return paging.Mlp()
+    return paged.Mlp()
 
 
 @pytest.fixture

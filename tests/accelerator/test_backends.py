@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import accelerator
 import pytest
 import torch
-from exactness import run_process
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests import TESTS
+from ebb_tests import device as late
+from ebb_tests.exactness import run_process
 
-SUPPORT = Path(__file__).parents[1] / "support"
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 LEFT = []  # an input, and what a region made of it before there was a backend
 
@@ -26,7 +24,7 @@ def _ebb_was_used_before(tmp_path_factory):
     with ebb.region(SINES):
         LEFT.extend([x, x.sin().cos()])
     assert ebb.stats()["offload"]["disk_bytes_used"] > 0
-    accelerator.load()
+    late.load()
 
 
 def test_what_was_on_disk_comes_back():
@@ -113,8 +111,9 @@ def test_precision_of_products_changed_between_forward_and_backward_is_refused(d
 
 
 NOT_OFFLOADED_YET = """
-import accelerator, torch, ebb
-accelerator.load()
+import torch, ebb
+from ebb_tests import device as late
+late.load()
 torch.ops.late.counts()
 ebb.stats()
 print(torch.ops.late.counts().get("device count", 0))
@@ -123,4 +122,4 @@ print(torch.ops.late.counts().get("device count", 0))
 
 def test_statistics_of_a_process_that_has_offloaded_nothing_ask_for_no_device():
     """To ask for CUDA's devices starts the driver, and then the process cannot fork workers."""
-    assert run_process(["-c", NOT_OFFLOADED_YET], PYTHONPATH=str(SUPPORT)) == "0\n"
+    assert run_process(["-c", NOT_OFFLOADED_YET], PYTHONPATH=str(TESTS)) == "0\n"

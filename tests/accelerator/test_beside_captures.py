@@ -6,13 +6,13 @@ from __future__ import annotations
 import gc
 import threading
 
-import accelerator
 import pytest
 import torch
-from device_leaves import leaf, needs_captures
 
 import ebb
 from ebb import _testing
+from ebb_tests import device as late
+from ebb_tests.device_leaves import leaf, needs_captures
 
 pytestmark = needs_captures
 
@@ -52,12 +52,12 @@ def test_neither_the_step_nor_the_capture_fails(policy, program, in_flight, devi
     _testing.drain_offload()
     ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=in_flight)
     x, z = leaf(device), torch.rand(8).to(device)
-    accelerator.synchronize()
+    late.synchronize()
     expected = step(x, ebb.policies.save_all, streams[1])
     program(x, policy, streams[1])
-    accelerator.synchronize()
+    late.synchronize()
 
-    with accelerator.Graph().capture(streams[0]) as graph:
+    with late.Graph().capture(streams[0]) as graph:
         captured = z * 3
         gradients = on_another_thread(lambda: program(x, policy, streams[1]))
         captured = captured + 1

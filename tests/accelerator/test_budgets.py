@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import gc
 
-import accelerator
 import pytest
 import torch
-from exactness import same_bits
 from torch import nn
 
 from ebb import _C, apply, plan
@@ -16,6 +14,8 @@ from ebb._launch import takeover
 from ebb._launch.memory_limit import Limit, free, limit_of, there_is
 from ebb._plan.choose.memory_budget import read_budget
 from ebb.policies import recompute_all
+from ebb_tests import device as late
+from ebb_tests.exactness import same_bits
 
 MIB = 1 << 20
 WIDTH, ROWS, STEPS = 60, 499, 14  # of sizes that an allocator rounds up
@@ -51,7 +51,7 @@ def install(device):
 def steps_of(devices, steps):
     """The model, after each step."""
     gc.collect()  # what a test before this one left
-    accelerator.synchronize()
+    late.synchronize()
     model = Split(*devices)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(1)
@@ -60,7 +60,7 @@ def steps_of(devices, steps):
         optimizer.zero_grad()
         model(x).backward()
         optimizer.step()
-        accelerator.synchronize()
+        late.synchronize()
         yield model
 
 
@@ -89,7 +89,7 @@ def test_other_processes_count(device):
     here = torch.ones(MIB, device=device)
     allocated = torch.accelerator.memory_allocated(device)
     ours = torch.accelerator.memory_reserved(device)  # earlier tests may have reserved much
-    with accelerator.limited(device=ours + 256 * MIB), accelerator.shared(others=96 * MIB):
+    with late.limited(device=ours + 256 * MIB), late.shared(others=96 * MIB):
         available, rest = there_is(device), free(device)
     assert available == ours + 160 * MIB
     assert rest == available - allocated
@@ -102,7 +102,7 @@ def test_a_job_beside_another_one_lives(install, device, capsys):
     expected, most = train(devices, steps=STEPS)
     total = 2 * most[-1]
     install(Limit(), "auto")
-    with accelerator.limited(device=total), accelerator.shared(others=total - 6 * most[-1] // 10):
+    with late.limited(device=total), late.shared(others=total - 6 * most[-1] // 10):
         found, _ = train(devices)
 
     assert all(map(same_bits, found, expected))
@@ -113,7 +113,7 @@ def test_a_job_beside_another_one_lives(install, device, capsys):
 def test_an_allocator_that_counts_nothing_allows_no_budget(text, install, device, capsys):
     expected = train_uncounted(device)
     install(limit_of(text) or read_budget(text), text)
-    with accelerator.uncounted():
+    with late.uncounted():
         found = train_uncounted(device)
 
     assert all(map(same_bits, found, expected))
@@ -122,7 +122,7 @@ def test_an_allocator_that_counts_nothing_allows_no_budget(text, install, device
 
 def test_an_allocator_that_counts_nothing_allows_no_plan(device):
     model, x = Split(device), torch.randn(ROWS, WIDTH).to(device)
-    with accelerator.uncounted(), pytest.raises(ValueError, match="late does not count bytes"):
+    with late.uncounted(), pytest.raises(ValueError, match="late does not count bytes"):
         plan(model, lambda: model(x).backward(), 0.5)
 
 
@@ -131,7 +131,7 @@ def test_a_budget_is_kept_by_the_allocators_count(install, device, share):
     devices = [device] * 8
     expected, most = train(devices)
     gc.collect()
-    accelerator.synchronize()
+    late.synchronize()
     before = torch.accelerator.memory_allocated()
     budget = before + int(share * (most[-1] - before))
     install(read_budget(budget), str(budget))
@@ -150,7 +150,7 @@ def test_each_device_has_a_limit_of_its_own(device, full):
 
     def gradients(loss):
         loss.backward()
-        accelerator.synchronize()
+        late.synchronize()
         found = [one.grad.cpu() for one in model.parameters()]
         model.zero_grad()
         return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 
-import accelerator
 import pytest
 import torch
-from device_leaves import leaf, needs_captures
 
 import ebb
+from ebb_tests import device as late
+from ebb_tests.device_leaves import leaf, needs_captures
 
 pytestmark = needs_captures
 OUTSIDE = r"aten::\w+.* recomputed inside a CUDA graph capture .* decision SAVE"
@@ -35,22 +35,22 @@ def expected(x):
 @pytest.fixture
 def x(device, stream):
     x = leaf(device)
-    accelerator.synchronize()
+    late.synchronize()
     with stream:
         gradient(forward(x), x)
-    accelerator.synchronize()
+    late.synchronize()
     return x
 
 
 def captured(stream, function):
-    accelerator.synchronize()
-    with accelerator.Graph().capture(stream) as graph:
+    late.synchronize()
+    with late.Graph().capture(stream) as graph:
         result = function()
     return graph, result
 
 
 def found(gradient):
-    accelerator.synchronize()
+    late.synchronize()
     return gradient.cpu()
 
 
@@ -104,9 +104,9 @@ def test_backwards_of_two_launches_of_a_captured_forward(x, stream, ahead):
     graph, loss = captured(stream, functools.partial(forward, x))
 
     def launch_and_backward():
-        accelerator.synchronize()
+        late.synchronize()
         graph.replay()
-        accelerator.synchronize()
+        late.synchronize()
         with stream:
             return gradient(loss, x)
 

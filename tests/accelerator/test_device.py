@@ -6,39 +6,40 @@ import contextlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import accelerator
 import pytest
 import torch
 
+from ebb_tests import TESTS
+from ebb_tests import device as late
+
 
 def capture(stream, act):
-    with accelerator.Graph().capture(stream) as graph:
+    with late.Graph().capture(stream) as graph:
         act()
     return graph
 
 
 def found(kind):
     """Takes what was found; all of it must be of this kind, and there must be some."""
-    findings = accelerator.findings()
+    findings = late.findings()
     return bool(findings) and all(kind in one for one in findings)
 
 
 def test_the_host_cannot_touch_its_memory():
     program = (
-        "import ctypes, accelerator, torch\n"
-        "x = torch.ones(4).to(accelerator.load())\n"
+        "import ctypes, torch\n"
+        "from ebb_tests import device as late\n"
+        "x = torch.ones(4).to(late.load())\n"
         "torch.accelerator.synchronize()\n"
         "print(ctypes.c_float.from_address(torch.ops.late.kernel_address(x)).value, flush=True)\n"
         "print(ctypes.c_float.from_address(x.data_ptr()).value)\n"
     )
-    support = Path(__file__).parents[1] / "support"
     # what a sanitizer would report here is meant to happen
     options = os.environ.get("ASAN_OPTIONS", "") + ":handle_segv=0"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=support,
+        cwd=TESTS,
         env=os.environ | {"ASAN_OPTIONS": options},
         capture_output=True,
         text=True,
@@ -62,7 +63,7 @@ def test_nothing_runs_before_somebody_waits(device):
 
 
 def test_delayed_streams_run_by_themselves(device):
-    with accelerator.delayed(0, 100):
+    with late.delayed(0, 100):
         x = torch.zeros(4).to(device)
         for _ in range(20):
             x = x + 1
@@ -80,7 +81,7 @@ def test_a_read_before_the_write_is_found(device, streams):
         y = x + 1
 
     assert found("write and read")
-    accelerator.synchronize()
+    late.synchronize()
     del y
 
 
@@ -111,7 +112,7 @@ def test_an_order_is_seen(how, device, streams):
         y = x + 1
 
     torch.accelerator.synchronize()
-    assert accelerator.findings() == []
+    assert late.findings() == []
     assert torch.equal(y.cpu(), torch.full((4,), 3.0))
 
 
@@ -140,8 +141,8 @@ def test_record_stream_keeps_memory(device, streams):
         early = torch.empty(4, device=device)
         assert early.data_ptr() != address
         streams[1].synchronize()
-        late = torch.empty(4, device=device)
-        assert late.data_ptr() == address
+        other = torch.empty(4, device=device)
+        assert other.data_ptr() == address
 
     streams[0].synchronize()
     assert torch.equal(y.cpu(), torch.full((4,), 3.0))
@@ -186,9 +187,9 @@ def test_two_devices(device):
 
 
 def test_memory_that_runs_out(device):
-    with accelerator.limited(device=1 << 16), pytest.raises(torch.OutOfMemoryError):
+    with late.limited(device=1 << 16), pytest.raises(torch.OutOfMemoryError):
         torch.empty(1 << 17, device=device)
-    with accelerator.limited(host=0), pytest.raises(RuntimeError, match="out of pinned memory"):
+    with late.limited(host=0), pytest.raises(RuntimeError, match="out of pinned memory"):
         torch.empty(1 << 17, pin_memory=True)
     torch.empty(1 << 17, device=device)
 
@@ -221,7 +222,7 @@ def test_each_wait_that_is_left_out_is_found(device, streams):
         done.synchronize()
         return z.cpu()
 
-    runs = list(accelerator.each_wait_left_out(program))
+    runs = list(late.each_wait_left_out(program))
 
     assert len(runs) == 4
     assert not runs[0][2]
@@ -253,7 +254,7 @@ class TestGraphs:
         return x
 
     def test_a_graph_reads_and_writes_the_memory_that_it_was_captured_with(self, x, streams):
-        with accelerator.Graph().capture(streams[0]) as graph:
+        with late.Graph().capture(streams[0]) as graph:
             y = x * 2
             y = y + 1
         for number in range(3):
@@ -262,7 +263,7 @@ class TestGraphs:
             assert torch.equal(y.cpu(), torch.full((4,), 2.0 * number + 1))
 
     def test_another_stream_takes_part(self, x, streams):
-        with accelerator.Graph().capture(streams[0]) as graph:
+        with late.Graph().capture(streams[0]) as graph:
             y = x * 2
             streams[1].wait_stream(streams[0])
             with streams[1]:
@@ -273,7 +274,7 @@ class TestGraphs:
         assert torch.equal(z.cpu(), torch.full((4,), 3.0))
 
     def test_a_missing_order_inside_is_found(self, x, streams):
-        with accelerator.Graph().capture(streams[0]):
+        with late.Graph().capture(streams[0]):
             streams[1].wait_stream(streams[0])
             y = x * 2
             with streams[1]:
@@ -283,7 +284,7 @@ class TestGraphs:
         assert found("write and read")
 
     def test_it_draws_what_comes_next(self, device, streams):
-        with accelerator.Graph().capture(streams[0]) as graph:
+        with late.Graph().capture(streams[0]) as graph:
             x = torch.empty(4, device=device).uniform_()
             y = torch.empty(4, device=device).uniform_()
         torch.late.manual_seed(3)
@@ -324,7 +325,7 @@ class TestGraphs:
 
     def test_an_event_of_a_capture_cannot_be_waited_for_later(self, x, streams):
         inside = torch.Event(device=x.device)
-        with accelerator.Graph().capture(streams[0]):
+        with late.Graph().capture(streams[0]):
             inside.record()
         with pytest.raises(RuntimeError, match="of a capture that is over"):
             streams[1].wait_event(inside)
@@ -332,16 +333,16 @@ class TestGraphs:
     def test_memory_that_a_graph_uses_and_that_was_freed_is_found(self, device, streams):
         x = torch.ones(4).to(device)
         torch.accelerator.synchronize()
-        with accelerator.Graph().capture(streams[0]) as graph:
+        with late.Graph().capture(streams[0]) as graph:
             y = x * 2
         del x
         graph.replay()
 
-        assert any("a graph uses memory that was freed" in one for one in accelerator.findings())
+        assert any("a graph uses memory that was freed" in one for one in late.findings())
         del y
 
 
 def test_a_broken_device_fails_each_call(device, streams):
-    with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+    with late.broken(), pytest.raises(RuntimeError, match="device-side assert"):
         streams[0].synchronize()
     streams[0].synchronize()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import accelerator
 import pytest
 import torch
-from device_leaves import needs_captures
 
 from ebb import _C, _testing
 from ebb._report.metrics import Metrics
+from ebb_tests import device as late
+from ebb_tests.device_leaves import needs_captures
 
 ANOTHER_CAPTURE, OTHER_ERROR = 906, 710  # CUDA's numbers
 
@@ -35,7 +35,7 @@ def test_whether_a_stream_is_captured(error, captures, device, asked_of_captures
 @needs_captures
 def test_a_stream_that_is_captured(device):
     stream = torch.Stream(device=device)
-    with accelerator.Graph().capture(stream):
+    with late.Graph().capture(stream):
         inside = _testing.captures("late")
     assert inside == (True, True)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 
-import accelerator
 import pytest
 import torch
-from exactness import same_bits
 from torch import nn
 
 import ebb
 from ebb import _C
+from ebb_tests import device as late
+from ebb_tests.exactness import same_bits
 
 WIDTH, BLOCKS = 64, 6
 MIB = 1 << 20
@@ -43,7 +43,7 @@ def inputs(device, rows=256):
 
 
 def in_use():
-    accelerator.synchronize()
+    late.synchronize()
     gc.collect()
     return torch.ops.late.device_usage(0)
 
@@ -52,7 +52,7 @@ def gradients(net, x):
     net.zero_grad()
     torch.manual_seed(1)
     net(x).square().sum().backward()
-    accelerator.synchronize()
+    late.synchronize()
     return [p.grad.cpu() for p in net.parameters()]
 
 
@@ -68,8 +68,8 @@ def shortages():
     return _C.room_stats()["shortages"]
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, late):
+@pytest.mark.parametrize("delays", [False, True])
+def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, delays):
     net, x = model(device), inputs(device)
     expected = gradients(net, x)
     net.zero_grad()
@@ -77,14 +77,14 @@ def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, lat
     limits = range(at_rest + MIB, at_rest + 6 * MIB, MIB // 4)
     before, came_through, plain = shortages(), 0, 0
     for limit in limits:
-        with accelerator.limited(device=limit):
+        with late.limited(device=limit):
             plain += attempt(lambda: gradients(net, x)) is not None
         net.zero_grad()
 
     with ebb.apply(net, ebb.policies.recompute_all, "[0-9]"):
         for limit in limits:
-            delayed = accelerator.delayed(50, 200) if late else contextlib.nullcontext()
-            with all_is_kept(), delayed, accelerator.limited(device=limit):
+            delayed = late.delayed(50, 200) if delays else contextlib.nullcontext()
+            with all_is_kept(), delayed, late.limited(device=limit):
                 found = attempt(lambda: gradients(net, x))
             net.zero_grad()
             if found is not None:
@@ -114,10 +114,10 @@ def test_a_replay_takes_what_another_graph_keeps(device):
             torch.manual_seed(1)
             losses.append(other(large).square().sum())
         before = _C.room_stats()
-        with accelerator.limited(device=in_use() + 300_000):
+        with late.limited(device=in_use() + 300_000):
             for number, loss in enumerate(losses):
                 loss.backward()
-                accelerator.synchronize()
+                late.synchronize()
                 assert _C.room_stats()["regions_given_up"] > before["regions_given_up"], number
 
     for model_, right in zip((net, other), expected, strict=True):
@@ -141,12 +141,12 @@ def test_an_operator_waits_for_what_is_leaving(device):
 
     def in_a_region():
         with (
-            accelerator.limited(device=at_rest + 12 * x.nbytes),
+            late.limited(device=at_rest + 12 * x.nbytes),
             ebb.region(ebb.Policy(default=ebb.OFFLOAD)),
         ):
             return program()
 
-    with accelerator.without_free_memory_callback(), pytest.raises(torch.OutOfMemoryError):
+    with late.without_free_memory_callback(), pytest.raises(torch.OutOfMemoryError):
         in_a_region()
     found = torch.autograd.grad(in_a_region(), x, weight)[0].cpu()
 
@@ -165,7 +165,7 @@ def test_with_replays_ahead_an_open_region_gives_up_what_it_holds(device, ahead)
     expected = torch.autograd.grad(program(), x)[0].cpu()
     before, at_rest = _C.room_stats(), in_use()
 
-    with accelerator.limited(device=at_rest + 9 * x.nbytes):
+    with late.limited(device=at_rest + 9 * x.nbytes):
         with ebb.region(ebb.policies.recompute_all):
             loss = program()
         given_up = _C.room_stats()["regions_given_up"] - before["regions_given_up"]
@@ -193,7 +193,7 @@ def test_a_random_operator_that_fails_draws_what_it_would_have_drawn(device):
         with all_is_kept():
             with ebb.region(ebb.policies.recompute_all):
                 other = x.sin().exp().mul(2).exp()
-            with accelerator.limited(device=at_rest + spare * x.nbytes):
+            with late.limited(device=at_rest + spare * x.nbytes):
                 dropped = attempt(lambda: program()[1])
         if dropped is not None:
             came_through += 1

@@ -6,12 +6,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import accelerator
 import pytest
 import torch
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests import device as late
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = (ROOT / "src/core/intercept/op_tables.cpp").read_text()
@@ -90,7 +90,7 @@ STEADY = {
 
 def gradient(x, operator, region):
     """The gradient of a program in which backward needs the operator's result."""
-    with accelerator.unsteady():
+    with late.unsteady():
         with region:
             loss = operator(x.sin()).exp().sin().sum()
         (found,) = torch.autograd.grad(loss, x)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 
-import accelerator
 import pytest
 import torch
-from captures import (
+
+import ebb
+from ebb import _testing
+from ebb_tests import device as late
+from ebb_tests.device_leaves import assert_gradient, leaf, needs_captures
+from ebb_tests.programs.captured_offload import (
     SINES,
     assert_replays_are_right,
     assert_right,
@@ -20,11 +24,7 @@ from captures import (
     warm_up,
     warmed_up,
 )
-from device_leaves import assert_gradient, leaf, needs_captures
-from offloading import sine_and_cosine
-
-import ebb
-from ebb import _testing
+from ebb_tests.programs.offloaded import sine_and_cosine
 
 pytestmark = needs_captures
 
@@ -62,7 +62,7 @@ def test_a_graph_gives_what_eager_gives(in_flight, prefetch, keep_last, device, 
 
 def test_several_steps_in_one_capture_use_the_same_host_memory(x, stream):
     held = ebb.stats()["offload"]["host_bytes_held"]
-    with accelerator.Graph().capture(stream) as graph:
+    with late.Graph().capture(stream) as graph:
         gradients = [step(x) for _ in range(3)]
     change(x)
     graph.replay()
@@ -79,7 +79,7 @@ def test_an_eager_step_between_replays_keeps_its_bytes(count, x, device, stream)
     for _ in range(2):
         assert_replays_are_right(graph, gradient, x)
         kept = [forward(other) for _ in range(count)]
-        accelerator.synchronize()
+        late.synchronize()
         graph.replay_and_wait()  # copies to the memory that it was captured with
         for y in kept:
             assert_right(torch.autograd.grad(y, other)[0], other)
@@ -93,7 +93,7 @@ def test_two_graphs_on_two_streams(between, times, device, stream):
     x, y = leaf(device), leaf(device)
     if between:
         warm_up(x, stream)
-        accelerator.synchronize()
+        late.synchronize()
     else:
         room_for_two_steps(x, y, stream)
     of_x, gradient_of_x = captured(x, stream)
@@ -142,10 +142,10 @@ def test_what_left_before_a_capture_cannot_come_back_in_it(x, stream):
     ebb.config.offload.in_flight_bytes = 0
     with stream:
         y = forward(x)
-    accelerator.synchronize()
+    late.synchronize()
     with (
         pytest.raises(RuntimeError, match="offloaded before this CUDA graph capture"),
-        accelerator.Graph().capture(stream),
+        late.Graph().capture(stream),
     ):
         torch.autograd.grad(y, x)
     with stream:
@@ -157,10 +157,10 @@ def test_what_left_before_a_capture_cannot_come_back_in_it(x, stream):
 def test_a_write_in_a_capture_to_what_is_leaving(x, stream):
     with stream, ebb.region(SINES):
         h, y = sine_and_cosine(x)
-        accelerator.synchronize()
+        late.synchronize()
         with (
             pytest.raises(RuntimeError, match="offloaded before this CUDA graph capture"),
-            accelerator.Graph().capture(stream),
+            late.Graph().capture(stream),
             torch.no_grad(),
         ):
             h.zero_()
@@ -177,7 +177,7 @@ def test_a_capture_that_failed(keep_last, device, stream):
         left.append(forward(x))
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), accelerator.Graph().capture(stream):
+    with pytest.raises(ZeroDivisionError), late.Graph().capture(stream):
         fail()
     with pytest.raises(RuntimeError, match="needed outside of it"):
         torch.autograd.grad(left[0], x)
@@ -192,11 +192,11 @@ def test_a_capture_that_failed(keep_last, device, stream):
 
 def test_forward_and_backward_in_two_captures(x, stream):
     left = []
-    with pytest.raises(RuntimeError, match="did not wait for"), accelerator.Graph().capture(stream):
+    with pytest.raises(RuntimeError, match="did not wait for"), late.Graph().capture(stream):
         left.append(forward(x))
     with (
         pytest.raises(RuntimeError, match="Capture forward and backward together"),
-        accelerator.Graph().capture(stream),
+        late.Graph().capture(stream),
     ):
         torch.autograd.grad(left[0], x)
     left.clear()
@@ -206,14 +206,14 @@ def test_forward_and_backward_in_two_captures(x, stream):
 
 def test_what_runs_beside_a_capture_stays_on_the_device(x, device, stream):
     other, beside = leaf(device), torch.Stream(device=device)
-    with accelerator.Graph().capture(stream) as graph:
+    with late.Graph().capture(stream) as graph:
         y = forward(x)
         with beside:
             of_other = forward(other)
         gradient = torch.autograd.grad(y, x)[0]
     with beside:
         found = torch.autograd.grad(of_other, other)[0]
-    accelerator.synchronize()
+    late.synchronize()
 
     assert_replays_are_right(graph, gradient, x)
     assert_right(found, other)
@@ -225,7 +225,7 @@ def test_host_memory_of_what_its_capture_never_fetched(device, stream):
     second = torch.Stream(device=device)
     x, y = leaf(device), leaf(device)
     room_for_two_steps(x, y, stream)
-    with accelerator.Graph().capture(stream) as first:
+    with late.Graph().capture(stream) as first:
         left = forward(x)
     del left
     gc.collect()
@@ -266,7 +266,7 @@ def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
     """It is the graph's for good, though nobody will fetch it."""
     ebb.config.offload.keep_last = 1 if leave is leave_held else 0
     x = warmed_up(device, stream)
-    with accelerator.Graph().capture(stream) as graph:
+    with late.Graph().capture(stream) as graph:
         left = leave(x)
     ebb.stats()["offload"]  # sees that it is over
     graph.replay_and_wait()
@@ -277,7 +277,7 @@ def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
 
 
 def test_statistics_in_a_capture(x, stream):
-    with accelerator.Graph().capture(stream) as graph:
+    with late.Graph().capture(stream) as graph:
         y = forward(x)
         assert ebb.stats()["offload"]["stashes"] == 4
         gradient = torch.autograd.grad(y, x)[0]
@@ -292,7 +292,7 @@ def test_statistics_when_a_capture_has_just_begun(device, stream):
     beside = torch.Stream(device=device)
     with stream:
         y = forward(leaf(device))
-    with accelerator.Graph().capture(stream):
+    with late.Graph().capture(stream):
         with beside:  # which is not captured, so nothing of the capture is noticed
             del y
             gc.collect()
@@ -307,8 +307,8 @@ def test_what_dies_in_a_capture(device, stream):
     before = torch.accelerator.memory_allocated(device)
     with stream:
         y = forward(x)
-    accelerator.synchronize()
-    with accelerator.Graph().capture(stream):
+    late.synchronize()
+    with late.Graph().capture(stream):
         del y
         gc.collect()
     with stream:
@@ -323,7 +323,7 @@ def test_a_region_that_ends_in_a_capture(x, stream):
         first = forward(x)
         open_region.enter_context(ebb.region(SINES))
         second = x.sin().cos()
-        with accelerator.Graph().capture(stream):
+        with late.Graph().capture(stream):
             open_region.close()
     with stream:
         found = torch.autograd.grad(second.sum() + first, x)[0]
@@ -335,7 +335,7 @@ def test_a_backward_that_retains_the_graph(device, stream):
     """What was needed while it left still is, when the capture ends."""
     ebb.config.offload.in_flight_bytes = 1 << 30
     x = warmed_up(device, stream)
-    with accelerator.Graph().capture(stream) as graph:
+    with late.Graph().capture(stream) as graph:
         y = forward(x)
         gradient = torch.autograd.grad(y, x, retain_graph=True)[0]
 
@@ -347,7 +347,7 @@ def test_what_a_capture_has_left_does_not_go_to_disk(tmp_path, device, stream):
     """Nobody may ask whether its copy is done."""
     ebb.config.offload.in_flight_bytes = 0
     x = warmed_up(device, stream)
-    with accelerator.Graph().capture(stream):
+    with late.Graph().capture(stream):
         left = forward(x)
     ebb.config.update(offload_disk=tmp_path, offload_pinned_limit=4 * x.nbytes)
     assert_right(step(x), x)
@@ -380,7 +380,7 @@ def test_what_is_never_fetched_before_a_capture(before, in_flight, device, strea
     x = warmed_up(device, stream)
     with stream:
         before(x)
-    accelerator.synchronize()
+    late.synchronize()
 
     assert_replays_are_right(*captured(x, stream), x)
 
@@ -397,12 +397,12 @@ def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, prefet
     with stream:
         y = forward(other)
         warm_up(x, stream)
-    accelerator.synchronize()
+    late.synchronize()
     ebb.config.offload.prefetch_bytes = 1 << 30
     graph, gradient = captured(x, stream)
     with stream:
         of_other = torch.autograd.grad(y, other)[0]
-    accelerator.synchronize()
+    late.synchronize()
 
     assert_replays_are_right(graph, gradient, x)
     assert_right(of_other, other)

@@ -6,15 +6,15 @@ import contextlib
 import functools
 import gc
 
-import accelerator
-import offloading
 import pytest
 import torch
-from device_leaves import assert_gradient, leaf
-from offloading import SINES, chain_of_sines, overwritten, sine_and_cosine
 
 import ebb
 from ebb import _testing
+from ebb_tests import device as late
+from ebb_tests.device_leaves import assert_gradient, leaf
+from ebb_tests.programs import offloaded
+from ebb_tests.programs.offloaded import SINES, chain_of_sines, overwritten, sine_and_cosine
 
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD})
 
@@ -23,12 +23,12 @@ def chain(x):
     return chain_of_sines(x, 6).sum()
 
 
-forward = functools.partial(offloading.forward, length=6, policy=SINES)
+forward = functools.partial(offloaded.forward, length=6, policy=SINES)
 
 
 def drop(x):
     y = forward(x)
-    with accelerator.broken():
+    with late.broken():
         del y
         gc.collect()
 
@@ -38,20 +38,20 @@ def drop_what_was_written(x):
         h, y = sine_and_cosine(x)
         with torch.no_grad():
             h.zero_()
-    with accelerator.broken():
+    with late.broken():
         del y
 
 
 def drop_in_backward(x):
     y = forward(x)
-    with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+    with late.broken(), pytest.raises(RuntimeError, match="device-side assert"):
         torch.autograd.grad(y, x)
 
 
 def break_in_a_region(x, breaking):
     with ebb.region(SINES):
         x.sin().cos()
-        breaking.enter_context(accelerator.broken())
+        breaking.enter_context(late.broken())
         x.sin().cos()
 
 
@@ -72,7 +72,7 @@ def test_a_device_that_has_failed_is_an_exception(fails, keep_last, x):
     torch.autograd.grad(forward(x), x)
     fails(x)
     gc.collect()
-    accelerator.synchronize()
+    late.synchronize()
 
     assert_gradient(torch.autograd.grad(forward(x), x)[0], chain, x)
     assert ebb.stats()["offload"]["stashes"] == ebb.stats()["offload"]["in_flight_bytes"] == 0
@@ -85,7 +85,7 @@ def test_what_was_taken_is_not_fetched_ahead_though_the_device_failed(x):
     with ebb.region(SINES):
         living = x.sin()
         values = [x.cos().sin().cos(), living.cos(), x.tanh().sin().cos()]
-    with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+    with late.broken(), pytest.raises(RuntimeError, match="device-side assert"):
         _ = values[1].grad_fn._saved_self
     fetched = ebb.stats()["offload"]["bytes_fetched"]
     found = [value.grad_fn._saved_self.cpu() for value in (values[2], values[1], values[0])]
@@ -111,15 +111,15 @@ def saved(y):
 def test_a_fetch_that_finds_no_memory_waits_for_what_is_leaving(x):
     ebb.config.update(offload_in_flight_bytes=0, offload_prefetch_bytes=0)
     early = forward(x)  # it has left
-    accelerator.synchronize()
+    late.synchronize()
     ebb.config.update(offload_in_flight_bytes=1 << 30, offload_prefetch_bytes=0)
-    late = forward(x)  # this is leaving
+    leaving = forward(x)
     assert ebb.stats()["offload"]["in_flight_bytes"] > 0
-    with accelerator.limited(device=in_use(x.device)):
+    with late.limited(device=in_use(x.device)):
         next(saved(early))
 
     assert ebb.stats()["offload"]["in_flight_bytes"] == 0
-    for y in (late, early):
+    for y in (leaving, early):
         assert_gradient(torch.autograd.grad(y, x)[0], chain, x)
 
 
@@ -130,7 +130,7 @@ def test_what_is_gathered_finds_no_memory_and_waits_for_what_is_leaving(x):
         y = h[:1].cos()
         del h
         z = chain(x)
-        limit = accelerator.limited(device=in_use(x.device))
+        limit = late.limited(device=in_use(x.device))
         limit.__enter__()
     limit.__exit__(None, None, None)
     found = torch.autograd.grad(y.sum() + z, x)[0]
@@ -144,20 +144,20 @@ def test_no_memory_to_fetch_ahead(x):
     one = torch.ones((), device=x.device, requires_grad=True)
     torch.autograd.grad(one.sin(), one)  # autograd's thread has now dropped its last gradient of x
     y = forward(x, policy=EVERYTHING)
-    late = ebb.stats()["offload"]["fetched_late"]
+    before = ebb.stats()["offload"]["fetched_late"]
     unpacked = saved(y)
-    with accelerator.limited(device=in_use(x.device) + 4 * x.nbytes):
+    with late.limited(device=in_use(x.device) + 4 * x.nbytes):
         kept = [next(unpacked)]  # and three more, ahead
         torch.ops.late.counts()
         kept.append(next(unpacked))
         assert torch.ops.late.counts().get("allocate", 0) == 0
     kept += unpacked
-    assert ebb.stats()["offload"]["fetched_late"] == late + len(kept) - 3
+    assert ebb.stats()["offload"]["fetched_late"] == before + len(kept) - 3
     assert_gradient(torch.autograd.grad(y, x)[0], chain, x)
 
-    late = ebb.stats()["offload"]["fetched_late"]
+    before = ebb.stats()["offload"]["fetched_late"]
     torch.autograd.grad(forward(x, policy=EVERYTHING), x)
-    assert ebb.stats()["offload"]["fetched_late"] == late + 1
+    assert ebb.stats()["offload"]["fetched_late"] == before + 1
 
 
 def test_what_comes_from_disk_waits_for_the_last_copy_of_its_host_memory(tmp_path, device):
@@ -203,7 +203,7 @@ def test_what_is_not_waited_for_goes_to_disk_after_its_copy(tmp_path, device):
         offload_pinned_limit=limit,
         offload_in_flight_bytes=0,
     )
-    y = offloading.forward(x, length=24, policy=SINES)
+    y = offloaded.forward(x, length=24, policy=SINES)
 
     assert ebb.stats()["offload"]["bytes_spilled"] > 0
     found = torch.autograd.grad(y, x)[0]

@@ -7,14 +7,14 @@ import functools
 import gc
 import time
 
-import accelerator
 import pytest
 import torch
-from offloading import SINES, chain_of_sines, sine_and_cosine
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ebb
 from ebb import _testing
+from ebb_tests import device as late
+from ebb_tests.programs.offloaded import SINES, chain_of_sines, sine_and_cosine
 
 LENGTH = 8
 
@@ -35,7 +35,7 @@ def asked(counts):
 def counts_of_a_step(x, region=None):
     for _ in range(3):
         step(x, region)
-    accelerator.synchronize()
+    late.synchronize()
     torch.ops.late.counts()
     step(x, region)
     return torch.ops.late.counts()
@@ -79,12 +79,12 @@ def test_what_is_recomputed_on_one_stream_needs_no_event(x):
 def test_after_a_step_no_memory_is_left_on_the_device(x):
     step(x)
     gc.collect()
-    accelerator.synchronize()
+    late.synchronize()
     ebb.stats()["offload"]
     before = torch.accelerator.memory_allocated(x.device)
     with ebb.region(SINES):
         y = chain(x)
-    accelerator.synchronize()  # all has left, but nobody has asked
+    late.synchronize()  # all has left, but nobody has asked
     torch.autograd.grad(y, x, torch.ones_like(y))
     del y
 
@@ -109,7 +109,7 @@ def test_host_memory_is_freed_after_its_copies(under_a_limit, x):
             x.sin().cos()
     else:
         _testing.drain_offload()
-    accelerator.synchronize()
+    late.synchronize()
 
 
 def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
@@ -122,13 +122,13 @@ def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
     with ebb.region(SINES):
         x.sin().cos()  # the limit holds from now on
     del y, h
-    accelerator.synchronize()
+    late.synchronize()
 
 
 def test_the_host_asks_nothing_of_what_is_never_fetched(x):
     ebb.config.offload.in_flight_bytes = 0
     step(x)
-    accelerator.synchronize()
+    late.synchronize()
     torch.ops.late.counts()
     with ebb.region(SINES):
         x.sin().cos().sin().cos()
@@ -155,7 +155,7 @@ def test_a_drain_frees_what_was_on_its_way_back(x):
     used = ebb.stats()["offload"]["host_bytes_used"]  # by graphs
     with ebb.region(SINES):
         first, second = x.sin().cos(), x.sin().cos()
-    accelerator.synchronize()
+    late.synchronize()
     torch.autograd.grad(second, x, torch.ones_like(second))  # and the first one ahead
     del first, second
     _testing.drain_offload()

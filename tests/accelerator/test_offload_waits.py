@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 
-import accelerator
 import pytest
 import torch
-from device_leaves import gradient, gradient_on_cpu, leaf
-from offloading import SINES, chain_of_sines
 
 import ebb
 from ebb import _testing
+from ebb_tests import device as late
+from ebb_tests.device_leaves import gradient, gradient_on_cpu, leaf
+from ebb_tests.programs.offloaded import SINES, chain_of_sines
 
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
 
@@ -41,7 +41,7 @@ def twice(x, streams):
 
 def on_another_stream(x, streams):
     now = torch.accelerator.current_stream()
-    with accelerator.behind(streams[0], now):
+    with late.behind(streams[0], now):
         found = plain(x, streams)
     now.wait_stream(streams[0])
     found.record_stream(now)
@@ -62,7 +62,7 @@ def two_streams(x, streams):
     now = torch.accelerator.current_stream()
     outputs = []
     for stream in streams:
-        with accelerator.behind(stream, now), ebb.region(SINES):
+        with late.behind(stream, now), ebb.region(SINES):
             outputs.append(chain(x))
     found = []
     for stream, y in reversed(list(zip(streams, outputs, strict=True))):
@@ -145,9 +145,9 @@ def use_what_is_free(x, streams):
 
 def run(program, x, streams, without):
     """With that wait left out: what it gave, what was found, and how many waits there were."""
-    accelerator.synchronize()
+    late.synchronize()
     ebb.stats()["offload"]  # what was used is given back
-    accelerator.findings()
+    late.findings()
     use_what_is_free(x, streams)
     torch.ops.late.drop_wait(without)
     try:
@@ -155,8 +155,8 @@ def run(program, x, streams, without):
     finally:
         count = torch.ops.late.drop_wait(-1)
     use_what_is_free(x, streams)
-    accelerator.synchronize()
-    found = accelerator.findings()
+    late.synchronize()
+    found = late.findings()
     return result.detach().cpu(), found, count
 
 

@@ -3,12 +3,12 @@ memory next."""
 
 from __future__ import annotations
 
-import accelerator
 import pytest
 import torch
-from device_leaves import assert_gradient, assert_same, finish_copies
 
 import ebb
+from ebb_tests import device as late
+from ebb_tests.device_leaves import assert_gradient, assert_same, finish_copies
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def test_who_used_it_in_forward_waits_for_it_in_backward(streams, x):
     with ebb.region():
         with streams[0]:
             h = x.sin()
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             second = h.sinh() * 1
         del h
-    accelerator.synchronize()
+    late.synchronize()
     with streams[0]:
         first = before(second)._saved_self * 1
     with streams[1]:
@@ -45,10 +45,10 @@ def test_more_streams_than_are_told_apart(device, x):
             h = x.sin()
         outputs = []
         for stream in streams:
-            with accelerator.behind(stream, streams[0]):
+            with late.behind(stream, streams[0]):
                 outputs.append(h.cos() * 1)
         del h
-    accelerator.synchronize()
+    late.synchronize()
     found = []
     for stream, y in zip(streams, outputs, strict=True):
         with stream:
@@ -65,9 +65,9 @@ def test_a_saved_tensor_that_needs_no_gradient_is_unpacked_twice(streams, x):
                 factor = (x * 2).sin()
             y = x * factor
             del factor
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             y.cos()
-    accelerator.synchronize()
+    late.synchronize()
     found = []
     for stream in streams[:2]:
         with stream:
@@ -82,9 +82,9 @@ def test_a_copy_for_recipes_was_made_on_another_stream(streams, x):
         with streams[0]:
             h = x.sin()
             first = h.cos() * 1
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             second = (h * 2).cos() * 1
-    accelerator.synchronize()
+    late.synchronize()
     with streams[0]:
         saved = before(first)._saved_self * 1
     with streams[1]:
@@ -101,16 +101,16 @@ def test_what_comes_back_where_it_was_discarded_is_for_all_streams(streams, x):
         with streams[0]:
             y = ebb.experimental.discardable(x.tanh())
         for stream in streams[1:3]:
-            with accelerator.behind(stream, streams[0]):
+            with late.behind(stream, streams[0]):
                 (x * 2).cos()
     with streams[0]:
         h = y.sin()
-    with accelerator.behind(streams[1], streams[0]):
+    with late.behind(streams[1], streams[0]):
         z = h * 1
     ebb.experimental.discard(y, restore_at=z)
-    accelerator.synchronize()
+    late.synchronize()
     ones = torch.ones_like(z)
-    accelerator.synchronize()
+    late.synchronize()
     with streams[1]:
         torch.autograd.grad(z, h, ones, retain_graph=True)
     found = []
@@ -129,9 +129,9 @@ def test_a_filled_escape_is_for_all_streams(streams, x):
             escaped = h.detach()
             y = h.cos() * 1
             del h
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             escaped.cos()
-    accelerator.synchronize()
+    late.synchronize()
     with streams[0]:
         first = before(y)._saved_self * 1
     with streams[1]:
@@ -150,17 +150,17 @@ def test_a_filled_escape_is_not_for_streams_of_another_device(streams, x):
                 escaped = h.detach()
                 y = h.cos() * 1
                 del h
-            with accelerator.behind(streams[1], streams[0]):
+            with late.behind(streams[1], streams[0]):
                 escaped.cos()
             other.cos()
-        accelerator.synchronize()
+        late.synchronize()
         torch.ops.late.counts()
         with streams[0]:
             _ = before(y)._saved_self
         return torch.ops.late.counts().get("wait", 0)
 
     elsewhere = x.detach().to("late:1")
-    accelerator.synchronize()
+    late.synchronize()
     assert waits(elsewhere) == waits(x.detach().cpu())
 
 
@@ -170,11 +170,11 @@ def test_a_copy_before_a_write_was_made_on_another_stream(streams, x):
     with torch.no_grad():
         term = torch.rand(8, 32).to(x.device)
     numbers = term.cpu()
-    accelerator.synchronize()
+    late.synchronize()
     with ebb.region():
         with streams[0]:
             y = (x + term).sin()  # saves the sum, not the term
-        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
+        with late.behind(streams[1], streams[0]), torch.no_grad():
             term.zero_()
     ones = torch.ones_like(y)
     torch.accelerator.current_stream().synchronize()
@@ -189,7 +189,7 @@ def test_more_makers_than_are_told_apart(device, x):
     elsewhere = [torch.Stream(device="late:1") for _ in range(24)]
     here = [torch.Stream(device=device) for _ in range(12)]
     other = x.detach().to("late:1")
-    accelerator.synchronize()
+    late.synchronize()
     with ebb.region():
         for stream in elsewhere:
             with stream:
@@ -198,7 +198,7 @@ def test_more_makers_than_are_told_apart(device, x):
         for stream in here:
             with stream:
                 outputs.append(x.sin().cos() * 1)
-    accelerator.synchronize()
+    late.synchronize()
     found = []
     for maker, asker, y in zip(here, (*here[1:], here[0]), outputs, strict=True):
         with maker:
@@ -224,7 +224,7 @@ def use_what_is_free(stream):
 
 def ones_for(*outputs):
     ones = [torch.ones_like(y) for y in outputs]
-    accelerator.synchronize()
+    late.synchronize()
     return ones
 
 
@@ -260,7 +260,7 @@ def test_fetched_on_one_stream_and_asked_for_again_on_another(streams, x):
         with streams[0]:
             _ = outputs[2].grad_fn._saved_self  # and the one before it ahead
         try:
-            with streams[1], accelerator.broken(after=calls):
+            with streams[1], late.broken(after=calls):
                 _ = outputs[1].grad_fn._saved_self  # and the first one ahead
             fails = False
         except RuntimeError:
@@ -280,7 +280,7 @@ def test_a_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
         with streams[0]:
             h = x.sin() * 2
             first = h.tanh() * 1  # a replay of tanh's result recomputes h, which mul_ overwrites
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             h.mul_(3).add_(1)
             second = h.cos()
         del h
@@ -301,7 +301,7 @@ def test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it(streams, x
         with streams[0]:
             h = x.sin()
             escaped = h.detach()
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             y = (h * 2).cos()
         del h
     ones = ones_for(y)
@@ -323,7 +323,7 @@ def test_a_stream_that_comes_later_waits_for_a_filled_escape(streams, x, device)
         escaped = h.detach()
         y = h.cos() * 1
         del h
-    accelerator.synchronize()
+    late.synchronize()
     node = y.grad_fn.next_functions[0][0]
     with streams[1]:
         first = node._saved_self * 1
@@ -340,7 +340,7 @@ def test_what_left_early_is_freed_after_the_copy(streams, x):
             h = x.sin()
             h.cos()  # sends it
             y = h.exp().cos()
-        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
+        with late.behind(streams[1], streams[0]), torch.no_grad():
             h.zero_()
         streams[0].wait_stream(streams[1])
     del h
@@ -357,7 +357,7 @@ def test_what_is_dropped_on_its_way_back(streams, x):
     with ebb.region(SINES), streams[0]:
         first = x.sin().cos()
         second = (x * 2).sin().cos()
-    accelerator.synchronize()
+    late.synchronize()
     ones = ones_for(second)
     with streams[0]:
         torch.autograd.grad(second, x, ones)  # and the first one ahead
@@ -376,7 +376,7 @@ def test_what_was_fetched_is_not_sent_any_more(x):
     ebb.config.offload.keep_last = 1
     with ebb.region(SINES):
         y = x.sin().cos()
-    accelerator.synchronize()
+    late.synchronize()
     _ = y.grad_fn._saved_self
     before = ebb.stats()["offload"]["bytes_sent"]
     with ebb.region(SINES):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 
-import accelerator
 import pytest
 import torch
-from ahead_programs import (
+
+import ebb
+from ebb_tests import device as late
+from ebb_tests.device_leaves import needs_captures
+from ebb_tests.programs.ahead import (
     Squeeze,
     WaitingLayers,
     bytes_in_use_between_regions,
@@ -16,11 +19,8 @@ from ahead_programs import (
     delays,
     wait_for_replays,
 )
-from captured_steps import Step
-from device_leaves import needs_captures
-from paging import PRODUCTS, Masked, gradients, masked, products, same
-
-import ebb
+from ebb_tests.programs.captured_paging import Step
+from ebb_tests.programs.paged import PRODUCTS, Masked, gradients, masked, products, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -63,7 +63,7 @@ def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device)
 def test_streams_run_late_at_random(step, compute, side, ahead, device):
     net, x, n = masked(device, layers=4)
     right = found(net, x, n)
-    with accelerator.delayed(compute, side):
+    with late.delayed(compute, side):
         for _ in range(4):
             with step():
                 results = gradients(net, x, n, products)
@@ -80,7 +80,7 @@ def test_streams_of_the_programs_own(ahead, device, streams):
             for stream in streams:
                 with stream:
                     results.append(gradients(net, x, n, products))
-        accelerator.synchronize()
+        late.synchronize()
         assert all(same(right, result) for result in results)
         assert ebb.experimental.paging.step_ok()
 
@@ -199,7 +199,7 @@ def test_each_wait_matters(ahead, device):
 
     missed = [
         which
-        for which, results, findings in accelerator.each_wait_left_out(program)
+        for which, results, findings in late.each_wait_left_out(program)
         if not findings and same(right, results)
     ]
     assert missed == [-1]  # which leaves out none

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import accelerator
 import pytest
 import torch
 
 import ebb
 from ebb import _testing
+from ebb_tests import device as late
 
 EVERYTHING = ebb.Policy(default=ebb.PAGE, inputs=ebb.PAGE)
 
@@ -40,7 +40,7 @@ def test_a_step_that_runs_twice_draws_the_same_on_the_device(device):
 
 
 def test_a_device_without_a_generator(device):
-    with accelerator.drawing("from cpu", generator=False):
+    with late.drawing("from cpu", generator=False):
         found = [
             ebb.experimental.paging.run_step(lambda live=live: step(live)) for live in (4, 4, 60)
         ]

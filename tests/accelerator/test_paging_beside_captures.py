@@ -3,14 +3,14 @@ a graph has."""
 
 from __future__ import annotations
 
-import accelerator
 import pytest
 import torch
-from captured_steps import Bracketed, Step, trained, two_trained
-from device_leaves import needs_captures
-from paging import Keep, is_right, page_and_bring_back, paged
 
 import ebb
+from ebb_tests import device as late
+from ebb_tests.device_leaves import needs_captures
+from ebb_tests.programs.captured_paging import Bracketed, Step, trained, two_trained
+from ebb_tests.programs.paged import Keep, is_right, page_and_bring_back, paged
 
 pytestmark = [pytest.mark.usefixtures("fresh_pages"), needs_captures]
 
@@ -55,7 +55,7 @@ def test_a_recorded_step_that_is_over_when_a_capture_has_begun(device):
     step = Step(device)
     with step.stream:
         loss = step.forward()
-    accelerator.synchronize()
+    late.synchronize()
     with step.capturing():
         del loss
         with ebb.experimental.paging.step(False):
@@ -70,7 +70,7 @@ def test_a_recorded_step_that_is_over_when_a_capture_has_begun(device):
 def test_what_another_stream_brought_back_is_asked_for_again_in_a_capture(device):
     """The first time, the step could not end. All streams were waited for before the capture."""
     step, stream = Step(device), torch.Stream(device=device)
-    accelerator.synchronize()
+    late.synchronize()
     with stream:
         ctx = paged(step.x, step.n)[0][0]
         torch.ops.late.fail_page_kernel(0)
@@ -86,11 +86,11 @@ def test_what_another_stream_brought_back_is_asked_for_again_in_a_capture(device
 def test_a_step_that_is_to_be_recorded_begins_in_no_capture(device):
     """It says so before anything of it has happened."""
     step = trained(device, live=10)
-    accelerator.synchronize()
+    late.synchronize()
     step.set(40)
     step.run()
     assert not ebb.experimental.paging.step_ok()
-    accelerator.synchronize()
+    late.synchronize()
     pools = ebb.stats()["paging"]["pools"]
     with pytest.raises(RuntimeError, match="sizes the page pools cannot begin"):
         step.capture()
@@ -103,7 +103,7 @@ def test_flags_that_nobody_has_read_before_a_capture(device):
     """They are read after it."""
     step, other = two_trained(device)
     other.set(40)
-    accelerator.synchronize()
+    late.synchronize()
     with other.stream:
         kept = paged(other.x, other.n, "abcdefgh")
         dropped = paged(step.x, step.n)
@@ -112,7 +112,7 @@ def test_flags_that_nobody_has_read_before_a_capture(device):
         Keep.last = None
     del dropped  # so the step is over, and what is to be known of it is not on its way
     step.capture()
-    accelerator.synchronize()
+    late.synchronize()
     assert not ebb.experimental.paging.step_ok()
 
 
@@ -126,7 +126,7 @@ def test_another_stream_pages_while_a_graph_is_captured(device):
     x = step.net.inputs(3)
     for _ in range(2):
         page_and_bring_back(x, step.n)
-    accelerator.synchronize()
+    late.synchronize()
     with step.capturing():
         with stream:
             kept = paged(x, step.n)
@@ -139,7 +139,7 @@ def test_another_stream_pages_while_a_graph_is_captured(device):
     with stream:
         scratch += [torch.zeros_like(x) for _ in range(4)]
         found = kept[0][0].saved_tensors[0].clone()
-    accelerator.synchronize()
+    late.synchronize()
     assert is_right(found, x, 1)
     assert not any(tensor.any() for tensor in scratch)
     assert more is not None
@@ -156,7 +156,7 @@ def test_what_a_capture_that_failed_has_paged_is_dropped_without_asking(device):
     kept.clear()
     counts = torch.ops.late.counts()
     assert counts.get("record", 0) == counts.get("wait", 0) == 0
-    accelerator.synchronize()
+    late.synchronize()
     assert ours is not None
 
 
@@ -183,7 +183,7 @@ def larger_pools(step):
         step.run()
         step.assert_right()
     step.set(10)
-    accelerator.synchronize()
+    late.synchronize()
     return [torch.zeros_like(step.x) for _ in range(8)]
 
 
@@ -225,7 +225,7 @@ def test_a_replay_while_something_comes_back_ahead(device):
                 while kept:
                     found.append(kept.pop()[0].saved_tensors[0] * 1)
                     graph.replay()
-    accelerator.synchronize()
+    late.synchronize()
     assert all(is_right(value, step.x, 3 - i) for i, value in enumerate(found))
     assert step.is_right()
 

@@ -3,14 +3,14 @@ failed."""
 
 from __future__ import annotations
 
-import accelerator
 import pytest
 import torch
-from captured_steps import Bracketed, Step, trained
-from device_leaves import needs_captures
-from paging import Keep, gradients, maybe_step, region, same
 
 import ebb
+from ebb_tests import device as late
+from ebb_tests.device_leaves import needs_captures
+from ebb_tests.programs.captured_paging import Bracketed, Step, trained
+from ebb_tests.programs.paged import Keep, gradients, maybe_step, region, same
 
 pytestmark = [pytest.mark.usefixtures("fresh_pages"), needs_captures]
 
@@ -88,7 +88,7 @@ def test_replays_and_eager_steps_without_a_wait_between(device):
             seen.append([g.clone() for g in step.found])
             step.run()
             seen.append(step.found)
-    accelerator.synchronize()
+    late.synchronize()
 
     assert all(same(gradients(step.net, step.x, step.n), found) for found in seen)
     assert ebb.experimental.paging.step_ok()
@@ -150,7 +150,7 @@ def allocated_without_gradients(step):
     """Bytes of the device. Autograd's thread holds the gradients for a short time after a backward
     has returned. So this runs another backward, whose gradients have no bytes."""
     step.found = None
-    accelerator.synchronize()
+    late.synchronize()
     leaf = torch.empty(0, device=step.x.device, requires_grad=True)
     torch.autograd.grad(leaf * 2, leaf, torch.empty_like(leaf))
     return torch.accelerator.memory_allocated(leaf.device)
@@ -174,7 +174,7 @@ def test_a_backward_in_a_capture_of_a_forward_before_it(paged, device):
     step = Step(device) if paged == "copied" else trained(device)
     with step.stream:
         loss = step.forward()
-    accelerator.synchronize()
+    late.synchronize()
     leaves = [step.x, *step.net.weights]
     message = (
         r"the output of aten::\S+ in region 'region': it was paged before this CUDA graph capture "
@@ -193,7 +193,7 @@ def test_a_write_in_a_capture_to_what_has_left_before(device):
     """Nobody waits for what is over when the graph runs."""
     step = Step(device)
     step.warm()
-    graph = accelerator.Graph()
+    graph = late.Graph()
     with step.stream, region():
         h = ebb.experimental.mark_rows(step.x.detach() * 1, step.n).requires_grad_()
         y = Keep.apply(h)
@@ -203,7 +203,7 @@ def test_a_write_in_a_capture_to_what_has_left_before(device):
     with step.stream:
         graph.replay()
         found = ctx.saved_tensors[0].clone()  # autograd does not see such a write either
-    accelerator.synchronize()
+    late.synchronize()
     Keep.last = None
 
     assert y is not None
@@ -216,7 +216,7 @@ def test_what_a_capture_has_paged_does_not_come_back_outside(device):
         step.capture_forward(kept)
     with pytest.raises(RuntimeError, match="Capture forward and backward together"):
         torch.autograd.grad(kept[0], step.net.weights)
-    accelerator.synchronize()
+    late.synchronize()
 
 
 def test_asking_while_a_graph_is_captured(device):
@@ -260,7 +260,7 @@ def test_two_graphs_on_two_streams(device):
     graphs = [step.capture() for step in steps]
     for _ in range(3):
         for step, graph in zip(steps, graphs, strict=True):
-            with accelerator.behind(step.stream, torch.accelerator.current_stream()):
+            with late.behind(step.stream, torch.accelerator.current_stream()):
                 graph.replay()
             torch.accelerator.current_stream().wait_stream(step.stream)
     assert all(step.is_right() for step in steps)

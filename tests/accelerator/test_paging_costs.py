@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 
-import accelerator
 import pytest
 import torch
-from paging import (
+
+import ebb
+from ebb_tests import device as late
+from ebb_tests.programs.paged import (
     EVERYTHING,
     Keep,
     Masked,
@@ -18,8 +20,6 @@ from paging import (
     region,
     wait_for_all,
 )
-
-import ebb
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -35,7 +35,7 @@ def steady(*devices):
     for step in steps * 2:
         step()
         assert ebb.experimental.paging.step_ok()
-    accelerator.synchronize()
+    late.synchronize()
     torch.ops.late.counts()
     return steps
 
@@ -89,7 +89,7 @@ def test_a_layer_waits_for_what_its_own_stream_has_paged(device, streams):
     for _ in range(2):
         assert all(ctx.saved_tensors for ctx, _ in paged(x, n, ("a", "b")))
     wait_for_all(device, streams)
-    accelerator.synchronize()
+    late.synchronize()
     with streams[0]:
         kept = paged(x, n, ("a",))
     with streams[1]:
@@ -103,7 +103,7 @@ def test_a_layer_waits_for_what_its_own_stream_has_paged(device, streams):
         begun.record()
     begun.synchronize()
     assert not before_its_own.query()
-    accelerator.synchronize()
+    late.synchronize()
     assert not others.any()
 
 
@@ -129,10 +129,10 @@ def test_what_has_left_is_free_when_the_step_ends_on_another_stream(device, stre
         place = h.data_ptr()
         kept, ctx = Keep.apply(h), Keep.last
         del h
-    with accelerator.behind(streams[1], streams[0]):
+    with late.behind(streams[1], streams[0]):
         assert ctx.saved_tensors  # it lives
         Keep.last = kept = ctx = None
-    accelerator.synchronize()
+    late.synchronize()
     with streams[0]:
         taken = [torch.empty_like(x) for _ in range(4)]
     assert place in [tensor.data_ptr() for tensor in taken]

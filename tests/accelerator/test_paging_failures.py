@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
-import accelerator
-import fork_server
 import pytest
 import torch
-from paging import Keep, Masked, gradients, is_right, masked, maybe_step, paged, region, same
 
 import ebb
+from ebb_tests import TESTS, fork_server
+from ebb_tests import device as late
+from ebb_tests.programs.paged import (
+    Keep,
+    Masked,
+    gradients,
+    is_right,
+    masked,
+    maybe_step,
+    paged,
+    region,
+    same,
+)
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -49,12 +58,12 @@ def test_a_backward_on_a_device_that_failed(prefetch, step):
     def fail():
         with ebb.experimental.paging.step(False):
             loss = step.net(step.x, n, region)
-            with accelerator.broken():
+            with late.broken():
                 torch.autograd.grad(loss, step.net.weights)
 
     with pytest.raises(RuntimeError, match="device-side assert"):
         fail()
-    accelerator.synchronize()
+    late.synchronize()
     gc.collect()
     assert step()
     assert ebb.experimental.paging.step_ok()
@@ -72,7 +81,7 @@ def test_a_graph_that_is_dropped_after_the_device_failed(back, step):
             loss = step.net(step.x, step.net.live(100), region)
             if back:
                 torch.autograd.grad(loss, step.net.weights[-1:], retain_graph=True)
-            with accelerator.broken():
+            with late.broken():
                 del loss
             raise KeyError
 
@@ -86,14 +95,14 @@ def test_a_graph_that_is_dropped_after_the_device_failed(back, step):
 def test_asking_a_device_that_failed_raises(step):
     for _ in range(2):
         assert step()
-    with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+    with late.broken(), pytest.raises(RuntimeError, match="device-side assert"):
         step.net.n = gradients(step.net, step.x, step.x, region)
     for ask in (ebb.experimental.paging.step_ok, lambda: ebb.experimental.paging.found_inf("late")):
         loss = step.net(step.x, step.net.live(100), region)
-        with accelerator.broken(), pytest.raises(RuntimeError, match="device-side assert"):
+        with late.broken(), pytest.raises(RuntimeError, match="device-side assert"):
             ask()
         del loss
-    accelerator.synchronize()
+    late.synchronize()
     assert step()
 
 
@@ -144,12 +153,12 @@ def test_no_memory_for_pools(host_headroom, step):
     ebb.config.paging.host_headroom = host_headroom
     n = step.net.live(100)
     expected = gradients(step.net, step.x, n)
-    accelerator.synchronize()
+    late.synchronize()
 
     def run():
         with ebb.experimental.paging.step(False):
             found = gradients(step.net, step.x, n, region)
-            accelerator.synchronize()
+            late.synchronize()
             torch.ops.late.limit(0, -1)  # until pools have been made
         return found
 
@@ -173,7 +182,7 @@ def test_no_pinned_memory_for_the_second_tier(bracketed, step):
     """The pool has none, and says which setting asks for it."""
     ebb.config.paging.host_headroom = 4.0
     with (
-        accelerator.limited(host=torch.ops.late.host_usage()[0] + 4096),
+        late.limited(host=torch.ops.late.host_usage()[0] + 4096),
         pytest.warns(
             UserWarning,
             match=r"could not allocate .* of pinned memory .*Lower ebb.config.paging.host",
@@ -191,7 +200,7 @@ def test_no_pinned_memory_for_the_second_tier(bracketed, step):
 
 def test_no_pinned_memory_at_all(step):
     with (
-        accelerator.limited(host=0),
+        late.limited(host=0),
         pytest.warns(UserWarning, match="could not allocate the page pools"),
     ):
         assert step()
@@ -227,10 +236,11 @@ def test_pools_that_go_while_something_is_on_its_way_back(tier, step):
 
 BAD = """
 import sys
-import accelerator, torch, ebb._testing
-accelerator.load()
+import torch, ebb._testing
+from ebb_tests import device as late
+late.load()
 ebb._testing.set_page_mover(torch.ops.late.failing_page_mover())
-from paging import Masked, gradients, region
+from ebb_tests.programs.paged import Masked, gradients, region
 net = Masked(device=torch.device("late", 0))
 x, n = net.inputs(0), net.live(20)
 for _ in range(2):
@@ -246,7 +256,7 @@ print(len(gradients(net, x, n, region)), ebb.experimental.paging.step_ok())
 
 def test_kernels_that_cannot_run_show_in_the_first_forward():
     """A mover whose launches fail: before anything depends on pages."""
-    done = fork_server.run(["-c", BAD], cwd=Path(__file__).parents[1] / "support")
+    done = fork_server.run(["-c", BAD], cwd=TESTS)
     first, *rest = done.stdout.splitlines()
     assert "PAGE does not work on late:0: page kernel: no kernel image" in first, done.stderr
     assert rest == ["0 0", first, "0 0", "7 True"]

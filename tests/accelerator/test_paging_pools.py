@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import accelerator
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paging import EVERYTHING, Masked, gradients, masked, programs_of, region, same
 
 import ebb
 from ebb._testing import PagePool
+from ebb_tests import device as late
+from ebb_tests.programs.paged import (
+    EVERYTHING,
+    Masked,
+    gradients,
+    masked,
+    programs_of,
+    region,
+    same,
+)
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -46,7 +54,7 @@ def test_schedules(name, device):
         POOLS.run(POOLS.Checked(resolved(name), *options), steps, POOLS.ORDERS[order])
 
     program()
-    accelerator.synchronize()
+    late.synchronize()
 
 
 @DEVICES
@@ -57,7 +65,7 @@ def test_stacks(name, device):
         POOLS.Stack(resolved(name), capacity).run(actions)
 
     program()
-    accelerator.synchronize()
+    late.synchronize()
 
 
 def resolved(name):
@@ -77,7 +85,7 @@ def test_a_kernel_is_launched_on_the_device_of_the_pool_on_any_stream(device):
         pool.give_back(ticket)
         pool.reset()
         assert torch.equal(found[:3].cpu(), data[:3].cpu())
-        accelerator.synchronize()
+        late.synchronize()
 
 
 # The engine
@@ -138,11 +146,11 @@ def test_an_assertion_on_the_device(device):
     net = Masked(device=device)
     for live in (5, 5):
         gradients(net, net.inputs(0), net.live(live), region)
-    accelerator.synchronize()
-    assert accelerator.findings() == []
+    late.synchronize()
+    assert late.findings() == []
     gradients(net, net.inputs(0), net.live(40), region)
-    accelerator.synchronize()
-    findings = accelerator.findings()
+    late.synchronize()
+    findings = late.findings()
     assert findings
     assert all("a page pool was too small" in one for one in findings)
     assert not ebb.experimental.paging.step_ok()
@@ -178,7 +186,7 @@ def test_padded_memory_is_free_between_forward_and_backward(device):
         gradients(net, x, n, region)
 
     def held_by(inside):
-        accelerator.synchronize()
+        late.synchronize()
         before = torch.accelerator.memory_allocated(device)
         loss = net(x, n, inside)
         held = torch.accelerator.memory_allocated(device) - before
@@ -201,4 +209,4 @@ def test_dead_rows_that_are_to_show(dead_rows, device):
         (found,) = torch.autograd.grad(loss.sum(), [x])
         dead = found[20:].cpu()
         assert bool(dead.isnan().all()) if dead_rows == "nan" else torch.equal(dead, dead * 0 + 2)
-    accelerator.synchronize()
+    late.synchronize()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 
-import accelerator
 import pytest
 import torch
-from paging import fresh, programs_of
+
+from ebb_tests import device as late
+from ebb_tests.programs.paged import fresh, programs_of
 
 FILES = [
     "test_paging",
@@ -85,17 +86,17 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture(autouse=True)
 def default_device(request, device, monkeypatch):
-    accelerator.have_pages()
+    late.have_pages()
     here = torch.device(device.type, request.param)
     module = sys.modules[request.function.__module__]
     for name, value in vars(module).items():
         if isinstance(value, torch.Tensor):
             monkeypatch.setattr(module, name, on(value, here))
-    accelerator.synchronize()
+    late.synchronize()
     torch.set_default_device(here)
     try:
         with fresh():
             yield
     finally:
         torch.set_default_device(None)
-        accelerator.synchronize()
+        late.synchronize()

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import threading
 
-import accelerator
 import pytest
 import torch
-from other_threads import together
-from paging import (
+from torch.nn.functional import gelu, layer_norm
+
+import ebb
+from ebb_tests import device as late
+from ebb_tests.other_threads import together
+from ebb_tests.programs.paged import (
     EVERYTHING,
     Keep,
     Masked,
@@ -25,9 +28,6 @@ from paging import (
     same,
     wait_for_all,
 )
-from torch.nn.functional import gelu, layer_norm
-
-import ebb
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -40,7 +40,7 @@ def one(device):
         for ctx, _ in paged(x, n, ("a", "b")):
             assert ctx.saved_tensors[0] is not None
     Keep.last = None
-    accelerator.synchronize()
+    late.synchronize()
     return x, n
 
 
@@ -120,7 +120,7 @@ def test_layers_on_two_streams(device, streams):
     wait_for_all(device, streams)
     assert same(expected, torch.autograd.grad(program(torch.enable_grad), [x, *net.weights]))
     wait_for_all(device, streams)
-    assert accelerator.findings() == []
+    assert late.findings() == []
     for bracketed in (False, False, True, True, True):
         with maybe_step(bracketed):
             found = torch.autograd.grad(program(region), [x, *net.weights])
@@ -139,7 +139,7 @@ def test_what_leaves_when_the_region_ends(part, device, streams):
         h = ebb.experimental.mark_rows(x * 1, n).sin()
         return torch.where(net.places < n, h.exp().cos(), 0).sum()
 
-    accelerator.synchronize()
+    late.synchronize()
     for _ in range(3):
         if part == "made on one":
             with ebb.region(policy), streams[0]:
@@ -149,7 +149,7 @@ def test_what_leaves_when_the_region_ends(part, device, streams):
                 loss = program(x)
         with streams[0]:
             found = torch.autograd.grad(loss, [x])
-        accelerator.synchronize()
+        late.synchronize()
         assert same(torch.autograd.grad(program(x), [x]), found)
         assert ebb.experimental.paging.step_ok()
 
@@ -161,7 +161,7 @@ def test_another_stream_asks(recorded, device, streams, one):
         ebb.experimental.paging.reset()
     with streams[0]:
         kept = paged(x, n)
-    with accelerator.behind(streams[1], streams[0]):
+    with late.behind(streams[1], streams[0]):
         found = kept[0][0].saved_tensors[0]
         copy = found.clone()
         del found
@@ -190,7 +190,7 @@ def test_what_came_back_ahead_for_another_stream(device, streams):
     """A layer's backward on one stream brings back what is needed on the other."""
     ebb.config.paging.prefetch = 1
     _, x, n = masked(device)
-    accelerator.synchronize()
+    late.synchronize()
     for _ in range(4):
         with ebb.experimental.paging.step():
             kept = paged(x, n, ("a", "b", "c"))
@@ -215,11 +215,11 @@ def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, stream
             h = ebb.experimental.mark_rows(x.detach() + 1, n)
             y = Keep.apply(h.requires_grad_())
             ctx = Keep.last
-        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
+        with late.behind(streams[1], streams[0]), torch.no_grad():
             h.data.zero_()
-    with accelerator.behind(streams[0], streams[1]):
+    with late.behind(streams[0], streams[1]):
         found = ctx.saved_tensors[0].clone()
-    accelerator.synchronize()
+    late.synchronize()
     assert y is not None
     assert not found.isnan().any()
 
@@ -232,7 +232,7 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
         with ebb.region(EVERYTHING, "a"):
             with streams[0]:
                 h = ebb.experimental.mark_rows(x.detach() + 1, n).requires_grad_()
-            with accelerator.behind(streams[1], streams[0]):
+            with late.behind(streams[1], streams[0]):
                 out = Keep.apply(h)  # before torch 2.13 the node dies with its result
                 ctx = Keep.last
         streams[0].wait_stream(streams[1])
@@ -278,12 +278,12 @@ def test_pools_serve_a_stream_that_has_not_waited_for_the_one_that_made_them(dev
     nets = [Masked(device=device) for _ in streams]
     data = [(net.inputs(0), net.live(20)) for net in nets]
     expected = gradients(nets[1], *data[1])
-    accelerator.synchronize()
+    late.synchronize()
     for stream, net, given in zip(streams, nets, data, strict=True):
         with stream:
             found = gradients(net, *given, region)
         assert ebb.stats()["paging"]["recorded_steps"] == 1
-    accelerator.synchronize()
+    late.synchronize()
     assert same(expected, found)
 
 
@@ -295,9 +295,9 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
             h = ebb.experimental.mark_rows(x.detach() + 1, n).requires_grad_()
             out = Keep.apply(h)  # as above
             ctx = Keep.last
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             found = ctx.saved_tensors[0].clone()  # it lives
-        with accelerator.behind(streams[0], streams[1]):
+        with late.behind(streams[0], streams[1]):
             Keep.last = ctx = h = None
             del out
             scratch = [torch.zeros_like(x) for _ in range(4)]
@@ -338,7 +338,7 @@ def test_threads_of_two_devices(device):
     with ebb.experimental.paging.step(False):
         for net, given in zip(nets, data, strict=True):
             gradients(net, *given, region)
-    accelerator.synchronize()
+    late.synchronize()
     wrong = []
     barrier = threading.Barrier(4)
 
@@ -380,8 +380,8 @@ def test_streams_that_run_by_themselves(device, streams):
     net = Masked(device=device)
     data = [(net.inputs(seed), net.live(20 + seed)) for seed in range(4)]
     expected = [gradients(net, *given) for given in data]
-    accelerator.synchronize()
-    with accelerator.delayed(50, 300):
+    late.synchronize()
+    with late.delayed(50, 300):
         for number in range(12):
             given = data[number % 4]
             with streams[number % 2]:
@@ -438,7 +438,7 @@ def test_another_stream_asks_again_where_the_step_could_not_end(device, streams)
             ctx.saved_tensors  # noqa: B018
         with streams[1]:
             found = ctx.saved_tensors[0].clone()
-        accelerator.synchronize()
+        late.synchronize()
         assert is_right(found, x, 1)
 
 
@@ -453,20 +453,20 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
         h = ebb.experimental.mark_rows(x @ w, n)
         y = h.exp().cos()
         kept = h.sin()
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             h.data.mul_(2.0)
         return torch.where(lives, y, 0).sum(), (kept, h)
 
-    accelerator.synchronize()
+    late.synchronize()
     for _ in range(3):
         with ebb.experimental.paging.step(), streams[0]:
             with ebb.region(written):
                 loss, kept = program()
             found = torch.autograd.grad(loss, [w])
-        accelerator.synchronize()
+        late.synchronize()
         with streams[0]:
             expected = torch.autograd.grad(torch.where(lives, (x @ w).exp().cos(), 0).sum(), [w])
-        accelerator.synchronize()
+        late.synchronize()
         assert same(expected, found)
         assert kept
         assert ebb.experimental.paging.step_ok()

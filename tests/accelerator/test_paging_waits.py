@@ -5,12 +5,22 @@ from __future__ import annotations
 import contextlib
 import gc
 
-import accelerator
 import pytest
 import torch
-from paging import Keep, Masked, forget, gradients, masked, maybe_step, paged, region, wait_for_all
 
 import ebb
+from ebb_tests import device as late
+from ebb_tests.programs.paged import (
+    Keep,
+    Masked,
+    forget,
+    gradients,
+    masked,
+    maybe_step,
+    paged,
+    region,
+    wait_for_all,
+)
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
@@ -29,7 +39,7 @@ def steady(net, live=20, bracketed=False):
     for _ in range(3):
         step()
         assert ebb.experimental.paging.step_ok()
-    accelerator.synchronize()
+    late.synchronize()
     torch.ops.late.counts()
     return step
 
@@ -117,7 +127,7 @@ def test_asking_waits_for_pools_alone(ask, device):
         ebb.experimental.paging.found_inf(device)
 
     assert not behind.query()
-    accelerator.synchronize()
+    late.synchronize()
 
 
 def test_asking_between_forward_and_backward_waits_for_pools_alone(device):
@@ -131,7 +141,7 @@ def test_asking_between_forward_and_backward_waits_for_pools_alone(device):
 
     assert ebb.experimental.paging.step_ok()
     assert not behind.query()
-    accelerator.synchronize()
+    late.synchronize()
 
 
 def test_a_bracketed_step_is_asked_about_before_its_end(device):
@@ -311,12 +321,12 @@ def lane_of(device):
     program = Program(device).plain
     for _ in range(2):
         program()
-    accelerator.synchronize()
+    late.synchronize()
     torch.ops.late.drop_wait(0)
     program()
     torch.ops.late.drop_wait(-1)
-    accelerator.synchronize()
-    accelerator.findings()
+    late.synchronize()
+    late.findings()
     forget()
     return max(torch.ops.late.left_out())
 
@@ -345,8 +355,8 @@ def test_each_wait_that_is_left_out_shows(name, device):
             with contextlib.suppress(RuntimeError):  # of before
                 program.too_small() if name in ("asked", "a_reset") else step(program)
                 ebb.experimental.paging.step_ok()
-        accelerator.synchronize()
-        accelerator.findings()
+        late.synchronize()
+        late.findings()
 
     def run():
         try:
@@ -355,8 +365,8 @@ def test_each_wait_that_is_left_out_shows(name, device):
             return error
 
     start()
-    assert accelerator.findings() == []
-    runs = accelerator.each_wait_left_out(run)
+    assert late.findings() == []
+    runs = late.each_wait_left_out(run)
     _, expected, found = next(runs)
     assert found == []
     assert not isinstance(expected, Exception)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-import accelerator
 import pytest
 import torch
-from exactness import same_bits
 from torch import nn
 
 import ebb
@@ -16,6 +14,8 @@ from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
 from ebb._plan.profile.copies import Link
 from ebb._plan.simulate.step import Step
+from ebb_tests import device as late
+from ebb_tests.exactness import same_bits
 
 FAST = Link(out=1e9, back=1e9, least=1024, room=1 << 40)
 BLOCKS = 12
@@ -79,13 +79,13 @@ def test_what_leaves_is_seen_and_measured(model, step):
 
 
 @pytest.mark.parametrize("share", [0.25, 0.4, 0.6, 0.8])
-@pytest.mark.parametrize("late", [contextlib.nullcontext, lambda: accelerator.delayed(300, 300)])
-def test_a_plan_that_sends_keeps_to_bits_and_bytes(model, step, share, late):
+@pytest.mark.parametrize("streams", [contextlib.nullcontext, lambda: late.delayed(300, 300)])
+def test_a_plan_that_sends_keeps_to_bits_and_bytes(model, step, share, streams):
     expected = bits(model, step)
     measured = replace(measure(step, model, ["layers.*"]), link=FAST, offload_all_ms=None)
     plan = plan_of(measured, share, at_least=True)
 
-    with plan.apply(model), late():
+    with plan.apply(model), streams():
         before = ebb.stats()["offload"]["bytes_sent"]
         found = bits(model, step)
         sent = ebb.stats()["offload"]["bytes_sent"] - before
@@ -118,7 +118,7 @@ def test_runtimes_are_the_devices(device):
             y = (x.exp() @ x).sin()
         y.sum().backward()
 
-    with accelerator.delayed(20_000, 0):  # microseconds, at random, before each task
+    with late.delayed(20_000, 0):  # microseconds, at random, before each task
         found = ebb.profile(step, steps=1)
 
     assert [one.func_name for one in found.operators] == [
@@ -147,7 +147,7 @@ def test_the_host_waits_at_the_ends_of_a_step_only(device):
 
 def test_advice_of_a_report_has_the_devices_times(device):
     x = torch.randn(8, 8).to(device).requires_grad_()
-    with accelerator.delayed(20_000, 0), ebb.record_reports():
+    with late.delayed(20_000, 0), ebb.record_reports():
         with ebb.region():
             y = (x.exp() @ x).sin().cos()
         y.sum().backward()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import accelerator
 import pytest
 import torch
-from device_leaves import needs_captures
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests import device as late
+from ebb_tests.device_leaves import needs_captures
 
 EVERYTHING = ebb.policies.recompute_all
 OPERATORS = {
@@ -27,7 +27,7 @@ OPERATORS = {
     "rrelu": lambda x: F.rrelu(x, training=True),
     "rrelu, not in training": lambda x: F.rrelu(x, training=False),
 }
-DEVICES = [(whose, True) for whose in accelerator.DRAWS] + [("from cpu", False)]
+DEVICES = [(whose, True) for whose in late.DRAWS] + [("from cpu", False)]
 
 
 def run(operator, region, device):
@@ -55,14 +55,14 @@ def assert_exact(operator, device, policy=EVERYTHING):
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 def test_gradients_and_generators_are_as_in_eager(operator, device_draws, device):
     whose, has_generator = device_draws
-    with accelerator.drawing(whose, generator=has_generator):
+    with late.drawing(whose, generator=has_generator):
         assert_exact(operator, device)
 
 
 @pytest.mark.parametrize("whose", ["from device", "from cpu"])
 def test_what_was_drawn_from_one_generator_is_recomputed(whose, device):
     ebb.reset_stats()
-    with accelerator.drawing(whose):
+    with late.drawing(whose):
         run(OPERATORS["rand_like"], ebb.region(EVERYTHING), device)
 
     assert ebb.stats()["total"]["ops_replayed"] > 0
@@ -72,7 +72,7 @@ def test_what_was_drawn_from_one_generator_is_recomputed(whose, device):
 @pytest.mark.parametrize("whose", ["from both", "from hidden"])
 def test_what_was_drawn_from_nobody_knows_where_is_kept(whose, device):
     ebb.reset_stats()
-    with accelerator.drawing(whose), ebb.record_reports():
+    with late.drawing(whose), ebb.record_reports():
         run(OPERATORS["rand_like"], ebb.region(EVERYTHING), device)
 
         assert "from a generator that ebb cannot identify" in str(ebb.report())
@@ -85,7 +85,7 @@ def test_a_generator_that_is_given(whose, device):
         generator = torch.Generator(device=of).manual_seed(3)
         return x * torch.empty_like(x).bernoulli_(0.5, generator=generator)
 
-    with accelerator.drawing(whose):
+    with late.drawing(whose):
         assert_exact(operator, device)
 
 
@@ -144,7 +144,7 @@ def test_in_a_capture_the_cpus_numbers_are_those_of_the_forward(device):
         with stream:
             step(region)
         torch.manual_seed(1)
-        with accelerator.Graph().capture(stream) as graph:
+        with late.Graph().capture(stream) as graph:
             gradient = step(region)
         graph.replay_and_wait()
         return gradient.cpu()

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 
-import accelerator
 import pytest
 import torch
-from ahead_programs import (
+
+import ebb
+from ebb_tests import device as late
+from ebb_tests.device_leaves import needs_captures
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs.ahead import (
     Squeeze,
     WaitInBackward,
     blocks,
@@ -17,10 +21,6 @@ from ahead_programs import (
     parameters,
     wait_for_replays,
 )
-from device_leaves import needs_captures
-from exactness import same_bits
-
-import ebb
 
 RECOMPUTE = ebb.policies.recompute_all
 INPUTS_LEAVE = ebb.Policy({"aten::native_layer_norm": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
@@ -78,7 +78,7 @@ def test_a_chain(ahead, device, waits):
 @pytest.mark.parametrize(("compute", "side"), [(0, 0), (300, 0), (0, 300), (200, 200)])
 def test_streams_run_late_at_random(ahead, device, compute, side):
     modules, x = on(device, blocks(4)), leaf(device)
-    with accelerator.delayed(compute, side):
+    with late.delayed(compute, side):
         assert_exact(lambda entered: backward(chain(modules, x, entered, False).sum(), modules, x))
 
 
@@ -112,7 +112,7 @@ def test_an_escape_that_was_replayed_ahead_is_for_the_stream_that_asks_first(ahe
     """Though what that asks for is an input, which was not replayed."""
     streams = [torch.Stream(device=device) for _ in range(2)]
     x, factor = leaf(device), leaf(device)
-    accelerator.synchronize()
+    late.synchronize()
     with streams[0]:
         with ebb.region(RECOMPUTE, escapes="placeholder"):
             h = x.sin()
@@ -129,7 +129,7 @@ def test_an_escape_that_was_replayed_ahead_is_for_the_stream_that_asks_first(ahe
     with streams[1]:
         _ = function._saved_self
         read = escaped * 1
-    accelerator.synchronize()
+    late.synchronize()
 
     assert torch.equal(read.cpu(), x.detach().cpu().sin())
 
@@ -234,7 +234,7 @@ def test_a_region_on_two_streams_is_left_to_backward(ahead, device):
             with entered():
                 a = WaitInBackward.apply(h).sin()
                 own = torch.accelerator.current_stream()
-                with accelerator.behind(other, own):
+                with late.behind(other, own):
                     b = (a * 2).sin().exp()
                 own.wait_stream(other)
                 h = (a + b).sin()
@@ -275,7 +275,7 @@ def test_a_write_beside_a_replay_is_seen(ahead, device):
         results = found(program(region))
     except RuntimeError as error:
         message = str(error)
-        accelerator.findings()  # what was read meanwhile is thrown away
+        late.findings()  # what was read meanwhile is thrown away
     else:
         assert all(map(same_bits, results, expected))
         return
@@ -311,7 +311,7 @@ def test_each_wait_matters(ahead, device):
         return found([result for step in steps for result in step])
 
     missed = []
-    for which, results, findings in accelerator.each_wait_left_out(program):
+    for which, results, findings in late.each_wait_left_out(program):
         if not findings and all(map(same_bits, results, expected)):
             missed.append(which)
     assert missed == [-1]  # which leaves out none
@@ -342,12 +342,12 @@ def test_nothing_runs_ahead_while_a_graph_is_captured(ahead, device):
 
     expected = found(backward(chain(modules, x, contextlib.nullcontext).sum(), modules, x))
     stream = torch.Stream(device=device)
-    accelerator.synchronize()
+    late.synchronize()
     with stream:
         for _ in range(2):
             step()
     wait_for_replays()
-    graph = accelerator.Graph()
+    graph = late.Graph()
     before = ebb.stats()["ahead"]
     with graph.capture(stream):
         results = step()

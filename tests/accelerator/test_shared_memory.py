@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import gc
 
-import accelerator
 import pytest
 import torch
 
 import ebb
 from ebb import _testing
 from ebb._region import unseen_writes
+from ebb_tests import device as late
 
 N = 4096
 EVERYTHING = ebb.policies.recompute_all
@@ -27,7 +27,7 @@ def reuse(stream, device):
     gc.collect()
     with stream:
         kept = [torch.empty(N, device=device).fill_(7) for _ in range(4)]
-    accelerator.synchronize()
+    late.synchronize()
     return kept
 
 
@@ -38,7 +38,7 @@ def test_record_stream_of_shared_memory(how, device, three):
         source, shared = torch.ones(N, device=device), torch.zeros(N, device=device)
         _testing.show_memory(shared, source)
     del source
-    accelerator.synchronize()
+    late.synchronize()
     with three[1]:
         y = shared * 2
     if how == "named":
@@ -60,11 +60,11 @@ def escaped_and_read(x, w, streams):
         y = product * 1
         function = product.grad_fn
         del h, product
-    accelerator.synchronize()
+    late.synchronize()
     with streams[1]:
         filled = function._saved_other
         del filled
-    accelerator.synchronize()
+    late.synchronize()
     with streams[2]:
         read = function._saved_other * 2
     del escaped, function, y
@@ -73,7 +73,7 @@ def escaped_and_read(x, w, streams):
 
 def test_an_escape_that_three_streams_use(device, three):
     x, w = (torch.rand(N).to(device).requires_grad_() for _ in range(2))
-    accelerator.synchronize()
+    late.synchronize()
     read = escaped_and_read(x, w, three)
 
     reuse(three[1], device)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 
-import accelerator
 import pytest
 import torch
-from device_leaves import assert_gradient, finish_copies, gradient, leaf
 
 import ebb
+from ebb_tests import device as late
+from ebb_tests.device_leaves import assert_gradient, finish_copies, gradient, leaf
 
 SINES = ebb.Policy({"aten::sin": ebb.OFFLOAD})
 EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
@@ -59,7 +59,7 @@ def test_a_write_on_another_stream_comes_after_the_copy(keep_last, at_once, stre
             h = x.sin()
             h.cos()  # saves h
             y = h.exp().cos()
-        with accelerator.behind(streams[1], streams[0]), torch.no_grad():
+        with late.behind(streams[1], streams[0]), torch.no_grad():
             h.zero_()
     if not at_once:
         torch.accelerator.synchronize()
@@ -103,7 +103,7 @@ def test_state_that_is_copied_when_the_region_ends_was_written_on_another_stream
     with ebb.region(), streams[0]:
         first = forward(x, state, factor)
     torch.accelerator.current_stream().synchronize()  # knows nothing of the other one
-    with accelerator.behind(streams[1], streams[0]), ebb.region():
+    with late.behind(streams[1], streams[0]), ebb.region():
         second = forward(x, state, factor)
     torch.accelerator.synchronize()
     with streams[0]:
@@ -155,7 +155,7 @@ def test_memory_of_one_stream_that_leaves_from_another(keep_last, streams, x, de
     with ebb.region(SINES):
         with streams[0]:
             h = x.sin()
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             y = h.cos()
             z = h.exp()  # reads it when it is leaving
         del h  # eager would hold it until backward
@@ -173,7 +173,7 @@ def test_what_is_recomputed_goes_when_all_streams_have_read_it(streams, x, devic
     with ebb.region():
         with streams[0]:
             h = x.sin()
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             y = h.cos()
         del h
         with streams[0]:
@@ -211,7 +211,7 @@ def test_what_a_replay_reads_on_another_stream_is_freed_after_it(streams, x, dev
             factor = torch.rand(8, 32).to(device).add_(1).sin_()
         with streams[0]:
             h = x * factor
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             y = h.exp().cos()
         del h
     torch.accelerator.synchronize()
@@ -233,7 +233,7 @@ def test_an_inplace_op_replayed_on_another_stream(streams, x):
             h = x.sin()
             first = h.exp()  # saves its result
             h = h * 2
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             h.mul_(3).add_(1)
             second = h.cos()
         del h
@@ -250,7 +250,7 @@ def test_an_escape_is_filled_for_all_streams(streams, x):
             h = x.sin()
             kept.append(h.detach())
             first = h.exp().cos()
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             second = (h * 2).cos()
         del h
     ones = ones_for(first, second)
@@ -278,7 +278,7 @@ def test_two_devices_in_turn(in_flight):
                 y = program(x)
             x.found = gradient(y, x)
     torch.accelerator.set_device_index(0)
-    accelerator.synchronize()
+    late.synchronize()
     for x in inputs:
         assert_gradient(x.found, program, x)
 
@@ -305,7 +305,7 @@ def test_what_a_function_of_the_users_reads_unseen(streams, x, device):
     with ebb.region():
         with streams[0]:
             h = x.sin()
-        with accelerator.behind(streams[1], streams[0]):
+        with late.behind(streams[1], streams[0]):
             y = Cosine.apply(h)
         del h
         with streams[0]:
@@ -355,9 +355,9 @@ def test_a_value_with_several_storages(streams, device):
             ones = [torch.ones_like(loss) for loss in losses]
             del h, k, shown, y, tensor
             found = torch.autograd.grad(losses, x, ones)[0]
-        accelerator.synchronize()
+        late.synchronize()
         return found.cpu()
 
     expected = gradient(torch.enable_grad())
-    assert accelerator.findings() == []
+    assert late.findings() == []
     assert torch.equal(gradient(ebb.region()), expected)

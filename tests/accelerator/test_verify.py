@@ -6,11 +6,11 @@ import ctypes
 
 import pytest
 import torch
-from paging import Keep, Seen
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests.programs.paged import Keep, Seen
 
 
 @pytest.mark.filterwarnings("error")

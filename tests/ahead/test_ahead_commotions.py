@@ -10,7 +10,10 @@ from functools import partial
 
 import pytest
 import torch
-from ahead_programs import (
+
+import ebb
+from ebb import _testing
+from ebb_tests.programs.ahead import (
     WaitInBackward,
     all_same,
     assert_exact_ahead,
@@ -25,10 +28,7 @@ from ahead_programs import (
     two_regions,
     wait_for_replays,
 )
-from stand_ins import kernel
-
-import ebb
-from ebb import _testing
+from ebb_tests.stand_ins import kernel
 
 
 def test_settings_change_for_a_moment_in_a_hook():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ahead_programs import WaitInBackward, counts, replays_ahead, room
-from each_time import EACH_TIME, NBYTES, SIZE, held_every
-from exactness import replayed, same_bits
 
 import ebb
 from ebb import SAVE, Policy
+from ebb_tests.exactness import replayed, same_bits
+from ebb_tests.programs.ahead import WaitInBackward, counts, replays_ahead, room
+from ebb_tests.programs.each_time import EACH_TIME, NBYTES, SIZE, held_every
 
 
 def regions_ahead(policy, limit="1GiB", sines=6):

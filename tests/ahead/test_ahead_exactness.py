@@ -8,7 +8,12 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from ahead_programs import (
+from torch import nn
+
+import ebb
+from ebb_tests.exactness import assert_tests_of_exactness_pass, run_random_programs
+from ebb_tests.other_threads import run_in_threads
+from ebb_tests.programs.ahead import (
     WaitInBackward,
     X,
     all_same,
@@ -18,11 +23,6 @@ from ahead_programs import (
     parameters,
     replays_ahead,
 )
-from exactness import assert_tests_of_exactness_pass, run_random_programs
-from other_threads import run_in_threads
-from torch import nn
-
-import ebb
 
 RECOMPUTE = ebb.policies.recompute_all
 

@@ -10,14 +10,14 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from ahead_programs import room
-from exactness import same_bits
-from other_threads import run_in_threads
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ebb
 from ebb import _C, _testing
+from ebb_tests.exactness import same_bits
+from ebb_tests.other_threads import run_in_threads
+from ebb_tests.programs.ahead import room
 
 WIDTH, BLOCKS = 16, 4
 FAULT = "fault injected"

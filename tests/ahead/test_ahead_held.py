@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from ahead_programs import counts, give_other_memory, replays_ahead
-from exactness import same_bits
 
 import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs.ahead import counts, give_other_memory, replays_ahead
 
 COPIES = 64
 ROOM = 1024  # for what is not `wide`

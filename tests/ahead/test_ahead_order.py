@@ -6,7 +6,9 @@ import gc
 
 import pytest
 import torch
-from ahead_programs import (
+
+import ebb
+from ebb_tests.programs.ahead import (
     WaitInBackward,
     X,
     blocks,
@@ -17,9 +19,7 @@ from ahead_programs import (
     replays_ahead,
     wait_for_replays,
 )
-from paging import Keep
-
-import ebb
+from ebb_tests.programs.paged import Keep
 
 
 @pytest.fixture(autouse=True)

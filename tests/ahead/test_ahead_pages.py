@@ -7,7 +7,9 @@ import gc
 
 import pytest
 import torch
-from ahead_programs import (
+
+import ebb
+from ebb_tests.programs.ahead import (
     WaitInBackward,
     WaitingLayers,
     counts,
@@ -16,9 +18,7 @@ from ahead_programs import (
     replays_ahead,
     wait_for_replays,
 )
-from paging import PRODUCTS, Mlp, Seen, fresh, gradients, same
-
-import ebb
+from ebb_tests.programs.paged import PRODUCTS, Mlp, Seen, fresh, gradients, same
 
 STEPS = {
     "in order": ebb.experimental.paging.step,

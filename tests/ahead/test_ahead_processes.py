@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from ahead_programs import in_a_process
+
+from ebb_tests.programs.ahead import in_a_process
 
 SETUP = """
 import os, sys, torch, ebb._testing
-from ahead_programs import *
+from ebb_tests.programs.ahead import *
 torch.set_num_threads(1)
 ebb.config.ahead.regions = 2
 ebb._testing.delay_replays_ahead(3000)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import torch
-from ahead_programs import WaitInBackward, X, blocks, replays_ahead
 
 import ebb
 from ebb import _testing
+from ebb_tests.programs.ahead import WaitInBackward, X, blocks, replays_ahead
 
 
 def report_of(regions):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import same_bits
 from torch import nn
 
 import ebb
 from ebb import _C, _testing
+from ebb_tests.exactness import same_bits
 
 WIDTH, BLOCKS = 64, 4
 MIB = 2**20

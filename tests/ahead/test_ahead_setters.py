@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-import fork_server
 import pytest
 import torch
 
 import ebb
 from ebb._region import global_state_guard
+from ebb_tests import fork_server
 
 # Setters of torch._C that need not wait, and why.
 HARMLESS = re.compile(

@@ -6,8 +6,9 @@ import json
 import os
 import sys
 
-import fork_server
 import pytest
+
+from ebb_tests import fork_server
 
 ASKS = "import torch, json, ebb; print(json.dumps(ebb.config.to_dict()))"
 

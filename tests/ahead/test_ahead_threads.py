@@ -11,7 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from ahead_programs import (
+
+import ebb
+from ebb import _testing
+from ebb_tests.exactness import resident_kib
+from ebb_tests.memory_use import least_growth
+from ebb_tests.programs.ahead import (
     WaitInBackward,
     X,
     all_same,
@@ -26,13 +31,8 @@ from ahead_programs import (
     replays_ahead,
     wait_for_replays,
 )
-from exactness import resident_kib
-from memory_use import least_growth
-from paging import Keep
-from stand_ins import kernel
-
-import ebb
-from ebb import _testing
+from ebb_tests.programs.paged import Keep
+from ebb_tests.stand_ins import kernel
 
 
 def step(modules, x, entered=region):
@@ -192,8 +192,8 @@ def test_denormals_are_not_flushed_because_who_starts_the_worker_does():
     """Its intra-op threads are born when rows come back, before any recipe runs."""
     done = in_a_process("""
 import torch, ebb
-from ahead_programs import *
-from paging import PRODUCTS
+from ebb_tests.programs.ahead import *
+from ebb_tests.programs.paged import PRODUCTS
 torch.set_num_threads(2)
 rows = 1 << 14
 x, w = torch.rand(rows, 16), torch.rand(16, 16, requires_grad=True)

@@ -9,7 +9,10 @@ import time
 
 import pytest
 import torch
-from ahead_programs import (
+
+import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs.ahead import (
     counts_ahead,
     delays,
     region,
@@ -17,10 +20,7 @@ from ahead_programs import (
     two_regions,
     wait_for_replays,
 )
-from exactness import same_bits
-from stand_ins import kernel
-
-import ebb
+from ebb_tests.stand_ins import kernel
 
 SIZE = 1 << 20
 ROUNDS = 40

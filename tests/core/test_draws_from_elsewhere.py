@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import assert_exact, leaves
 
 import ebb
+from ebb_tests.exactness import assert_exact, leaves
 
 DRAWS = [torch.rand]  # what the kernel of `draws` does; each appends what it may
 

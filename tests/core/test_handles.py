@@ -8,12 +8,12 @@ import threading
 
 import pytest
 import torch
-from exactness import POLICIES, exact, leaves, like_eager, like_eager_each
-from other_threads import in_thread
 from torch.autograd.graph import saved_tensors_hooks
 
 import ebb
 from ebb import _testing
+from ebb_tests.exactness import POLICIES, exact, leaves, like_eager, like_eager_each
+from ebb_tests.other_threads import in_thread
 
 
 def net(x):

@@ -9,22 +9,23 @@ operators of torchvision and torchaudio are called too, where those are installe
 from __future__ import annotations
 
 import json
+import os
+import sys
 import tomllib
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from exactness import run_process
-from operator_inputs import overload, runs_on_the_cpu, schemas, writes
-from stand_ins import operator_facts
-from sweep import INPUTS, Call, compare
 
 import ebb
+from ebb_tests import TESTS
+from ebb_tests.exactness import run_process
+from ebb_tests.operators.compared import INPUTS, Call, compare
+from ebb_tests.operators.inputs import overload, runs_on_the_cpu, schemas, writes
+from ebb_tests.stand_ins import operator_facts
 
-FOLDER = Path(__file__).parents[1] / "support"
-TABLE = tomllib.loads((FOLDER / "hidden_writes.toml").read_text())
+TABLE = tomllib.loads((TESTS / "ebb_tests/operators/hidden_writes.toml").read_text())
 NAMED = {*TABLE["writes"], *(name for entry in TABLE["not_run"] for name in entry["operators"])}
 MISSING = NAMED - set(schemas())  # other torch versions have others
 WRITES: dict[str, dict[str, Any]] = {
@@ -46,8 +47,8 @@ def torch_release() -> str:
 
 def findings(samples: int, enough: int, count: int) -> Findings:
     """In a process of its own: other tests have registered operators here."""
-    program = [str(FOLDER / "hidden_writes.py"), str(samples), str(enough), str(count)]
-    return json.loads(run_process(program))
+    program = ["-m", "ebb_tests.operators.hidden_writes", str(samples), str(enough), str(count)]
+    return json.loads(run_process(program, PYTHONPATH=os.pathsep.join(sys.path)))
 
 
 def hidden(found: Findings) -> dict[str, set[str]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fork_server
 import pytest
 import torch
-from exactness import assert_exact, assert_like_eager, exact, leaves, like_eager, replayed
-from limits import HANGS
 
 import ebb
+from ebb_tests import fork_server
+from ebb_tests.exactness import assert_exact, assert_like_eager, exact, leaves, like_eager, replayed
+from ebb_tests.time_limits import HANGS
 
 
 def assert_prints(source: str, expected: str) -> None:

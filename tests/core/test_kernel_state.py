@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from memory_use import least_growth
-from other_threads import in_thread
-from paging import Keep
 
 import ebb
+from ebb_tests.memory_use import least_growth
+from ebb_tests.other_threads import in_thread
+from ebb_tests.programs.paged import Keep
 
 seen = []  # by `look`, each time that its kernel runs
 LOOKS = [lambda: None]

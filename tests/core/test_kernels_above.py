@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
-from exactness import exact, same_bits
-from isolation import each_isolated
-from operator_inputs import Guess, Named, copy_of, overload, schemas, tensors_of
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import ebb
+from ebb_tests.exactness import exact, same_bits
+from ebb_tests.isolation import each_isolated
+from ebb_tests.operators.inputs import Guess, Named, copy_of, overload, schemas, tensors_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

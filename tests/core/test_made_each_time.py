@@ -10,7 +10,13 @@ from itertools import accumulate
 
 import pytest
 import torch
-from each_time import (
+from torch.nn import functional as F
+
+import ebb
+from ebb import RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Policy, Rule
+from ebb_tests.exactness import leaves, replayed, same_bits
+from ebb_tests.memory_use import allocations, peak_bytes
+from ebb_tests.programs.each_time import (
     ALL,
     COUNT,
     EACH_TIME,
@@ -24,12 +30,6 @@ from each_time import (
     recipes_run,
     written,
 )
-from exactness import leaves, replayed, same_bits
-from memory_use import allocations, peak_bytes
-from torch.nn import functional as F
-
-import ebb
-from ebb import RECOMPUTE, RECOMPUTE_EACH_TIME, SAVE, Policy, Rule
 
 # How much memory
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import assert_exact
+
+from ebb_tests.exactness import assert_exact
 
 NUMBERS = [3, -7, 2**40, True, False, 0.1, float("inf"), -0.0, 1e-300, 1.5 - 2.5j]
 

@@ -7,10 +7,10 @@ import gc
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, exact, leaves, like_eager
-from memory_use import poke
 
 import ebb
+from ebb_tests.exactness import POLICIES, assert_exact, exact, leaves, like_eager
+from ebb_tests.memory_use import poke
 
 
 def opaque_poke(tensor, values=(5.0, -1.0)):

@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from exactness import DEVICE, POLICIES, leaves, like_eager_each, same_bits
 
 import ebb
+from ebb_tests.exactness import DEVICE, POLICIES, leaves, like_eager_each, same_bits
 
 IN_PLACE = [
     lambda a, b: a.sigmoid_(),

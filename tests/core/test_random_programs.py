@@ -26,7 +26,12 @@ from collections import Counter
 
 import pytest
 import torch
-from exactness import (
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+import ebb
+from ebb import _testing
+from ebb_tests.exactness import (
     DEVICE,
     FAILING,
     PAGING,
@@ -36,13 +41,8 @@ from exactness import (
     replayed,
     run_random_programs,
 )
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
-from random_programs import Instruction, Machine, Observation, Plan, Program
-from random_writes import KINDS, WRITE_KINDS, other_device
-
-import ebb
-from ebb import _testing
+from ebb_tests.programs.random_programs import Instruction, Machine, Observation, Plan, Program
+from ebb_tests.programs.random_writes import KINDS, WRITE_KINDS, other_device
 
 BYTE = st.integers(0, 255)
 REGIONS = int(os.environ.get("EBB_TEST_REGIONS", "1"))  # at least so many, outermost

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from custom_functions import Scratch, SilentScratch
-from exactness import assert_exact, assert_like_eager, exact, leaves, like_eager, like_eager_each
 from torch import nn
 
 import ebb
+from ebb_tests.exactness import (
+    assert_exact,
+    assert_like_eager,
+    exact,
+    leaves,
+    like_eager,
+    like_eager_each,
+)
+from ebb_tests.programs.custom_functions import Scratch, SilentScratch
 
 
 def test_parameters_in_one_flat_buffer():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from exactness import exact
 
 import ebb
+from ebb_tests.exactness import exact
 
 
 def test_view_ops_are_not_recorded():

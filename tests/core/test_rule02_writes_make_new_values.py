@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from exactness import exact, replayed
 from torch.nn.functional import relu
 
 import ebb
+from ebb_tests.exactness import exact, replayed
 
 
 @exact((3, 4))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import exact, replayed
 
 import ebb
+from ebb_tests.exactness import exact, replayed
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import assert_exact, exact, leaves, like_eager
 from torch import nn
 
 import ebb
+from ebb_tests.exactness import assert_exact, exact, leaves, like_eager
 
 
 class Counter(nn.Module):

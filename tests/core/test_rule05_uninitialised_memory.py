@@ -6,10 +6,10 @@ import ctypes
 
 import pytest
 import torch
-from exactness import exact
-from memory_use import address_of
 
 import ebb
+from ebb_tests.exactness import exact
+from ebb_tests.memory_use import address_of
 
 
 def fill_unseen(t: torch.Tensor) -> None:

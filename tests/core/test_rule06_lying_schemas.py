@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, exact, leaves, like_eager, same_bits
-from stand_ins import kernel
 from torch import nn
 
 import ebb
+from ebb_tests.exactness import POLICIES, assert_exact, exact, leaves, like_eager, same_bits
+from ebb_tests.stand_ins import kernel
 
 
 def state(module: nn.Module) -> list[torch.Tensor]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 
-import accelerator
-import fake_cuda
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, like_eager
-from gpus import DRAWS_NUMBERS
-from other_threads import run_in_threads
 from torch import nn
 from torch.nn import functional as F
 
 import ebb
 from ebb import _testing
+from ebb_tests import device as late
+from ebb_tests import fake_cuda
+from ebb_tests.exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, like_eager
+from ebb_tests.gpus import DRAWS_NUMBERS
+from ebb_tests.other_threads import run_in_threads
 
 
 @exact((6, 6))
@@ -187,9 +187,7 @@ attempt(7, 8)
 
 @pytest.mark.sweep
 @pytest.mark.once
-@pytest.mark.skipif(
-    not accelerator.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's"
-)
+@pytest.mark.skipif(not late.TELLS_OF_CAPTURES, reason="torch tells of no captures but CUDA's")
 def test_in_a_capture_the_generator_is_set_and_other_captures_are_refused(tmp_path):
     printed = fake_cuda.run(fake_cuda.build(tmp_path), CAPTURES)
 

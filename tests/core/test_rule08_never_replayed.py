@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from exactness import PYTEST, run_process
-from memory_fills import NO_CACHES, fills_all_memory, new_memory_filled_with
 
 import ebb
+from ebb_tests.exactness import PYTEST, run_process
+from ebb_tests.memory_fills import NO_CACHES, fills_all_memory, new_memory_filled_with
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available() or not dist.is_gloo_available(), reason="torch was built without gloo"

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import (
+from torch.nn import functional as F
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ebb
+from ebb_tests.exactness import (
     POLICIES,
     assert_exact,
     assert_same_error,
@@ -13,12 +18,7 @@ from exactness import (
     like_eager,
     like_eager_each,
 )
-from stand_ins import operator_facts
-from torch.nn import functional as F
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils._python_dispatch import TorchDispatchMode
-
-import ebb
+from ebb_tests.stand_ins import operator_facts
 
 
 def test_saved_output_written_inside_the_region():

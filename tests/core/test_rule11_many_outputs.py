@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from exactness import exact, replayed
 
 import ebb
+from ebb_tests.exactness import exact, replayed
 
 
 @exact((4, 4))

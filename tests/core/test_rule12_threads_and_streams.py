@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from exactness import leaves
-from limits import HANGS
-from other_threads import another_thread_draws, run_in_threads
 
 import ebb
+from ebb_tests.exactness import leaves
+from ebb_tests.other_threads import another_thread_draws, run_in_threads
+from ebb_tests.time_limits import HANGS
 
 
 def program(x):

@@ -8,10 +8,15 @@ from functools import partial
 
 import pytest
 import torch
-from other_threads import another_thread_draws, another_thread_has, in_thread, run_in_threads
-from stand_ins import kernel
 
 import ebb
+from ebb_tests.other_threads import (
+    another_thread_draws,
+    another_thread_has,
+    in_thread,
+    run_in_threads,
+)
+from ebb_tests.stand_ins import kernel
 
 EVERYTHING = ebb.policies.recompute_all
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import like_eager, like_eager_each
-from stand_ins import kernel, operator_facts
 
 import ebb
 from ebb import _testing
+from ebb_tests.exactness import like_eager, like_eager_each
+from ebb_tests.stand_ins import kernel, operator_facts
 
 aten = torch.ops.aten
 

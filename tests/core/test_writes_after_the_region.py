@@ -6,9 +6,9 @@ import contextlib
 
 import pytest
 import torch
-from exactness import like_eager_each
 
 import ebb
+from ebb_tests.exactness import like_eager_each
 
 pytestmark = pytest.mark.on_cpu("a fingerprint is taken of memory that the CPU can read")
 

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 import torch
-from exactness import like_eager, same_bits
 
 import ebb
+from ebb_tests.exactness import like_eager, same_bits
 
 
 def in_place(h):

@@ -18,15 +18,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import fork_server
 import pytest
 import torch
-from exactness import like_eager_each, same_bits
-from isolation import each_isolated
-from unseen_writes import PROGRAMS, Write, outcome
 
 import ebb
 from ebb import _C
+from ebb_tests import fork_server
+from ebb_tests.exactness import like_eager_each, same_bits
+from ebb_tests.isolation import each_isolated
+from ebb_tests.programs.unseen_writes import PROGRAMS, Write, outcome
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),

@@ -7,10 +7,10 @@ import logging
 
 import pytest
 import torch
-from exactness import same_bits
 
 import ebb
 from ebb._support import effects, pinned
+from ebb_tests.exactness import same_bits
 
 ALL = ebb.policies.recompute_all
 LIBRARY = torch.library.Library("ebb_guarded", "DEF")

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager
-from unseen_writes import PROGRAMS, outcome
 
 import ebb
+from ebb_tests.exactness import POLICIES, assert_like_eager
+from ebb_tests.programs.unseen_writes import PROGRAMS, outcome
 
 pytestmark = pytest.mark.on_cpu("a fingerprint is taken of memory that the CPU can read")
 

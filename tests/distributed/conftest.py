@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch.distributed as dist
-import two_ranks
+
+from ebb_tests.ranks import two_ranks
 
 
 def pytest_collection_modifyitems(items):

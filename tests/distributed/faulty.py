@@ -23,20 +23,20 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
-import model_strategies  # noqa: F401
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from comparing import POLICIES
-from entries import Way
-from stand_ins import kernel
-from strategies import STRATEGIES
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import ebb
 from ebb import _C
 from ebb._launch.agreeing import Ranks
+from ebb_tests.ranks import model_strategies  # noqa: F401
+from ebb_tests.ranks.comparing import POLICIES
+from ebb_tests.ranks.entries import Way
+from ebb_tests.ranks.strategies import STRATEGIES
+from ebb_tests.stand_ins import kernel
 
 JOB = json.loads(sys.argv[1])
 IS_PLAIN = JOB["policy"] is None

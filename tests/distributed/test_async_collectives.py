@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import time
 
-import fork_server
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from collectives import WRITES, peer, rank, source, write
-from collectives import wait as wait_for
-from comparing import assert_exact, difference_of, run
-from exactness import disk_tier
-from two_ranks import on_two_ranks
 
 import ebb
 from ebb import _testing
+from ebb_tests import fork_server
+from ebb_tests.exactness import disk_tier
+from ebb_tests.ranks.collectives import WRITES, peer, rank, source, write
+from ebb_tests.ranks.collectives import wait as wait_for
+from ebb_tests.ranks.comparing import assert_exact, difference_of, run
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 START = ("all_reduce", "reduce", "all_to_all_single", "isend_and_irecv")
 

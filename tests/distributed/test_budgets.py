@@ -6,12 +6,12 @@ import time
 
 import pytest
 import torch.distributed as dist
-from budget_on_ranks import STEPS, assert_same, of_both, patience, sharded, together, train
 from torch.nn.parallel import DistributedDataParallel
-from two_ranks import on_two_ranks
 
 import ebb
 from ebb._launch import agreeing, checking
+from ebb_tests.ranks.budgets import STEPS, assert_same, of_both, patience, sharded, together, train
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 PAUSE = 6  # seconds
 

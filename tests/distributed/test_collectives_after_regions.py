@@ -10,12 +10,12 @@ import contextlib
 
 import pytest
 import torch
-from collectives import WAYS, WRITES, rank, write
-from comparing import POLICIES, prompt_accelerator, run
-from exactness import same_bits
-from two_ranks import on_two_ranks
 
 import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.ranks.collectives import WAYS, WRITES, rank, write
+from ebb_tests.ranks.comparing import POLICIES, prompt_accelerator, run
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 class Through(torch.autograd.Function):

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import torch
-from collectives import WAYS, WRITES, rank, write
-from comparing import assert_exact
-from exactness import POLICIES, same_bits
-from gloo_groups import two_ranks
-from other_threads import together
 from torch import Tensor
-from two_ranks import on_two_ranks
 
 import ebb
 from ebb._region.unseen_writes import COLLECTIVES
+from ebb_tests.exactness import POLICIES, same_bits
+from ebb_tests.other_threads import together
+from ebb_tests.ranks.collectives import WAYS, WRITES, rank, write
+from ebb_tests.ranks.comparing import assert_exact
+from ebb_tests.ranks.in_one_process import two_ranks
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 class Through(torch.autograd.Function):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from comparing import POLICIES, difference_of, run
-from models import Net, batch, train_steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -15,9 +13,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from two_ranks import on_two_ranks
 
 from ebb._region import in_graph
+from ebb_tests.ranks.comparing import POLICIES, difference_of, run
+from ebb_tests.ranks.models import Net, batch, train_steps
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 def assert_exact(train):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from comparing import assert_exact
-from models import WIDTH, Net, step_in_a_region, train_steps
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from two_ranks import on_two_ranks
+
+from ebb_tests.ranks.comparing import assert_exact
+from ebb_tests.ranks.models import WIDTH, Net, step_in_a_region, train_steps
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 @on_two_ranks

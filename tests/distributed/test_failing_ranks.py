@@ -9,7 +9,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from launched import run_on_ranks
+
+from ebb_tests.ranks.launched import run_on_ranks
 
 PROGRAM = Path(__file__).parent / "faulty.py"
 LATE = 10  # seconds; a rank that waits for the timeout of its process group ends a minute later

@@ -8,21 +8,21 @@ import re
 from pathlib import Path
 from unittest import mock
 
-import fork_server
 import pytest
 import torch
-from ahead_programs import replays_ahead
-from comparing import assert_exact
-from launched import run_on_ranks
-from models import Block, Net, batch, step_in_a_region, train_steps
-from strategies import sharded
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from two_ranks import on_two_ranks
 
 import ebb
 from ebb import _C
+from ebb_tests import fork_server
+from ebb_tests.programs.ahead import replays_ahead
+from ebb_tests.ranks.comparing import assert_exact
+from ebb_tests.ranks.launched import run_on_ranks
+from ebb_tests.ranks.models import Block, Net, batch, step_in_a_region, train_steps
+from ebb_tests.ranks.strategies import sharded
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 def resharded(how, model, mesh, block):

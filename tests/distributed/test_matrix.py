@@ -11,16 +11,16 @@ import functools
 import itertools
 import tempfile
 
-import model_strategies  # noqa: F401
 import pytest
-from ahead_programs import replays_ahead
-from comparing import POLICIES, difference_of, prompt_accelerator, run
-from entries import ENTRIES, PLANNED_STEPS
-from models import STEPS
-from strategies import STRATEGIES
-from two_ranks import on_two_ranks
 
 import ebb
+from ebb_tests.programs.ahead import replays_ahead
+from ebb_tests.ranks import model_strategies  # noqa: F401
+from ebb_tests.ranks.comparing import POLICIES, difference_of, prompt_accelerator, run
+from ebb_tests.ranks.entries import ENTRIES, PLANNED_STEPS
+from ebb_tests.ranks.models import STEPS
+from ebb_tests.ranks.strategies import STRATEGIES
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 @contextlib.contextmanager

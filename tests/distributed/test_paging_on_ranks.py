@@ -8,14 +8,14 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from collectives import rank
-from paging import EVERYTHING, fresh, same
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from two_ranks import on_two_ranks
 
 import ebb
 from ebb.experimental.paging._agreement import Agreement
+from ebb_tests.programs.paged import EVERYTHING, fresh, same
+from ebb_tests.ranks.collectives import rank
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 FEW, MANY, ROWS = 5, 60, 64
 

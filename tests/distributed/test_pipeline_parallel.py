@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from collectives import peer, rank
-from comparing import assert_exact
-from models import WIDTH, Block, batch, plain, train_steps
 from torch import nn
-from two_ranks import on_two_ranks
+
+from ebb_tests.ranks.collectives import peer, rank
+from ebb_tests.ranks.comparing import assert_exact
+from ebb_tests.ranks.models import WIDTH, Block, batch, plain, train_steps
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 MICROBATCHES = 4
 

@@ -11,12 +11,12 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from repeating import REPEATED, WIDTH, Exchange, after, inputs
-from two_ranks import on_two_ranks
 
 import ebb
 from ebb import _C
 from ebb._region.repeated_collectives import compare
+from ebb_tests.ranks.repeating import REPEATED, WIDTH, Exchange, after, inputs
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 def group_with_little_time():

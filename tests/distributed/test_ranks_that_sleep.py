@@ -6,20 +6,20 @@ import contextlib
 import random
 import time
 
-import model_strategies  # noqa: F401
 import pytest
 import torch
 import torch.distributed as dist
-from ahead_programs import delays, replays_ahead
-from comparing import POLICIES, assert_does_something, difference_of, plain
-from entries import Way
-from stand_ins import kernel
-from strategies import STRATEGIES
 from torch.nn.parallel import DistributedDataParallel
-from two_ranks import on_two_ranks
 
 import ebb
 from ebb._region import repeated_collectives
+from ebb_tests.programs.ahead import delays, replays_ahead
+from ebb_tests.ranks import model_strategies  # noqa: F401
+from ebb_tests.ranks.comparing import POLICIES, assert_does_something, difference_of, plain
+from ebb_tests.ranks.entries import Way
+from ebb_tests.ranks.strategies import STRATEGIES
+from ebb_tests.ranks.two_ranks import on_two_ranks
+from ebb_tests.stand_ins import kernel
 
 BATCHES = 5
 # Strategies with collectives in regions, and others.

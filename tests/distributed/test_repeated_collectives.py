@@ -7,24 +7,22 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from comparing import assert_exact
-from repeating import (
+
+import ebb
+from ebb_tests.ranks.comparing import assert_exact
+from ebb_tests.ranks.repeating import (
     BY_NAME,
     REPEATED,
-    WIDTH,
     Exchange,
     WithPolicy,
     after,
     assert_exact_under,
     inputs,
     region_of,
+    stack,
 )
-from stand_ins import fake_accelerator
-from torch import nn
-from two_ranks import on_two_ranks
-
-import ebb
+from ebb_tests.ranks.two_ranks import on_two_ranks
+from ebb_tests.stand_ins import fake_accelerator
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -46,22 +44,6 @@ def test_each_collective(name):
     fates = {fate for op, fate, _ in rows if operator in op}
     # A thread of gloo may hold the result for some time.
     assert fates in ({"recomputed"}, {"escaped"}, {"recomputed", "escaped"}), rows
-
-
-class Layer(nn.Module):
-    def __init__(self, collective):
-        super().__init__()
-        self.collective = collective
-        self.up = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + Exchange.apply(F.gelu(self.up(x)), self.collective)[: len(x)].sin()
-
-
-def stack(depth=3):
-    torch.manual_seed(5)
-    names = ["reduced", "exchanged", "functional_all_reduce"]
-    return nn.Sequential(*(Layer(names[index % len(names)]) for index in range(depth)))
 
 
 def gradients_of(model):

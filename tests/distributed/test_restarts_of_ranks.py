@@ -6,11 +6,11 @@ import os
 import tempfile
 
 import torch.distributed as dist
-from budget_on_ranks import STEPS, assert_same, of_both, patience, sharded, together, train
 from torch.nn.parallel import DistributedDataParallel
-from two_ranks import on_two_ranks
 
 from ebb._launch import agreeing, taken
+from ebb_tests.ranks.budgets import STEPS, assert_same, of_both, patience, sharded, together, train
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 def folder():

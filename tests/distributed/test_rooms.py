@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import test_budgets
 import torch.distributed as dist
-from test_budgets import STEPS, assert_same, of_both
 from torch.nn.parallel import DistributedDataParallel
-from two_ranks import on_two_ranks
 
 from ebb import _C, _testing
 from ebb._launch import agreeing
 from ebb._launch.memory_limit import Limit
+from ebb_tests.ranks import budgets
+from ebb_tests.ranks.budgets import STEPS, assert_same, of_both
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 LIMIT = 1 << 30
 FULL_AFTER = 2  # steps
@@ -27,7 +27,7 @@ def train(room, full=(), steps=ALL_STEPS, used=LIMIT - (1 << 16)):
 
     budget = Limit(LIMIT) if room else None
     try:
-        return test_budgets.train(DistributedDataParallel, budget, steps=steps, before=before)
+        return budgets.train(DistributedDataParallel, budget, steps=steps, before=before)
     finally:
         _testing.pretend_bytes_in_use(0)
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from two_ranks import on_two_ranks
 
 from ebb._support import store_exchange
 from ebb._support.store_exchange import StoreExchange, exchange_of
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 RANKS = 3
 SECONDS = timedelta(seconds=20)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparing import assert_exact
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from two_ranks import on_two_ranks
+
+from ebb_tests.ranks.comparing import assert_exact
+from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
 def mesh():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 
-import dry_cuda
 import pytest
 import torch
+
+from ebb_tests import dry_cuda
 
 collect_ignore_glob = [] if dry_cuda.is_loaded() else ["test_*.py"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 
-import dry_cuda
 import pytest
+
+from ebb_tests import dry_cuda
 
 MIB = 1 << 20
 SEGMENT = 20 * MIB  # the allocator reserves so many bytes at a time

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
-import dry_cuda
 import pytest
+
+from ebb_tests import dry_cuda
 
 MIB = 1 << 20
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 
-import dry_cuda
 import pytest
+
+from ebb_tests import dry_cuda
 
 BLOCKS = 24
 CLOCKS = {"kernel_us": 40, "gemm_us": 200, "gbps": 20}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dry_cuda.models import KINDS, Training
 
 import ebb
+from ebb_tests.dry_cuda.models import KINDS, Training
 
 CLOSE = 0.01
 

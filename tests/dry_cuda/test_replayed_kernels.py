@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-import dry_cuda
+from ebb_tests import dry_cuda
 
 # ebb fills the bytes of a buffer that the forward wrote and the replay must not write.
 FILLS_BYTES = "FillFunctorIhE"

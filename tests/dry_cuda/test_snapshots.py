@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-import dry_cuda
+from ebb_tests import dry_cuda
 
 # In a process of its own, since ebb gives no memory back once history is recorded.
 PROGRAM = """

@@ -8,7 +8,11 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from gpus import (
+
+import ebb
+from ebb import _testing
+from ebb._region import unseen_writes
+from ebb_tests.gpus import (
     CYCLES,
     DRAWS_NUMBERS,
     MIB,
@@ -24,15 +28,11 @@ from gpus import (
     same,
 )
 
-import ebb
-from ebb import _testing
-from ebb._region import unseen_writes
-
 pytestmark = NEEDS_GPU
 
 STEPS = """
 import torch, ebb
-from gpus import OFFLOAD_ALL, chain, leaf
+from ebb_tests.gpus import OFFLOAD_ALL, chain, leaf
 
 ebb.config.offload.min_bytes = 0
 torch.manual_seed(0)

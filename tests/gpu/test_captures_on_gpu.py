@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpus import (
+
+import ebb
+from ebb_tests.gpus import (
     MIB,
     NEEDS_GPU,
     REPLAYS_GRAPHS,
@@ -21,8 +23,6 @@ from gpus import (
     same,
     warmed_up_stream,
 )
-
-import ebb
 
 pytestmark = NEEDS_GPU
 
@@ -258,7 +258,7 @@ def test_a_whole_step_is_captured_with_its_optimizer(load):
 
 AFTER_A_FAILURE = """
 import torch, ebb
-from gpus import MIB, OFFLOAD_ALL, chain, leaf
+from ebb_tests.gpus import MIB, OFFLOAD_ALL, chain, leaf
 ebb.config.update(offload_min_bytes=0, offload_in_flight_bytes=8 * MIB)
 x = leaf()
 expected = torch.autograd.grad(chain(x).sum(), x)[0]

@@ -6,7 +6,10 @@ import copy
 
 import pytest
 import torch
-from gpus import (
+from torch import nn
+
+import ebb
+from ebb_tests.gpus import (
     MIB,
     NEEDS_GPU,
     OFFLOAD_ALL,
@@ -16,9 +19,6 @@ from gpus import (
     offloading,
     same,
 )
-from torch import nn
-
-import ebb
 
 pytestmark = [*NEEDS_GPU, USES_CUDNN]
 

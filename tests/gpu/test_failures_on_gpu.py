@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gpus import (
+
+from ebb_tests.gpus import (
     ASSERTS_ON_DEVICE,
     NEEDS_GPU,
     RUNS_PAGE_KERNELS,
@@ -18,7 +19,7 @@ pytestmark = NEEDS_GPU
 PROGRAM = """
 import gc, os, sys
 import torch, ebb
-from gpus import MIB, OFFLOAD_ALL, PAGE_ALL, chain, leaf
+from ebb_tests.gpus import MIB, OFFLOAD_ALL, PAGE_ALL, chain, leaf
 ebb.config.update(offload_min_bytes=0, offload_in_flight_bytes=8 * MIB)
 count = torch.tensor(300, device="cuda")
 

@@ -6,10 +6,18 @@ import contextlib
 
 import pytest
 import torch
-from gpus import MIB, NEEDS_GPU, OFFLOAD_ALL, chain, leaf, notice_finished_copies, offloading
-from registered import Registered
 
 import ebb
+from ebb_tests.gpus import (
+    MIB,
+    NEEDS_GPU,
+    OFFLOAD_ALL,
+    chain,
+    leaf,
+    notice_finished_copies,
+    offloading,
+)
+from ebb_tests.pinned_memory import Registered
 
 pytestmark = NEEDS_GPU
 

@@ -9,13 +9,14 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 
-import dry_cuda
 import pytest
 import torch
 import torch.nn.functional as F
-from gpus import MIB, NEEDS_GPU
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ebb_tests import dry_cuda
+from ebb_tests.gpus import MIB, NEEDS_GPU
 
 pytestmark = NEEDS_GPU
 

@@ -6,7 +6,16 @@ import gc
 
 import pytest
 import torch
-from gpus import MIB, NEEDS_GPU, chain, leaf, memory_nearly_full, offload_region, offloading
+
+from ebb_tests.gpus import (
+    MIB,
+    NEEDS_GPU,
+    chain,
+    leaf,
+    memory_nearly_full,
+    offload_region,
+    offloading,
+)
 
 pytestmark = NEEDS_GPU
 

@@ -7,7 +7,10 @@ import time
 
 import pytest
 import torch
-from gpus import (
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import ebb
+from ebb_tests.gpus import (
     CYCLES,
     MIB,
     NEEDS_GPU,
@@ -17,9 +20,6 @@ from gpus import (
     notice_finished_copies,
     offloading,
 )
-from torch.multiprocessing.reductions import StorageWeakRef
-
-import ebb
 
 pytestmark = NEEDS_GPU
 

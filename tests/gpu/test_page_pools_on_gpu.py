@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpus import MIB, NEEDS_GPU, RUNS_PAGE_KERNELS
 
 import ebb
 from ebb._testing import PagePool
+from ebb_tests.gpus import MIB, NEEDS_GPU, RUNS_PAGE_KERNELS
 
 pytestmark = [*NEEDS_GPU, RUNS_PAGE_KERNELS]
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpus import CYCLES, NEEDS_GPU, RUNS_PAGE_KERNELS, Paged, eager_region, page_region, same
 
 import ebb
+from ebb_tests.gpus import (
+    CYCLES,
+    NEEDS_GPU,
+    RUNS_PAGE_KERNELS,
+    Paged,
+    eager_region,
+    page_region,
+    same,
+)
 
 pytestmark = [*NEEDS_GPU, RUNS_PAGE_KERNELS]
 

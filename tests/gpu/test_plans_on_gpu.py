@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpus import (
+from torch import nn
+
+import ebb
+from ebb import _testing
+from ebb_tests.gpus import (
     IS_LARGE,
     MIB,
     NEEDS_GPU,
@@ -17,10 +21,6 @@ from gpus import (
     run_in_a_process,
     same,
 )
-from torch import nn
-
-import ebb
-from ebb import _testing
 
 pytestmark = [*NEEDS_GPU, IS_LARGE]
 

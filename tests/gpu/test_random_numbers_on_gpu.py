@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpus import DRAWS_NUMBERS, NEEDS_GPU, bits_of_eager, same, warmed_up_stream
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests.gpus import DRAWS_NUMBERS, NEEDS_GPU, bits_of_eager, same, warmed_up_stream
 
 pytestmark = [*NEEDS_GPU, DRAWS_NUMBERS]
 

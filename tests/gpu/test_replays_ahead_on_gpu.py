@@ -7,12 +7,12 @@ import time
 
 import pytest
 import torch
-from ahead_programs import Block, WaitInBackward, counts, parameters, wait_for_replays
-from gpus import MIB, NEEDS_GPU, RUNS_PAGE_KERNELS, bits_of_eager, offloading, same
-from paging import Masked, fresh
 from torch import nn
 
 import ebb
+from ebb_tests.gpus import MIB, NEEDS_GPU, RUNS_PAGE_KERNELS, bits_of_eager, offloading, same
+from ebb_tests.programs.ahead import Block, WaitInBackward, counts, parameters, wait_for_replays
+from ebb_tests.programs.paged import Masked, fresh
 
 pytestmark = NEEDS_GPU
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ahead_programs import wait_for_replays
-from gpus import (
+from torch.nn import functional as F
+
+import ebb
+from ebb._testing import PagePool
+from ebb_tests.gpus import (
     DRAWS_NUMBERS,
     NEEDS_TWO_GPUS,
     OFFLOAD_ALL,
@@ -18,10 +21,7 @@ from gpus import (
     run_in_a_process,
     same,
 )
-from torch.nn import functional as F
-
-import ebb
-from ebb._testing import PagePool
+from ebb_tests.programs.ahead import wait_for_replays
 
 pytestmark = NEEDS_TWO_GPUS
 
@@ -145,7 +145,7 @@ def test_replays_ahead_on_both(current):
 
 NO_CONTEXT = """
 import torch, ebb
-from gpus import OFFLOAD_ALL, chain, leaf
+from ebb_tests.gpus import OFFLOAD_ALL, chain, leaf
 ebb.config.offload.min_bytes = 0
 x = leaf(device="cuda:1")
 with ebb.region(OFFLOAD_ALL):

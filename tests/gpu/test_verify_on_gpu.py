@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpus import DRAWS_NUMBERS, NEEDS_GPU, bits_of_eager, same
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import ebb
+from ebb_tests.gpus import DRAWS_NUMBERS, NEEDS_GPU, bits_of_eager, same
 
 pytestmark = NEEDS_GPU
 

@@ -10,7 +10,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from gpus import (
+
+import ebb
+from ebb_tests.gpus import (
     CYCLES,
     MIB,
     NEEDS_GPU,
@@ -24,8 +26,6 @@ from gpus import (
     offloading,
     page_region,
 )
-
-import ebb
 
 pytestmark = [*NEEDS_GPU, SLEEPS]
 

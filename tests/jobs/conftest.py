@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from budget_jobs import PLANNED, STEPS, Job, assert_same
 
 import ebb
 from ebb._launch import takeover
@@ -13,6 +12,7 @@ from ebb._launch.budget_phases import Planned
 from ebb._launch.memory_limit import limit_of
 from ebb._launch.taken import Taken
 from ebb._plan.choose.memory_budget import read_budget
+from ebb_tests.budget_jobs import PLANNED, STEPS, Job, assert_same
 
 
 @pytest.fixture

@@ -9,7 +9,16 @@ import time
 
 import pytest
 import torch
-from budget_jobs import (
+from torch import nn
+
+import ebb
+from ebb import _C
+from ebb._launch import budget_phases as module
+from ebb._launch import decided, step_memory_monitor, takeover
+from ebb._plan.choose.memory_budget import BudgetError
+from ebb._plan.plan import plan_of
+from ebb._region.modules import marks_of
+from ebb_tests.budget_jobs import (
     PLANNED,
     ROWS,
     STEPS,
@@ -21,15 +30,6 @@ from budget_jobs import (
     peak_of,
     regions,
 )
-from torch import nn
-
-import ebb
-from ebb import _C
-from ebb._launch import budget_phases as module
-from ebb._launch import decided, step_memory_monitor, takeover
-from ebb._plan.choose.memory_budget import BudgetError
-from ebb._plan.plan import plan_of
-from ebb._region.modules import marks_of
 
 
 def test_a_job_is_measured_planned_and_switched(install, told):

@@ -6,12 +6,12 @@ import functools
 
 import pytest
 import torch
-from budget_jobs import PLANNED, WIDTH, Job, Net, Quiet, peak_of, regions
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ebb
 from ebb._plan.plan import plan_of
+from ebb_tests.budget_jobs import PLANNED, WIDTH, Job, Net, Quiet, peak_of, regions
 
 
 class Calls(Net):

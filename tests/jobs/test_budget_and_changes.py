@@ -6,15 +6,26 @@ import gc
 
 import pytest
 import torch
-from budget_jobs import PLANNED, ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, assert_same, regions
-from exactness import same_bits
-from other_threads import in_thread
 from torch import nn
 
 from ebb import _C
 from ebb._launch import step_memory_monitor
 from ebb._plan.profile.measuring import base_bytes
 from ebb._region.blocks import find_blocks
+from ebb_tests.budget_jobs import (
+    PLANNED,
+    ROWS,
+    STEPS,
+    WIDTH,
+    Block,
+    Job,
+    Net,
+    Quiet,
+    assert_same,
+    regions,
+)
+from ebb_tests.exactness import same_bits
+from ebb_tests.other_threads import in_thread
 
 LATER = PLANNED + 12  # steps, all told
 

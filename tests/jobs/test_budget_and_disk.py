@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from budget_jobs import STEPS, Job, Quiet, assert_same, peak_of, regions
 
 import ebb
 from ebb import _testing
@@ -12,6 +11,7 @@ from ebb._launch.taken import Taken
 from ebb._plan.profile import copies, measuring
 from ebb._plan.profile.copies import Link
 from ebb._plan.simulate.simulator import Simulator
+from ebb_tests.budget_jobs import STEPS, Job, Quiet, assert_same, peak_of, regions
 
 PLANNED = budgeted_job.number_of_steps([]) + 2  # steps, after which there is a plan
 FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30, is_disk=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from budget_jobs import STEPS, Job, assert_same, regions
-from planned_programs import UNet, double
 from torch import nn
 
 from ebb import _C
 from ebb._launch import budgeted_job, takeover
 from ebb._launch.taken import Taken
+from ebb_tests.budget_jobs import STEPS, Job, assert_same, regions
+from ebb_tests.programs.planned import UNet, double
 
 MORE = STEPS + 3 * budgeted_job.number_of_steps([])  # steps, for all candidates
 

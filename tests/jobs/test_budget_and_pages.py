@@ -7,13 +7,13 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from budget_jobs import PLANNED, STEPS, Job, Quiet, assert_same, regions
 from torch import nn
 
 import ebb
 from ebb import _C
 from ebb._launch import takeover
 from ebb._launch.taken import Taken
+from ebb_tests.budget_jobs import PLANNED, STEPS, Job, Quiet, assert_same, regions
 
 WIDTH, ROWS, LIVE = 64, 512, 0.2
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from budget_jobs import PLANNED, STEPS, WIDTH, Job, Quiet, assert_same, peak_of, regions
 from torch import nn
 
 import ebb
 from ebb._launch import budgeted, takeover
 from ebb._plan.plan import plan_of
+from ebb_tests.budget_jobs import PLANNED, STEPS, WIDTH, Job, Quiet, assert_same, peak_of, regions
 
 DEPTH = 16
 

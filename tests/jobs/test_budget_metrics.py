@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 
 import pytest
-from budget_jobs import PLANNED, Quiet
 
 from ebb import _C
 from ebb._plan.profile.measuring import base_bytes
 from ebb._report.metrics import Metrics
+from ebb_tests.budget_jobs import PLANNED, Quiet
 
 
 def tensor_bytes():

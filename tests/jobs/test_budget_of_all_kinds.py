@@ -7,7 +7,11 @@ import gc
 
 import pytest
 import torch
-from budget_jobs import (
+from torch import nn
+
+import ebb
+from ebb._region.modules import marks_of
+from ebb_tests.budget_jobs import (
     PLANNED,
     ROWS,
     STEPS,
@@ -19,11 +23,7 @@ from budget_jobs import (
     peak_of,
     regions,
 )
-from exactness import same_bits
-from torch import nn
-
-import ebb
-from ebb._region.modules import marks_of
+from ebb_tests.exactness import same_bits
 
 
 class Accumulating(Job):

@@ -6,18 +6,17 @@ import dataclasses
 import json
 import os
 
-import budget_jobs
-import fork_server
 import pytest
-from budget_jobs import PLANNED, ROWS, Block, Quiet, assert_same
-from pages import can_be_shown, data_of, shown
-from reporting import no_reports_yet  # noqa: F401
 from torch import nn
 
 import ebb
 from ebb._launch import budget_phases, checking, decided, step_memory_monitor, takeover
 from ebb._launch import budget_phases as module
 from ebb._report.report import latest, reports
+from ebb_tests import budget_jobs, fork_server
+from ebb_tests.budget_jobs import PLANNED, ROWS, Block, Quiet, assert_same
+from ebb_tests.one_step_report import no_reports_yet  # noqa: F401
+from ebb_tests.report_page import can_be_shown, data_of, shown
 
 CHECKED = PLANNED + len(checking._ORDER)
 

@@ -8,8 +8,6 @@ import weakref
 
 import pytest
 import torch
-from exactness import same_bits
-from stand_ins import fake_accelerator
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -19,6 +17,8 @@ from torch.utils.checkpoint import (
 
 import ebb
 from ebb._region import context_fn
+from ebb_tests.exactness import same_bits
+from ebb_tests.stand_ins import fake_accelerator
 
 mm, sin = torch.ops.aten.mm.default, torch.ops.aten.sin.default
 

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fork_server
 import pytest
 from _ebb_switches import NAMES, meant_by
 
 import ebb
+from ebb_tests import fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """

@@ -8,11 +8,9 @@ import re
 import warnings
 
 import _ebb_switches
-import fork_server
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from limits import at_most
 
 import ebb
 from ebb import _C
@@ -20,6 +18,8 @@ from ebb._launch import takeover, unused_settings
 from ebb._launch.start import start
 from ebb._report import files
 from ebb._support.job import _TOLD, rank
+from ebb_tests import fork_server
+from ebb_tests.time_limits import at_most
 
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT")
 WORDS = (

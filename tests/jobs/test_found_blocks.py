@@ -6,7 +6,6 @@ import threading
 
 import pytest
 import torch
-from budget_jobs import Job, Net, assert_same, peak_of, regions
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,6 +14,7 @@ from ebb._launch import takeover
 from ebb._launch.assignment import Assignment
 from ebb._launch.budgeted import Blocks
 from ebb._launch.models import FoundBlocks
+from ebb_tests.budget_jobs import Job, Net, assert_same, peak_of, regions
 
 LAYERS = {f"layers.{i}" for i in range(4)}
 

@@ -14,7 +14,6 @@ import warnings
 from contextlib import ExitStack
 from importlib.machinery import ModuleSpec
 
-import fork_server
 import pytest
 import torch
 
@@ -23,6 +22,7 @@ from ebb._launch import takeover
 from ebb._launch.frameworks import takeover as frameworks
 from ebb._launch.frameworks.after_import import AfterImport
 from ebb._launch.frameworks.takeover import FRAMEWORKS
+from ebb_tests import fork_server
 
 MEGATRON = "megatron.core.tensor_parallel.random"
 SOURCE = """

@@ -107,7 +107,7 @@ def test_public_docstrings_run():
     libraries = ("transformers", "lightning", "torchtitan")
     missing = {f"ebb.integrations.{name}" for name in libraries if find_spec(name) is None}
     run = set()
-    for module in {*modules, "stand_ins"} - {"ebb.__main__"} - missing:
+    for module in {*modules, "ebb_tests.stand_ins"} - {"ebb.__main__"} - missing:
         found = Docstrings().find(
             importlib.import_module(module), extraglobs={"ebb": ebb, "torch": torch}
         )
@@ -119,7 +119,7 @@ def test_public_docstrings_run():
         "ebb",
         "ebb._policy.policy.Policy.explain",
         "ebb._region.region.region",
-        "stand_ins.failing_policy",
+        "ebb_tests.stand_ins.failing_policy",
     }
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 import _ebb_switches
-import fork_server
 import pytest
 from _ebb_switches import NAMES
 
 from ebb._support import job
+from ebb_tests import fork_server
 
 _RANKS = ("RANK", *_ebb_switches._RANKS)
 TRAIN = """

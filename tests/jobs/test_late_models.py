@@ -7,12 +7,12 @@ import re
 
 import pytest
 import torch
-from exactness import same_bits
 from torch import nn
 
 import ebb
 from ebb._launch import models, takeover
 from ebb._support.job import _TOLD
+from ebb_tests.exactness import same_bits
 
 hooks = nn.modules.module._global_forward_pre_hooks
 

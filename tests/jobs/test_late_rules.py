@@ -6,10 +6,8 @@ import contextlib
 import os
 import sys
 
-import fork_server
 import pytest
 import torch
-from exactness import replayed, same_bits
 from torch.library import Library
 from torch.utils.checkpoint import checkpoint
 
@@ -17,6 +15,8 @@ import ebb
 from ebb._launch import takeover
 from ebb._launch.start import policy_from
 from ebb._support.job import _TOLD
+from ebb_tests import fork_server
+from ebb_tests.exactness import replayed, same_bits
 
 FILE = '[[rules]]\nop = "ebb_late::{}"\ndecision = "save"\n'
 

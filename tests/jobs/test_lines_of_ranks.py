@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-import fork_server
 import pytest
 from _ebb_switches import _RANKS, NAMES
-from budget_jobs import Job
 
 from ebb._support import job
+from ebb_tests import fork_server
+from ebb_tests.budget_jobs import Job
 
 TRAIN = """
 import torch

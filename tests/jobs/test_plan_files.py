@@ -7,9 +7,7 @@ import re
 import stat
 import tomllib
 
-import fork_server
 import pytest
-from budget_jobs import Job, assert_same, regions
 
 import ebb
 from ebb._launch import plan_file
@@ -17,6 +15,8 @@ from ebb._launch.memory_limit import Limit
 from ebb._launch.plan_file import PlanFileError, StoredPlan
 from ebb._launch.start import budget_and_file
 from ebb._launch.taken import Taken
+from ebb_tests import fork_server
+from ebb_tests.budget_jobs import Job, assert_same, regions
 
 
 def cut(text):

@@ -8,11 +8,11 @@ import random
 
 import pytest
 import torch
-from exactness import replayed, same_bits
-from real_models import FAMILIES, VOCABULARY, Critic, adamw, generator, sgd
 from torch import nn
 
 import ebb
+from ebb_tests.exactness import replayed, same_bits
+from ebb_tests.programs.real_models import FAMILIES, VOCABULARY, Critic, adamw, generator, sgd
 
 STEPS = 3
 DTYPES = {"float32": torch.float32, "autocast": torch.bfloat16}

@@ -9,8 +9,6 @@ import tomllib
 
 import pytest
 import torch
-from budget_jobs import PLANNED, ROWS, STEPS, WIDTH, Block, Job, Net, Quiet, assert_same, regions
-from pages import can_be_shown, shown
 from torch import nn
 
 import ebb
@@ -19,6 +17,19 @@ from ebb._launch import step_memory_monitor, takeover
 from ebb._launch.budget_phases import Measure, Planned
 from ebb._launch.plan_file import StoredPlan
 from ebb._launch.taken import Taken
+from ebb_tests.budget_jobs import (
+    PLANNED,
+    ROWS,
+    STEPS,
+    WIDTH,
+    Block,
+    Job,
+    Net,
+    Quiet,
+    assert_same,
+    regions,
+)
+from ebb_tests.report_page import can_be_shown, shown
 
 # A start that takes the plan ----------------------------------------------------------------------
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from budget_jobs import PLANNED, STEPS, Job, Net, assert_same, regions
 
 import ebb
 from ebb._launch import takeover
 from ebb._launch.budget_phases import Measure
 from ebb._launch.taken import Taken
+from ebb_tests.budget_jobs import PLANNED, STEPS, Job, Net, assert_same, regions
 
 
 class Pair(Job):

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 
-import fork_server
 import pytest
+
+from ebb_tests import fork_server
 
 SCRIPT = """
 import json, sys, torch

@@ -10,7 +10,6 @@ import re
 import pytest
 import torch
 import transformers
-from exactness import same_bits
 from torch import nn
 from torch.distributed._composable import checkpoint as composable_checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -25,6 +24,7 @@ from torch.utils.checkpoint import (
 import ebb
 from ebb._launch import takeover
 from ebb._support.job import _TOLD
+from ebb_tests.exactness import same_bits
 
 mm = torch.ops.aten.mm.default
 

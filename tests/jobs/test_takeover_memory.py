@@ -11,9 +11,6 @@ import itertools
 
 import pytest
 import torch
-from exactness import same_bits
-from library_operators import LAYERS, SIZE
-from memory_use import allocations
 from torch.library import Library
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -23,6 +20,9 @@ from torch.utils.checkpoint import (
 
 import ebb
 from ebb._launch import takeover
+from ebb_tests.exactness import same_bits
+from ebb_tests.memory_use import allocations
+from ebb_tests.programs.library_operators import LAYERS, SIZE
 
 DEPTH = 3
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-import fork_server
 import pytest
 from _ebb_switches import NAMES
+
+from ebb_tests import fork_server
 
 JOB = """
 import torch

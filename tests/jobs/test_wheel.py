@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from new_environment import PROGRAM
 
 import ebb
 from ebb import _testing
+from ebb_tests.new_environment import PROGRAM
 
 pytestmark = pytest.mark.slow  # builds a wheel: two minutes of CPU time
 

@@ -4,8 +4,8 @@ A mutant is one of them left out, or changed; lists of them are in `areas`. They
 into one copy of the source, each behind a switch that the environment sets (MUTANT=its name).
 First all tests must pass there without any; then one of each mutant's should fail.
 
-    python tests/mutants --area offload
-    python tests/mutants --area offload --only out-waits-packed-on --search
+    PYTHONPATH=tests python -m mutants --area offload
+    PYTHONPATH=tests python -m mutants --area offload --only out-waits-packed-on --search
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-import table
-from areas import AREAS, Area
-from mutant import ROOT
-from rewriting import write_tree
-from running import build, first_failure, preload
+from mutants import table
+from mutants.areas import AREAS, Area
+from mutants.mutant import ROOT
+from mutants.rewriting import write_tree
+from mutants.running import build, first_failure, preload
 
 TREE = ROOT / "build" / "mutants"
 

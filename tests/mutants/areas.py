@@ -22,7 +22,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutant import Mutant
+from mutants.mutant import Mutant
 
 FOLDER = Path(__file__).with_name("areas")
 

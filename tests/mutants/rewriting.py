@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from mutant import ROOT, Mutant
+from mutants.mutant import ROOT, Mutant
 
 HEADER = """\
 #pragma once

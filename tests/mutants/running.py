@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from mutant import ROOT
+from mutants.mutant import ROOT
 
 FOR_ACCELERATOR = {"EBB_TEST_ACCELERATOR": "1"}  # which a process has for good
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mutant import Mutant
+from mutants.mutant import Mutant
 
 RESULTS = Path(__file__).parent / "results"
 NOTHING, NOT_RUN, NO_TEST = "**nothing**", "not run", "no test: "

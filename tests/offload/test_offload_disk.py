@@ -11,12 +11,15 @@ import stat
 import time
 import warnings
 
-import fork_server
 import pytest
 import torch
-from exactness import run_process, same_bits
-from limits import HANGS
-from offloading import (
+
+import ebb
+from ebb import _testing
+from ebb_tests import TESTS, fork_server
+from ebb_tests.disk_tier_files import descriptor_of_the_file, full_disk
+from ebb_tests.exactness import run_process, same_bits
+from ebb_tests.programs.offloaded import (
     OFFLOAD_ALL,
     POLICIES,
     SINES,
@@ -28,11 +31,8 @@ from offloading import (
     overwritten,
     sine_and_cosine,
 )
-from stand_ins import fake_accelerator
-from tier_files import descriptor_of_the_file, full_disk
-
-import ebb
-from ebb import _testing
+from ebb_tests.stand_ins import fake_accelerator
+from ebb_tests.time_limits import HANGS
 
 MIB = 1 << 20
 
@@ -217,8 +217,8 @@ except RuntimeError as error:
 def test_values_go_to_disk_and_come_back_while_no_thread_can_start(tmp_path, pinned):
     program = NO_NEW_THREADS + (
         "sys.path.append(sys.argv[2])\n"
-        "from offloading import assert_exact, forward\n"
-        "from stand_ins import fake_accelerator\n"
+        "from ebb_tests.programs.offloaded import assert_exact, forward\n"
+        "from ebb_tests.stand_ins import fake_accelerator\n"
         "x = torch.randn(1000, requires_grad=True)\n"
         "def steps():\n"
         "    for _ in range(2): assert_exact(forward(x, 9), x, 9)\n"
@@ -233,9 +233,7 @@ def test_values_go_to_disk_and_come_back_while_no_thread_can_start(tmp_path, pin
         "steps()\n"
         "print(ebb.stats()['offload']['bytes_sent'] > 0)\n"
     )
-    done = fork_server.run(
-        ["-c", program, str(tmp_path), os.path.dirname(fork_server.__file__)], timeout=60
-    )
+    done = fork_server.run(["-c", program, str(tmp_path), str(TESTS)], timeout=60)
     assert done.stdout == "can't start new thread\nTrue\n", done.stderr
 
 

@@ -7,12 +7,17 @@ import gc
 
 import pytest
 import torch
-from ahead_programs import blocks, parameters
-from exactness import assert_tests_of_exactness_pass, leaves, run_random_programs, same_bits
-from offloading import OFFLOAD_ALL, POLICIES, finish_copies, gradients
-from stand_ins import fake_accelerator
 
 import ebb
+from ebb_tests.exactness import (
+    assert_tests_of_exactness_pass,
+    leaves,
+    run_random_programs,
+    same_bits,
+)
+from ebb_tests.programs.ahead import blocks, parameters
+from ebb_tests.programs.offloaded import OFFLOAD_ALL, POLICIES, finish_copies, gradients
+from ebb_tests.stand_ins import fake_accelerator
 
 # How soon copies of the fake accelerator are done.
 ENGINES = [

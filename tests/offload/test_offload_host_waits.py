@@ -7,7 +7,9 @@ import random
 
 import pytest
 import torch
-from offloading import (
+
+import ebb
+from ebb_tests.programs.offloaded import (
     OFFLOAD_ALL,
     assert_exact,
     assert_nothing_is_away,
@@ -16,9 +18,7 @@ from offloading import (
     forward,
     gradients,
 )
-from stand_ins import fake_accelerator
-
-import ebb
+from ebb_tests.stand_ins import fake_accelerator
 
 
 @pytest.mark.parametrize("in_flight", [0, 64, 1 << 30])

@@ -7,9 +7,11 @@ import random
 
 import pytest
 import torch
-from ahead_programs import in_a_process
-from limits import HANGS
-from offloading import (
+
+import ebb
+from ebb_tests.other_threads import together
+from ebb_tests.programs.ahead import in_a_process
+from ebb_tests.programs.offloaded import (
     OFFLOAD_ALL,
     SINES,
     assert_exact,
@@ -21,10 +23,8 @@ from offloading import (
     forward,
     gradients,
 )
-from other_threads import together
-from stand_ins import fake_accelerator
-
-import ebb
+from ebb_tests.stand_ins import fake_accelerator
+from ebb_tests.time_limits import HANGS
 
 
 def test_a_storage_that_is_freed_between_two_backwards(accelerator, x):
@@ -145,7 +145,7 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
     """Their last reference takes the GIL, and whoever holds that may wait for the engine."""
     program = (
         "import threading, torch, ebb\n"
-        "from stand_ins import fake_accelerator\n"
+        "from ebb_tests.stand_ins import fake_accelerator\n"
         "class Save(torch.autograd.Function):\n"
         "    @staticmethod\n"
         "    def forward(ctx, x): ctx.save_for_backward(x); return x * 2\n"

@@ -6,11 +6,17 @@ from random import Random
 
 import pytest
 import torch
-from offloading import OFFLOAD_ALL, SINES, chain_of_sines, finish_copies, gradients
-from stand_ins import fake_accelerator
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ebb
+from ebb_tests.programs.offloaded import (
+    OFFLOAD_ALL,
+    SINES,
+    chain_of_sines,
+    finish_copies,
+    gradients,
+)
+from ebb_tests.stand_ins import fake_accelerator
 
 
 def saved_sine(x):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import leaves, run, same_bits
-from offloading import (
+from torch.profiler import ProfilerActivity, profile
+
+import ebb
+from ebb_tests.exactness import leaves, run, same_bits
+from ebb_tests.programs.offloaded import (
     OFFLOAD_ALL,
     SINES,
     assert_exact,
@@ -16,10 +19,7 @@ from offloading import (
     overwritten,
     sine_and_cosine,
 )
-from stand_ins import fake_accelerator
-from torch.profiler import ProfilerActivity, profile
-
-import ebb
+from ebb_tests.stand_ins import fake_accelerator
 
 
 def test_profilers_see_the_region_of_each_copy(accelerator, x):

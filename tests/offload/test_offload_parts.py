@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import same_bits
-from offloading import OFFLOAD_ALL, finish_copies, gradients
-from stand_ins import fake_accelerator
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs.offloaded import OFFLOAD_ALL, finish_copies, gradients
+from ebb_tests.stand_ins import fake_accelerator
 
 # Sums are to be offloaded, since their result does not depend on itself in backward.
 SUMS = ebb.Policy({"aten::add": ebb.OFFLOAD})

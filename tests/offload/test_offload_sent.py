@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import fork_server
 import pytest
 import torch
-from offloading import OFFLOAD_ALL, SINES, finish_copies, gradients
-from stand_ins import fake_accelerator
 from torch._subclasses import FakeTensorMode
 
 import ebb
+from ebb_tests import fork_server
+from ebb_tests.programs.offloaded import OFFLOAD_ALL, SINES, finish_copies, gradients
+from ebb_tests.stand_ins import fake_accelerator
 
 
 @pytest.mark.parametrize(("elements", "sent"), [(127, 0), (128, 1), (129, 1)])

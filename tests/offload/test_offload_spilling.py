@@ -9,7 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from offloading import (
+
+import ebb
+from ebb import _testing
+from ebb_tests.disk_tier_files import descriptor_of_the_file, full_disk, replaced_by
+from ebb_tests.programs.offloaded import (
     OFFLOAD_ALL,
     SINES,
     assert_exact,
@@ -19,11 +23,7 @@ from offloading import (
     forward,
     gradients,
 )
-from stand_ins import fake_accelerator
-from tier_files import descriptor_of_the_file, full_disk, replaced_by
-
-import ebb
-from ebb import _testing
+from ebb_tests.stand_ins import fake_accelerator
 
 MIB = 1 << 20
 

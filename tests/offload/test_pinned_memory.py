@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import fake_cuda
-import fork_server
 import pytest
+
+from ebb_tests import fake_cuda, fork_server
 
 RUNTIME = r"""
 #include <stdio.h>

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from paging import Keep, Mlp, fresh
+
+from ebb_tests.programs.paged import Keep, Mlp, fresh
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,10 @@ import json
 import os
 from pathlib import Path
 
-import fork_server
 import pytest
-from limits import HANGS
+
+from ebb_tests import fork_server
+from ebb_tests.time_limits import HANGS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "moe_paged.py"
 

@@ -7,10 +7,10 @@ import random
 
 import pytest
 import torch
-from ahead_programs import replays_ahead
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests.programs.ahead import replays_ahead
 
 R, D, LIVE = 16, 4, 6
 COUNT = torch.tensor(LIVE)

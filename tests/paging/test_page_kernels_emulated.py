@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-import emulated_cuda
 import pytest
+
+from ebb_tests import emulated_cuda
 
 KERNELS = emulated_cuda.POOL / "mover_cuda.cu"
 SCHEDULES = 3000

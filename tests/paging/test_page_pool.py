@@ -6,12 +6,12 @@ import time
 
 import pytest
 import torch
-from gpus import RUNS_PAGE_KERNELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ebb._C  # noqa: F401
 from ebb._testing import PagePool
+from ebb_tests.gpus import RUNS_PAGE_KERNELS
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.needs_cuda, RUNS_PAGE_KERNELS])
 AVAILABLE = ["cpu", CUDA] if torch.cuda.is_available() else ["cpu"]

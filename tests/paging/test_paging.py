@@ -8,13 +8,23 @@ import threading
 
 import pytest
 import torch
-from exactness import same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from other_threads import together
-from paging import EVERYTHING, PAGES, Mlp, fresh, gradients, paged, products, region, same
 
 import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.other_threads import together
+from ebb_tests.programs.paged import (
+    EVERYTHING,
+    PAGES,
+    Mlp,
+    fresh,
+    gradients,
+    paged,
+    products,
+    region,
+    same,
+)
 
 LOADS = [17, 40, 0, 1, 39, 5, 33]
 

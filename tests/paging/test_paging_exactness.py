@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from exactness import assert_tests_of_exactness_pass
+
+from ebb_tests.exactness import assert_tests_of_exactness_pass
 
 
 @pytest.mark.sweep

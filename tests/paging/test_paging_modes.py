@@ -6,10 +6,10 @@ import contextlib
 
 import pytest
 import torch
-from paging import Seen, gradients, paged, region
 
 import ebb
 from ebb import _C
+from ebb_tests.programs.paged import Seen, gradients, paged, region
 
 ASKED = {
     "step_ok": ebb.experimental.paging.step_ok,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from paging import Mlp, check, forget, fresh, gradients, region, run, same
 from torch import nn
 
 import ebb
+from ebb_tests.programs.paged import Mlp, check, forget, fresh, gradients, region, run, same
 
 
 @pytest.mark.parametrize("tier", ["none", "host"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 
-import fork_server
 import pytest
 import torch
-from limits import HANGS
-from paging import EVERYTHING, same
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests import fork_server
+from ebb_tests.programs.paged import EVERYTHING, same
+from ebb_tests.time_limits import HANGS
 
 X = torch.randn(64, 4)
 PRODUCTS = ebb.Policy({"aten::mm": ebb.PAGE})

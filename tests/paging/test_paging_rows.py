@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import same_bits
-from paging import EVERYTHING, Keep, same
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs.paged import EVERYTHING, Keep, same
 
 R, D, LIVE = 24, 6, 7
 

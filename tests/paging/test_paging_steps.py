@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paging import EVERYTHING, Mlp, check, fresh, gradients, region, same
 
 import ebb
+from ebb_tests.programs.paged import EVERYTHING, Mlp, check, fresh, gradients, region, same
 
 
 class Pipeline:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 
-import fork_server
 import pytest
 import torch
-from other_threads import in_thread
-from paging import EVERYTHING, asks_when_it_dies
 
 import ebb
 from ebb import _C
+from ebb_tests import fork_server
+from ebb_tests.other_threads import in_thread
+from ebb_tests.programs.paged import EVERYTHING, asks_when_it_dies
 
 X = torch.randn(64, 4)
 START = threading.Thread.start

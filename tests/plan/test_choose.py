@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 
-import planned_programs as programs
 import pytest
-from planned_programs import PROGRAMS, planning
 
 from ebb._plan.apply.described import users_of_peak
 from ebb._plan.simulate.choice import EAGER, Choice
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import PROGRAMS, planning
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import planned_programs as programs
 import pytest
-from planned_programs import planned, planning
 
 import ebb
 from ebb._plan.plan import plan_of
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import planned, planning
 
 
 def test_a_curve():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import planned_programs as programs
 import pytest
-from planned_programs import planning
 
 from ebb._plan.profile.device_times import on_device
 from ebb._plan.simulate.simulator import Simulator
 from ebb._plan.simulate.step import Step
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import planning
 
 pytestmark = pytest.mark.on_cpu("profiles that the CPU gives")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import same_bits
 from torch import nn
 
 import ebb
+from ebb_tests.exactness import same_bits
 
 BLOCKS, WIDTH, ROWS = 8, 16, 2048
 

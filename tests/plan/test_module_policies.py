@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import planned_programs as programs
 import pytest
-from planned_programs import planned
 from torch import nn
 
 import ebb
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import planned
 
 
 def test_a_plan_in_a_file(tmp_path):

@@ -8,11 +8,7 @@ import random
 import re
 from dataclasses import replace
 
-import planned_programs as programs
 import pytest
-from exactness import same_bits
-from planned_programs import Planning, built, measured
-from stand_ins import fake_accelerator
 
 import ebb
 from ebb import _C, _testing
@@ -21,6 +17,10 @@ from ebb._plan.plan import plan_of
 from ebb._plan.profile.copies import Link, may_send, measure_link, transfers_of
 from ebb._plan.simulate.choice import EAGER, Choice
 from ebb._plan.simulate.simulator import Simulator
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import Planning, built, measured
+from ebb_tests.stand_ins import fake_accelerator
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

@@ -6,19 +6,19 @@ import contextlib
 import random
 from dataclasses import replace
 
-import paged_programs as programs
-import planned_programs
 import pytest
 import torch
-from exactness import same_bits
-from paged_programs import PAGED, PAGER, paging
-from planned_programs import built
 
 import ebb
 from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
 from ebb._plan.profile.copies import has_rows
 from ebb._plan.simulate.choice import EAGER, Choice
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs import planned
+from ebb_tests.programs import planned_paging as programs
+from ebb_tests.programs.planned import built
+from ebb_tests.programs.planned_paging import PAGED, PAGER, paging
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 
@@ -163,7 +163,7 @@ def test_steps_that_cannot_be_repeated_are_not_paged(how):
 
 
 def test_steps_without_marks_are_not_paged():
-    program = built(planned_programs.pre_ln)
+    program = built(planned.pre_ln)
 
     def step():
         ebb.experimental.paging.run_step(program.step)

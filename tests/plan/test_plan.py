@@ -6,17 +6,17 @@ import itertools
 import re
 from dataclasses import replace
 
-import planned_programs as programs
 import pytest
 import torch
-from exactness import same_bits
-from planned_programs import PROGRAMS, built, planned, planning
 from torch import nn
 
 import ebb
 from ebb._plan.choose.memory_budget import read_budget
 from ebb._plan.plan import plan_of
 from ebb._report.text import price, size
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import PROGRAMS, built, planned, planning
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import planned_programs as programs
 import pytest
-from exactness import same_bits
-from planned_programs import planning
 
 import ebb
 from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.plan import plan_of
 from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.simulator import Simulator
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import planning
 
 
 @pytest.fixture

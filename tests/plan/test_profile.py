@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from exactness import same_bits
-from memory_use import least_growth
-from other_threads import in_thread
 from torch import nn
 from torch.profiler import ProfilerActivity
 
 import ebb
 from ebb import _C, _testing
+from ebb_tests.exactness import same_bits
+from ebb_tests.memory_use import least_growth
+from ebb_tests.other_threads import in_thread
 
 WIDTH = 16
 

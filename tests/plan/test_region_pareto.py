@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-import exact_choices
-import planned_programs as programs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planned_programs import PROGRAMS, planning
 
 from ebb._plan.choose.region_pareto import (
     Choices,
@@ -21,6 +18,9 @@ from ebb._plan.choose.region_pareto import (
     not_beaten,
 )
 from ebb._plan.simulate.choice import EAGER, Choice
+from ebb_tests import best_choices
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import PROGRAMS, planning
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
@@ -97,7 +97,7 @@ def test_choices_between_corners_add_and_gain(choices):
 def test_the_exact_solver_finds_the_best(choices, budget):
     within = [time for held, time in all_choices(choices) if held <= budget]
 
-    saved = exact_choices.optimum(choices, budget)
+    saved = best_choices.optimum(choices, budget)
 
     held, time = choices.cost(saved)
     assert held <= budget
@@ -113,7 +113,7 @@ def test_the_exact_solver_is_hardly_better(make):
 
     for call in range(calls):
         points = front(simulator, call)
-        for saved in exact_choices.optima(choices_of(simulator, call), points=10):
+        for saved in best_choices.optima(choices_of(simulator, call), points=10):
             best = simulator.of_call(call, Choice(saved))
             added = min(point.added for point in points if point.resident <= best.resident)
             assert share + added <= 1.03 * (share + best.added)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import planned_programs as programs
 import pytest
 import torch
 import torch.nn.functional as F
-from planned_programs import PROGRAMS, WIDTH, planning
 from torch import nn
 
 from ebb._plan.measure import measure
@@ -18,6 +16,8 @@ from ebb._plan.simulate.changes import Changes, highest, union
 from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.simulator import Simulator
 from ebb._report.text import price
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import PROGRAMS, WIDTH, planning
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-import planned_programs as programs
 import pytest
 import torch
-from exactness import same_bits
-from planned_programs import Chain, Llama, PreLN, Program, Residual, Stack, built, measured, of_ids
 from torch import nn
 
 import ebb
@@ -19,6 +16,19 @@ from ebb._plan.choose.stacks import Stacked, find_stacks
 from ebb._plan.measure import measure, parent_of
 from ebb._plan.plan import plan_of
 from ebb._plan.simulate.simulator import Simulator
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import (
+    Chain,
+    Llama,
+    PreLN,
+    Program,
+    Residual,
+    Stack,
+    built,
+    measured,
+    of_ids,
+)
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

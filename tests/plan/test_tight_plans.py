@@ -5,11 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import planned_programs as programs
 import pytest
 import torch
-from exactness import same_bits
-from planned_programs import PROGRAMS, planning
 from torch import nn
 
 import ebb
@@ -20,6 +17,9 @@ from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
 from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.simulator import Simulator
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import PROGRAMS, planning
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

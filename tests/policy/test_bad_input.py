@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from limits import at_most
 
 import ebb
 from ebb._support.shown import shown
 from ebb._support.sizes import number_of_bytes
+from ebb_tests.time_limits import at_most
 
 
 class Unprintable:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from each_time import ALL, EACH_TIME, recipes_run
-from exactness import leaves, replayed, same_bits
-from memory_use import peak_bytes
 from torch import nn
 from torch.nn import functional as F
 
 import ebb
 from ebb import RECOMPUTE, RECOMPUTE_EACH_TIME, Policy, Rule
+from ebb_tests.exactness import leaves, replayed, same_bits
+from ebb_tests.memory_use import peak_bytes
+from ebb_tests.programs.each_time import ALL, EACH_TIME, recipes_run
 
 
 def test_a_value_can_be_named():

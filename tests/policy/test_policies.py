@@ -10,10 +10,10 @@ import weakref
 
 import pytest
 import torch
-from exactness import leaves, replayed, same_bits
 
 import ebb
 from ebb._policy.compiled import PRESETS
+from ebb_tests.exactness import leaves, replayed, same_bits
 
 
 def saves(policy: ebb.Policy, op: str = "mm") -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 
-import fork_server
 import pytest
 import torch
-from deciding import Block, saved
-from exactness import same_bits
-from limits import HANGS
-from stand_ins import fake_accelerator
 from torch import nn
 
 import ebb
+from ebb_tests import fork_server
+from ebb_tests.bytes_saved import Block, saved
+from ebb_tests.exactness import same_bits
+from ebb_tests.stand_ins import fake_accelerator
+from ebb_tests.time_limits import HANGS
 
 
 def sines(x, length=4):

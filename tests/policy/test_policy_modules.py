@@ -6,17 +6,17 @@ import copy
 import functools
 import pickle
 
-import fork_server
 import pytest
 import torch
-from deciding import Block, saved
-from exactness import same_bits
-from other_threads import in_thread
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 import ebb
 from ebb import _testing
+from ebb_tests import fork_server
+from ebb_tests.bytes_saved import Block, saved
+from ebb_tests.exactness import same_bits
+from ebb_tests.other_threads import in_thread
 
 
 def model():

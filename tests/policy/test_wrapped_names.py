@@ -7,8 +7,6 @@ import warnings
 
 import pytest
 import torch
-from deciding import Block
-from exactness import same_bits
 from torch import distributed, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -18,6 +16,8 @@ from torch.optim.swa_utils import AveragedModel
 import ebb
 from ebb._launch import models, takeover
 from ebb._region.module_names import modules_of
+from ebb_tests.bytes_saved import Block
+from ebb_tests.exactness import same_bits
 
 
 class Net(nn.Module):

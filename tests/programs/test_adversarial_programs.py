@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from exactness import KEY, assert_like_eager, like_eager
-from memory_use import fill_unseen
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
+from ebb_tests.exactness import KEY, assert_like_eager, like_eager
+from ebb_tests.memory_use import fill_unseen
 
 _NUMBERS = itertools.count()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from custom_functions import GivesWhatItSaved
-from exactness import DEVICE, exact, leaves, like_eager_each
 
 import ebb
+from ebb_tests.exactness import DEVICE, exact, leaves, like_eager_each
+from ebb_tests.programs.custom_functions import GivesWhatItSaved
 
 
 @pytest.mark.parametrize("function", [F.mish, F.silu])

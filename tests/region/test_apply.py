@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 
 import pytest
 import torch
-from exactness import same_bits
-from layered_model import Layer, Model, entered, grads, same
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs.layered_model import Layer, Model, entered, grads, same
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import time
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager
-from gpus import DRAWS_NUMBERS, USES_CUDNN
 from torch import nn
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests.exactness import POLICIES, assert_like_eager
+from ebb_tests.gpus import DRAWS_NUMBERS, USES_CUDNN
 
 DEVICES = [
     "cpu",

@@ -6,12 +6,12 @@ import contextlib
 
 import pytest
 import torch
-from exactness import disk_tier, offload_settings
-from paging import Keep, Seen
-from stand_ins import fake_accelerator
 
 import ebb
 from ebb import _testing
+from ebb_tests.exactness import disk_tier, offload_settings
+from ebb_tests.programs.paged import Keep, Seen
+from ebb_tests.stand_ins import fake_accelerator
 
 
 @pytest.fixture(params=["nowhere", "on the host", "on disk"])

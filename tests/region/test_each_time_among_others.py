@@ -7,15 +7,24 @@ from functools import partial
 
 import pytest
 import torch
-from each_time import EACH_TIME, NBYTES, SIZE, chain, each_time, held_every, recipes_run, written
-from exactness import leaves, like_eager, replayed, same_bits
-from memory_use import allocations
-from offloading import finish_copies
-from other_threads import run_in_threads
 from torch.nn import functional as F
 
 import ebb
 from ebb import OFFLOAD, RECOMPUTE_EACH_TIME, SAVE, Policy, _testing
+from ebb_tests.exactness import leaves, like_eager, replayed, same_bits
+from ebb_tests.memory_use import allocations
+from ebb_tests.other_threads import run_in_threads
+from ebb_tests.programs.each_time import (
+    EACH_TIME,
+    NBYTES,
+    SIZE,
+    chain,
+    each_time,
+    held_every,
+    recipes_run,
+    written,
+)
+from ebb_tests.programs.offloaded import finish_copies
 
 
 def test_an_input_that_was_away_stays_for_the_recipes_that_need_it_again(accelerator):

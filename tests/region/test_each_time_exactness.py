@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from exactness import (
+
+from ebb_tests.exactness import (
     assert_rules_hold_in_verify_mode,
     assert_tests_of_exactness_pass,
     run_random_programs,

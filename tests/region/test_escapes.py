@@ -6,14 +6,14 @@ import contextlib
 
 import pytest
 import torch
-from exactness import leaves, same_bits
-from other_threads import in_thread
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import gelu
 from torch.testing._internal.two_tensor import TwoTensor
 
 import ebb
+from ebb_tests.exactness import leaves, same_bits
+from ebb_tests.other_threads import in_thread
 
 
 class Holder:

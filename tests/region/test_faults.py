@@ -7,11 +7,11 @@ import gc
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager, same_bits
-from stand_ins import failing_policy
 from torch import nn
 
 import ebb
+from ebb_tests.exactness import POLICIES, assert_like_eager, same_bits
+from ebb_tests.stand_ins import failing_policy
 
 
 def model():

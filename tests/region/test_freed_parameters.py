@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from ahead_programs import replays_ahead
-from exactness import same_bits
-from memory_use import least_growth
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
 from ebb import _C, _testing
+from ebb_tests.exactness import same_bits
+from ebb_tests.memory_use import least_growth
+from ebb_tests.programs.ahead import replays_ahead
 
 WIDTH = 8
 

@@ -6,13 +6,13 @@ import gc
 
 import pytest
 import torch
-from exactness import same_bits as same
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 import ebb
 from ebb._launch import takeover
+from ebb_tests.exactness import same_bits as same
 
 
 def same_bits(expected, found):

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, assert_like_eager, exact, leaves, like_eager, same_bits
 from torch import nn
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests.exactness import POLICIES, assert_like_eager, exact, leaves, like_eager, same_bits
 
 
 @dataclasses.dataclass

@@ -8,8 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
-from accelerator import TELLS_OF_CAPTURES
-from exactness import (
+
+from ebb_tests.device import TELLS_OF_CAPTURES
+from ebb_tests.exactness import (
     assert_rules_hold_in_verify_mode,
     assert_tests_of_exactness_pass,
     run_process,

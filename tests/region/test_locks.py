@@ -6,8 +6,9 @@ A deadlock cannot be caught in the process that has it, so each program runs in 
 from __future__ import annotations
 
 import pytest
-from ahead_programs import in_a_process
-from limits import HANGS
+
+from ebb_tests.programs.ahead import in_a_process
+from ebb_tests.time_limits import HANGS
 
 COMMON = (
     f"HANGS = {HANGS}\n"
@@ -15,7 +16,7 @@ COMMON = (
 import faulthandler, sys, threading, time
 import torch
 import ebb
-from stand_ins import fake_accelerator
+from ebb_tests.stand_ins import fake_accelerator
 
 faulthandler.dump_traceback_later(HANGS, exit=True)
 sys.setswitchinterval(1e-5)

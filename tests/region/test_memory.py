@@ -6,10 +6,10 @@ import contextlib
 
 import pytest
 import torch
-from exactness import like_eager
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests.exactness import like_eager
 
 
 def lines(count=4096):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import like_eager
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import ebb
+from ebb_tests.exactness import like_eager
 
 pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from memory_use import allocations, peak_bytes
 from torch import nn
 from torch.nn.functional import gelu
 
 import ebb
+from ebb_tests.memory_use import allocations, peak_bytes
 
 
 @pytest.fixture

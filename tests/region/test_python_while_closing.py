@@ -9,10 +9,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from exactness import same_bits
 
 import ebb
 from ebb import _C
+from ebb_tests.exactness import same_bits
 
 ALL = ebb.policies.recompute_all
 NUMBERS = itertools.count()

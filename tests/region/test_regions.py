@@ -7,12 +7,12 @@ import warnings
 
 import pytest
 import torch
-from exactness import exact
-from limits import HANGS
-from other_threads import in_thread
 
 import ebb
 from ebb import _C
+from ebb_tests.exactness import exact
+from ebb_tests.other_threads import in_thread
+from ebb_tests.time_limits import HANGS
 
 
 def works() -> bool:

@@ -6,10 +6,10 @@ import gc
 
 import pytest
 import torch
-from memory_use import allocations
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ebb import _testing
+from ebb_tests.memory_use import allocations
 
 
 def emptied(*shape):

@@ -6,11 +6,11 @@ import contextlib
 
 import pytest
 import torch
-from exactness import POLICIES, like_eager, same_bits
 from torch import nn
 from torch.nn import functional as F
 
 import ebb
+from ebb_tests.exactness import POLICIES, like_eager, same_bits
 
 
 def train(make, policy, steps=3, batches=1):

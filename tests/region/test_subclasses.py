@@ -7,7 +7,11 @@ import os
 
 import pytest
 import torch
-from exactness import (
+from torch.utils._pytree import tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+import ebb
+from ebb_tests.exactness import (
     POLICIES,
     assert_like_eager,
     like_eager,
@@ -15,10 +19,6 @@ from exactness import (
     replayed,
     same_bits,
 )
-from torch.utils._pytree import tree_map
-from torch.utils.weak import WeakTensorKeyDictionary
-
-import ebb
 
 
 class Pair(torch.Tensor):

@@ -7,12 +7,12 @@ from collections import deque
 
 import pytest
 import torch
-from memory_use import peak_bytes
-from offloading import finish_copies
-from stand_ins import fake_accelerator
 
 import ebb
 from ebb import _testing
+from ebb_tests.memory_use import peak_bytes
+from ebb_tests.programs.offloaded import finish_copies
+from ebb_tests.stand_ins import fake_accelerator
 
 LARGE = 17 << 20  # bytes; more than the 16 MiB after which values are looked at
 

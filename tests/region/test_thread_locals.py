@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from exactness import resident_kib, run_process
-from memory_use import least_growth
-from other_threads import in_thread, run_in_threads
 
 import ebb
 from ebb import _testing
+from ebb_tests.exactness import resident_kib, run_process
+from ebb_tests.memory_use import least_growth
+from ebb_tests.other_threads import in_thread, run_in_threads
 
 PT_TLS, PT_DYNAMIC = 7, 2
 DT_FLAGS, DF_STATIC_TLS = 30, 0x10

@@ -8,10 +8,13 @@ import os
 import pickle
 import warnings
 
-import fork_server
 import pytest
 import torch
-from exactness import (
+from torch import nn
+
+import ebb
+from ebb_tests import fork_server
+from ebb_tests.exactness import (
     KEY,
     assert_rules_hold_in_verify_mode,
     exact,
@@ -19,11 +22,8 @@ from exactness import (
     like_eager,
     run_process,
 )
-from memory_use import address_of, poke
-from stand_ins import kernel
-from torch import nn
-
-import ebb
+from ebb_tests.memory_use import address_of, poke
+from ebb_tests.stand_ins import kernel
 
 
 @pytest.fixture

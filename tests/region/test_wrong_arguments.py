@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stand_ins import failing_policy
 from torch import nn
 
 import ebb
 from ebb import _C, SAVE, Policy, Rule
+from ebb_tests.stand_ins import failing_policy
 
 
 def generator():

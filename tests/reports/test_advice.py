@@ -8,11 +8,11 @@ from itertools import product
 
 import pytest
 import torch
-from exactness import same_bits
-from reporting import no_reports_yet  # noqa: F401
 from torch import nn
 
 import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.one_step_report import no_reports_yet  # noqa: F401
 
 LAYERS = 3
 

@@ -8,15 +8,15 @@ import os
 import re
 import shlex
 
-import fork_server
 import pytest
-from pages import can_be_shown, shown
-from reporting import no_reports_yet, recorded  # noqa: F401
 
 import ebb
 from ebb._launch.start import policy_from
 from ebb._policy.rule import Rule
 from ebb._policy.variable import JobPolicy
+from ebb_tests import fork_server
+from ebb_tests.one_step_report import no_reports_yet, recorded  # noqa: F401
+from ebb_tests.report_page import can_be_shown, shown
 
 FILE = """
 default = "save"

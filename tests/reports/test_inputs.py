@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from memory_use import allocations
-from reporting import no_reports_yet  # noqa: F401
 
 import ebb
 from ebb._report.report import reports
+from ebb_tests.memory_use import allocations
+from ebb_tests.one_step_report import no_reports_yet  # noqa: F401
 
 x = torch.randn(64, 64, requires_grad=True)
 kept = []

@@ -10,13 +10,13 @@ import time
 
 import pytest
 import torch
-from other_threads import run_in_threads
-from reporting import blocks
 from torch import nn
 
 import ebb
 from ebb import _C
 from ebb._report.metrics import Metrics
+from ebb_tests.one_step_report import blocks
+from ebb_tests.other_threads import run_in_threads
 
 LARGE = 8 << 20  # bytes
 

@@ -33,7 +33,11 @@ def run(on_gpu, tmp_path, monkeypatch, capsys):
     def run_command(*listed, seconds=60):
         items = [on_gpu.Item(n, [sys.executable, "-c", c], 1, 30, **m) for n, c, m in listed]
         status = on_gpu.run(items, MACHINE, tmp_path / "results", seconds)
-        found = json.loads((tmp_path / "results" / "nvidia-h100-gpu.json").read_text())
+        found = json.loads((tmp_path / "build" / "on_gpu" / "results.json").read_text())
+        assert sorted(file.name for file in (tmp_path / "results").iterdir()) == [
+            "logs.tgz",
+            "nvidia-h100-gpu.md",
+        ]
         return status, {row["name"]: row for row in found["items"]}, capsys.readouterr().out
 
     return run_command
@@ -136,6 +140,18 @@ def test_what_tests_record_is_in_the_results(on_gpu, tmp_path):
     subprocess.run(command, capture_output=True, cwd=tmp_path)
 
     assert on_gpu.tests_of(report)["recorded"] == {"test_x::test_y": {"bytes": "[1, 2]"}}
+
+
+def test_page_has_what_tests_record_and_the_pages_of_benchmarks(on_gpu):
+    row = {"name": "a", "result": "passed", "seconds": 1.0}
+    recorded = {"test_x::test_y": {"bytes": "[1, 2]", "differs": "[]"}}
+    rows = [row | {"recorded": recorded}, row | {"name": "b", "pages": ["# T\n\n## U\n\n| 1 |\n"]}]
+
+    lines = on_gpu.page({"machine": MACHINE, "items": rows}).splitlines()
+
+    assert "* test_x::test_y: bytes [1, 2]" in lines
+    assert not any("differs" in line for line in lines)
+    assert lines[-5:] == ["## b", "", "### U", "", "| 1 |"]
 
 
 def test_every_gpu_test_file_is_in_the_list(on_gpu):

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-import planned_programs as programs
 import pytest
-from pages import can_be_shown, shown
-from planned_programs import planning
-from reporting import no_reports_yet  # noqa: F401
 
 import ebb
 from ebb._plan.plan import plan_of
 from ebb._report.planned import Course
 from ebb._report.report import headline
 from ebb._report.text import size
+from ebb_tests.one_step_report import no_reports_yet  # noqa: F401
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import planning
+from ebb_tests.report_page import can_be_shown, shown
 
 LEFT, RIGHT = 78, 1126  # of the picture
 

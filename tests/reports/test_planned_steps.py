@@ -10,19 +10,19 @@ import pickle
 import re
 from collections import Counter
 
-import planned_programs as programs
 import pytest
 import torch
-from exactness import same_bits
-from pages import can_be_shown, data_of, shown
-from planned_programs import PROGRAMS, planning
-from reporting import no_reports_yet  # noqa: F401
 from torch import nn
 
 import ebb
 from ebb._plan.plan import plan_of
 from ebb._report import planned
 from ebb._report.planned import Course, ReportedPlan, thinned
+from ebb_tests.exactness import same_bits
+from ebb_tests.one_step_report import no_reports_yet  # noqa: F401
+from ebb_tests.programs import planned as programs
+from ebb_tests.programs.planned import PROGRAMS, planning
+from ebb_tests.report_page import can_be_shown, data_of, shown
 
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from planned_programs import planning, pre_ln
-from reporting import no_reports_yet, recorded  # noqa: F401
 
 import ebb
 from ebb.__main__ import main
 from ebb._plan.plan import plan_of
+from ebb_tests.one_step_report import no_reports_yet, recorded  # noqa: F401
+from ebb_tests.programs.planned import planning, pre_ln
 
 
 def under_a_plan():

@@ -7,14 +7,15 @@ import sys
 
 import pytest
 import torch
-from exactness import TESTS, find_tests, same_bits
-from memory_use import allocations
-from other_threads import run_in_threads
-from reporting import Block, blocks, no_reports_yet, recorded, step  # noqa: F401
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import ebb
+from ebb_tests import TESTS
+from ebb_tests.exactness import find_tests, same_bits
+from ebb_tests.memory_use import allocations
+from ebb_tests.one_step_report import Block, blocks, no_reports_yet, recorded, step  # noqa: F401
+from ebb_tests.other_threads import run_in_threads
 
 
 def test_no_report_yet():

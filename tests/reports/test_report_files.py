@@ -6,14 +6,14 @@ import json
 import os
 import signal
 
-import fork_server
 import pytest
 import torch
-from exactness import resident_kib
-from reporting import blocks, no_reports_yet, recorded, step  # noqa: F401
 
 import ebb
 from ebb._report.text import size
+from ebb_tests import fork_server
+from ebb_tests.exactness import resident_kib
+from ebb_tests.one_step_report import blocks, no_reports_yet, recorded, step  # noqa: F401
 
 
 @pytest.fixture

@@ -7,9 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from exactness import POLICIES, assert_exact, resident_kib
-from memory_use import allocations, peak_bytes
-from other_threads import in_thread, run_in_threads
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import gelu
@@ -18,6 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import ebb
+from ebb_tests.exactness import POLICIES, assert_exact, resident_kib
+from ebb_tests.memory_use import allocations, peak_bytes
+from ebb_tests.other_threads import in_thread, run_in_threads
 
 
 def test_counts_of_a_step():

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import can_be_shown, data_of, shown
-from reporting import Block, blocks, no_reports_yet, step  # noqa: F401
 from torch import nn
 
 import ebb
 from ebb._report.text import size
+from ebb_tests.one_step_report import Block, blocks, no_reports_yet, step  # noqa: F401
+from ebb_tests.report_page import can_be_shown, data_of, shown
 
 POLICIES = {
     "recompute_all": ebb.policies.recompute_all,

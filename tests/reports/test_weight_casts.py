@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exactness import same_bits
-from reporting import no_reports_yet  # noqa: F401
 from torch import nn
 
 import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.one_step_report import no_reports_yet  # noqa: F401
 
 REASON = "weight cast by autocast, whose cache keeps it until autocast ends"
 

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from arrows import faults
+
+from ebb_tests.file_dependencies import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,9 +9,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from areas import AREAS
-from rewriting import HEADER, rewritten
-from table import RESULTS, head
+
+from mutants.areas import AREAS
+from mutants.rewriting import HEADER, rewritten
+from mutants.table import RESULTS, head
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = [mutant for area in AREAS.values() for mutant in area.mutants]

@@ -6,11 +6,11 @@ import warnings
 
 import pytest
 import torch
-from exactness import same_bits
 from torch import nn
 
 import ebb
 from ebb._launch import takeover
+from ebb_tests.exactness import same_bits
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

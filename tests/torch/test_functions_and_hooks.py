@@ -7,12 +7,12 @@ import functools
 import pytest
 import torch
 import torch.autograd.forward_ad as forward
-from exactness import POLICIES, assert_exact, exact, leaves, like_eager, same_bits
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import ebb
+from ebb_tests.exactness import POLICIES, assert_exact, exact, leaves, like_eager, same_bits
 
 
 class Saves(torch.autograd.Function):

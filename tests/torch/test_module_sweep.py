@@ -12,10 +12,11 @@ from collections import Counter
 
 import pytest
 import torch
-from sweep import Call, compare, every_way, one_policy_per_extent
 from torch import nn
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_utils import set_rng_seed
+
+from ebb_tests.operators.compared import Call, compare, every_way, one_policy_per_extent
 
 DTYPES = (torch.float64, torch.float32, torch.complex128)
 WITH_DTYPES = [

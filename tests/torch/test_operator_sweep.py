@@ -17,16 +17,22 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-import sweep
 import torch
-from memory_fills import new_memory_filled_with
-from operator_database import ON_THE_CPU, differentiable, dtypes_of, name_of, samples_of
-from operator_inputs import tensors_of
-from sweep import Call, assert_same, compare, every_way, one_policy_per_extent
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_utils import set_rng_seed
 
 import ebb
+from ebb_tests.memory_fills import new_memory_filled_with
+from ebb_tests.operators import compared
+from ebb_tests.operators.compared import (
+    Call,
+    assert_same,
+    compare,
+    every_way,
+    one_policy_per_extent,
+)
+from ebb_tests.operators.database import ON_THE_CPU, differentiable, dtypes_of, name_of, samples_of
+from ebb_tests.operators.inputs import tensors_of
 
 # Operators that eager does not reproduce, and why. Under use_deterministic_algorithms torch fills
 # new memory, and eager reproduces them too: that is where they are swept.
@@ -205,7 +211,7 @@ def test_results_do_not_depend_on_what_new_memory_holds(op, choose):
                     assert_same(seen, first, where)
 
 
-def seen_in_memory_filled_with(fill: int, call: Call) -> sweep.Seen:
+def seen_in_memory_filled_with(fill: int, call: Call) -> compared.Seen:
     with new_memory_filled_with(fill):
         return call.run()
 
@@ -246,7 +252,7 @@ def test_the_sweep_notices_a_replay_that_gives_something_else(monkeypatch):
         return torch.ops.ebb_sweep_test.count(x)
 
     believed = ebb.Policy({"ebb_sweep_test::count": ebb.RECOMPUTE})
-    monkeypatch.setattr(sweep, "policy_named", lambda name, seed: believed)
+    monkeypatch.setattr(compared, "policy_named", lambda name, seed: believed)
 
     with pytest.raises(AssertionError, match=r"policy recompute_all.*gradient 0"):
         compare("count", Call(count_from_one, (torch.ones(3),), {}), every_way(), Counter())

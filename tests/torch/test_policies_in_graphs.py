@@ -9,7 +9,6 @@ import warnings
 
 import pytest
 import torch
-from compiled_programs import Wide, WritesInside
 from torch import nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch._dynamo.utils import counters
@@ -18,6 +17,7 @@ from torch._inductor.utils import fresh_inductor_cache
 
 import ebb
 from ebb._region import in_graph, tracing
+from ebb_tests.programs.compiled import Wide, WritesInside
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 R = ebb.Rule

@@ -9,7 +9,12 @@ from operator import attrgetter
 
 import pytest
 import torch
-from compiled_programs import (
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import ebb
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs.compiled import (
     FORMS,
     POLICIES,
     PROGRAMS,
@@ -28,11 +33,6 @@ from compiled_programs import (
     check,
     steps,
 )
-from exactness import same_bits
-from torch import nn
-from torch.testing._internal.two_tensor import TwoTensor
-
-import ebb
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

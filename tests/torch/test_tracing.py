@@ -6,9 +6,7 @@ import warnings
 
 import pytest
 import torch
-from exactness import same_bits
 from functorch.compile import nop
-from paging import Seen
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch.aot_autograd import aot_export_module, aot_function, aot_module
@@ -20,6 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import ebb
 from ebb._launch import takeover
 from ebb._region import tracing
+from ebb_tests.exactness import same_bits
+from ebb_tests.programs.paged import Seen
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -1,1 +1,0 @@
-"""Training jobs written without regard to ebb, for `budgets_in_jobs.py`."""

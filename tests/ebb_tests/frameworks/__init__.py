@@ -1,0 +1,1 @@
+"""For the tests in `integration`: frameworks with and without ebb."""

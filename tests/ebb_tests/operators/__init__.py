@@ -1,0 +1,1 @@
+"""Calls of torch's operators, by operator: arguments, and comparisons with eager."""

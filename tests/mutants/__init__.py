@@ -1,0 +1,1 @@
+"""Mutation tests: ``PYTHONPATH=tests python -m mutants``."""
