@@ -94,45 +94,57 @@ def test_each_folder_has_a_purpose_and_a_header_to_begin_with():
         assert first[1] in headers[folder], folder
 
 
-@pytest.fixture
-def tree(tmp_path):
-    """A made-up one, whose arrows run down."""
+def test_no_folder_of_the_core_or_the_door_may_include_a_plugin():
+    """Only the bindings may, and no plug-in includes another."""
+    plugins = {path.name for path in (ROOT / "src/plugins").iterdir()}
+    using = {folder for folder, used in table().items() if used & plugins}
 
-    def write(files):
+    assert len(plugins) > 5
+    assert using == {"bindings"}
+    assert table()["hooks"] == set()
+
+
+def test_each_plugin_that_follows_regions_uses_the_door():
+    plugins = {path.name for path in (ROOT / "src/plugins").iterdir()}
+
+    assert {name for name in plugins if "hooks" not in table()[name]} == {"placeholder"}
+
+
+GOOD = {
+    "include/ebb/ebb.h": "",
+    "src/low/a.h": '#include "ebb/ebb.h"\n#include <torch/high.h>\n',
+    "src/high/b.cpp": '#include "low/a.h"\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"src/low/back.cpp": '#include "high/c.h"\n', "src/high/c.h": ""},
+            "src/low/back.cpp needs src/high/c.h: high is not below low",
+        ),
+        (
+            {"src/low/c.h": '#include "low/d.h"\n', "src/low/d.h": '#include "low/c.h"\n'},
+            "a circle: src/low/",
+        ),
+        ({"src/new/c.cpp": '#include "low/a.h"\n'}, "src/new/c.cpp is in no folder of the table"),
+    ],
+    ids=["upwards", "circle", "unknown folder"],
+)
+def test_wrong_includes_are_found(tmp_path, files, message):
+    floors = (("include",), ("low",), ("high",))
+
+    def found(files):
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
-        return lambda: faults(arrows_of(tmp_path), folder_of, (("include",), ("low",), ("high",)))
+        return faults(arrows_of(tmp_path), folder_of, floors)
 
-    found = write(
-        {
-            "include/ebb/ebb.h": "",
-            "src/low/a.h": '#include "ebb/ebb.h"\n#include <torch/high.h>\n',
-            "src/high/b.cpp": '#include "low/a.h"\n',
-        }
-    )
-    assert found() == []
-    return write
+    assert found(GOOD) == []
+    (fault,) = found(files)
+    assert fault.startswith(message)
 
 
-def test_an_arrow_that_runs_back_up_is_found(tree):
-    found = tree({"src/low/back.cpp": '#include "high/c.h"\n', "src/high/c.h": ""})
-
-    assert found() == ["src/low/back.cpp needs src/high/c.h: high is not below low"]
-
-
-def test_a_circle_inside_a_folder_is_found(tree):
-    found = tree({"src/low/c.h": '#include "low/d.h"\n', "src/low/d.h": '#include "low/c.h"\n'})
-
-    (circle,) = found()
-    assert circle.startswith("a circle: src/low/")
-
-
-def test_a_folder_that_is_not_in_the_table_is_found(tree):
-    found = tree({"src/new/c.cpp": '#include "low/a.h"\n'})
-
-    assert found() == ["src/new/c.cpp is in no folder of the table"]
-
-
-def test_a_folder_that_is_gone_is_found(tmp_path):
+def test_a_folder_that_is_gone_is_found():
     assert faults([], folder_of, (("low",),)) == ["the table has a folder low, and there is none"]
