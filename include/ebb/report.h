@@ -1,4 +1,4 @@
-// Counters of regions, and reports of steps.
+// Counters of regions, and reports of forwards and backwards.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -50,18 +50,19 @@ struct TransferCounters {
              bytesFellBack, bytesSpilled)
 };
 
-// Counters of the last step. A step begins when an outermost region is entered after a backward.
+// Counters of the last pass: a forward in regions and its backward. A pass begins when an outermost
+// region is entered after a backward.
 struct Stats {
   std::map<std::string, RegionCounters> regions;                             // by region name
   RegionCounters total;                                                      // sum over regions
   std::map<std::string, std::map<std::string, TransferCounters>> transfers;  // by region and op
   std::vector<std::string> demotedOps;  // ops that verify mode saves from now on
-  uint64_t step = 0;                    // steps begun since the start or the last reset
+  uint64_t passes = 0;                  // passes begun since the start or the last reset
   int64_t liveRecipes = 0;              // current recipes of the whole process
   int64_t liveHandles = 0;              // current handles
   int64_t openRegions = 0;              // current open outermost regions
 
-  EBB_FIELDS(Stats, step, regions, total, transfers, demotedOps, liveRecipes, liveHandles,
+  EBB_FIELDS(Stats, passes, regions, total, transfers, demotedOps, liveRecipes, liveHandles,
              openRegions)
 };
 
@@ -85,7 +86,7 @@ EBB_API Totals totals();
 // From now on, replays are timed. Before the first call, the times of totals() are 0.
 EBB_API void timeReplays();
 
-// A group of similar storages of a step. Each storage counts once.
+// A group of similar storages of a pass. Each storage counts once.
 struct ReportRow {
   std::string region;          // region that made the storages
   std::string module;          // module that made the storages; empty if modules are not tracked
@@ -131,9 +132,9 @@ struct ReportReplay {
   EBB_FIELDS(ReportReplay, inputs, outputs, seconds)
 };
 
-// Bytes resident for backward in the step's regions, and the bytes that eager would hold.
+// Bytes resident for backward in the pass's regions, and the bytes that eager would hold.
 struct ReportPoint {
-  double seconds = 0;  // since the step began
+  double seconds = 0;  // since the pass began
   uint64_t held = 0;   // bytes
   uint64_t eager = 0;  // bytes
 
@@ -147,7 +148,7 @@ struct ReportSpan {
   // (OFFLOAD or PAGE, back).
   std::string kind;
   std::string name;    // of the region or the op
-  double start = 0;    // seconds since the step began
+  double start = 0;    // seconds since the pass began
   double seconds = 0;  // host time
   uint64_t thread = 0;
   uint64_t bytes = 0;  // moved
@@ -155,7 +156,7 @@ struct ReportSpan {
   EBB_FIELDS(ReportSpan, kind, name, start, seconds, thread, bytes)
 };
 
-// Counts the step's outermost regions by the outcome of their replay ahead; see AheadStats.
+// Counts the pass's outermost regions by the outcome of their replay ahead; see AheadStats.
 struct ReportAhead {
   uint64_t inTime = 0;
   uint64_t late = 0;
@@ -166,9 +167,9 @@ struct ReportAhead {
   EBB_FIELDS(ReportAhead, inTime, late, inVain, held, stopped)
 };
 
-// Report of one step.
+// Report of one pass.
 struct Report {
-  uint64_t step = 0;            // as in Stats
+  uint64_t number = 0;          // of the pass, from 1; see Stats::passes
   std::vector<ReportRow> rows;  // in order of first appearance
   std::vector<ReportValue> values;
   std::vector<ReportReplay> replays;
@@ -179,16 +180,16 @@ struct Report {
   uint64_t peakHeld = 0;               // peak of held in the timeline, in bytes
   uint64_t peakEager = 0;              // peak of eager, in bytes
 
-  EBB_FIELDS(Report, step, rows, values, replays, timeline, spans, ahead, idleRules, peakHeld,
+  EBB_FIELDS(Report, number, rows, values, replays, timeline, spans, ahead, idleRules, peakHeld,
              peakEager)
 };
 
-// Records reports of the last `steps` steps; 0, the initial setting, turns reports off. Returns the
+// Records reports of the last `passes` passes; 0, the initial setting, turns reports off. Returns the
 // previous setting. Recording costs about a microsecond per value.
-EBB_API uint32_t setReporting(uint32_t steps);
+EBB_API uint32_t setReporting(uint32_t passes);
 EBB_API bool isReporting();
 
-// The recorded steps, oldest first; the last step may still be running.
+// The recorded passes, oldest first; the last may still be running.
 EBB_API std::vector<Report> reports();
 EBB_API void clearReports();
 

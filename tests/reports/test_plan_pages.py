@@ -116,11 +116,13 @@ def test_the_headline_is_that_of_the_plan(tmp_path, measured):
     assert f"<b>{size(plan.plain.peak)}</b><span>in eager, predicted<" in figures
     times = plan.plain.peak / course.peak
     assert headline(report) == (
-        f"forward and backward {report.step}, under a plan: {kind} peak {size(course.peak)}; "
+        f"forward and backward {report.number}, under a plan: {kind} peak {size(course.peak)}; "
         f"{size(plan.plain.peak)} in eager ({times:.1f} times as much)"
     )
     lines = str(report).splitlines()
-    saved = f"forward and backward {report.step}: peak saved for backward {size(report.peak_held)}"
+    saved = (
+        f"forward and backward {report.number}: peak saved for backward {size(report.peak_held)}"
+    )
     assert any(line.startswith(saved) for line in lines)
 
 

@@ -474,7 +474,7 @@ def test_a_plan_is_found_although_the_models_of_other_plans_are_freed_meanwhile(
 
     for plan in plans.values():
         planned.begins(plan)
-    found = planned.plan_of_step(Step(ebb.stats()["step"]), {"c"})
+    found = planned.plan_of_step(Step(ebb.stats()["passes"]), {"c"})
     for plan in plans.values():
         planned.forget(plan)
 

@@ -240,12 +240,12 @@ def test_steps_that_are_kept():
     with ebb.record_reports(steps=2), ebb.apply(model := blocks(1), modules="?"):
         for _ in range(5):
             step(model)
-        steps = [report.step for report in ebb._report.report.reports()]
+        steps = [report.number for report in ebb._report.report.reports()]
         assert steps == sorted(steps)
         assert len(steps) == 3  # and the one that may be going on
         with torch.no_grad():
             model(torch.randn(8, 16))
-        assert ebb.report().step == steps[-1]
+        assert ebb.report().number == steps[-1]
 
 
 def test_what_was_recorded_before_is_another_report():
@@ -266,10 +266,10 @@ def test_reports_begin_anew_with_statistics():
         rows = [(row.module, row.op, row.count, row.bytes) for row in ebb.report().rows]
         ebb.reset_stats()
         ebb.reset_stats()
-        assert ebb.report().step == 1
+        assert ebb.report().number == 1
         for number in range(2):
             step(model)
-            assert ebb.report().step == ebb.stats()["step"] == number
+            assert ebb.report().number == ebb.stats()["passes"] == number
             found = [(row.module, row.op, row.count, row.bytes) for row in ebb.report().rows]
             assert sorted(found) == sorted(rows)
 

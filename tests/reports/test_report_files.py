@@ -90,7 +90,7 @@ def test_environment(tmp_path):
     assert "1 (SiLU) is a region" in run.stderr
     assert "left region 1; in this step: {" in run.stderr
     assert "; report: " in run.stderr
-    assert json.loads(report.read_text())["step"] == 2
+    assert json.loads(report.read_text())["number"] == 2
 
 
 @pytest.mark.sweep
@@ -165,7 +165,7 @@ def test_a_report_is_written_after_each_number_of_optimizer_steps(tmp_path):
     run = run_program(program, EBB_REPORT=f"{path}@3")
 
     assert (run.returncode, run.stderr) == (3, "")
-    assert json.loads(path.read_text())["step"] == 5
+    assert json.loads(path.read_text())["number"] == 5
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -187,7 +187,7 @@ def test_a_signal_writes_the_report_of_a_running_job(tmp_path):
     )
 
     assert (run.returncode, run.stdout) == (3, "goes on\n")
-    assert json.loads(path.read_text())["step"] == 0
+    assert json.loads(path.read_text())["number"] == 0
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_job_that_is_terminated_writes_its_report_and_ends_as_without_ebb(tmp_
     run = fork_server.run(["-c", program], env=os.environ | {"EBB_REPORT": str(path)}, timeout=120)
 
     assert run.returncode == -signal.SIGTERM
-    assert json.loads(path.read_text())["step"] == 0
+    assert json.loads(path.read_text())["number"] == 0
     assert "; report: " in run.stderr
 
 

@@ -28,7 +28,7 @@ def test_counts_of_a_step():
         loss.backward()
 
     stats = ebb.stats()
-    assert stats["step"] == 2
+    assert stats["passes"] == 2
     block = stats["regions"]["block"]
     assert block == stats["total"]
     assert block["entered"] == 1
@@ -75,7 +75,7 @@ def test_reset():
 
     stats = ebb.stats()
     assert stats["regions"] == {}
-    assert stats["step"] == 0
+    assert stats["passes"] == 0
     assert set(stats["total"].values()) == {0}
 
 

@@ -1,4 +1,4 @@
-"""Counters of the last step and of the process, and numbers for a logger."""
+"""Counters of the last forward and backward and of the process, and numbers for a logger."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ _MS = 1e-6  # milliseconds in a nanosecond
 
 
 def stats() -> dict[str, Any]:
-    """Return counters of the last step, by region and in total, and of objects alive now.
-
-    A step begins when an outermost region is entered after a backward. After a backward the
-    counters are thus those of the last forward and backward. For a logger, use
-    ``ebb.metrics``.
+    """Return counters of the last forward and backward, by region and in total, and of objects
+    alive now. A forward and backward begins when an outermost region is entered after a backward.
+    For a logger, use ``ebb.metrics``.
 
     Returns:
-        A dictionary with the keys ``"step"``, ``"regions"``, ``"total"``, ``"transfers"``,
+        A dictionary with the keys ``"passes"``, ``"regions"``, ``"total"``, ``"transfers"``,
         ``"demoted_ops"``, ``"live_recipes"``, ``"live_handles"``, ``"open_regions"``, and of the
         plug-ins that are built ``"ahead"``, ``"offload"`` and ``"paging"``.
         docs/reference/fields.md explains each counter.

@@ -186,8 +186,8 @@ _lock = threading.Lock()  # held while `_known` is replaced
 def begins(plan: ReportedPlan) -> None:
     """Shows a plan in reports of the steps from now on."""
     global _known
-    recorded = [(found["step"], bool(found["rows"])) for found in _C.reports()]
-    now = int(_C.stats()["step"])
+    recorded = [(found["number"], bool(found["rows"])) for found in _C.reports()]
+    now = int(_C.stats()["passes"])
     with _lock:
         known = [
             one
@@ -203,7 +203,7 @@ def ends(plan: ReportedPlan) -> None:
     """Shows a plan only in reports of steps up to the current one."""
     for one in _known:
         if one.plan is plan and one.last is None:
-            one.last = int(_C.stats()["step"])
+            one.last = int(_C.stats()["passes"])
 
 
 def forget(plan: ReportedPlan) -> None:

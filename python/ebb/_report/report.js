@@ -63,9 +63,9 @@ function figures() {
   if (ahead) all.push([milliseconds(ahead) + " ms", "of that, ahead of backward"]);
   for (const [fate, count] of Object.entries(report.ahead))
     if (count) all.push([count, "regions " + outcomes[fate]]);
-  $("title").textContent = `ebb: forward and backward ${report.step}` + (plan ? ", under a plan" : "");
+  $("title").textContent = `ebb: forward and backward ${report.number}` + (plan ? ", under a plan" : "");
   $("headline").textContent = (plan ? "The first figures are those of a whole step under the plan, as in the picture below. " +
-    `All else describes forward and backward ${report.step}. ` : "") + "Each storage is counted once. Sizes are storage sizes; times are host times.";
+    `All else describes forward and backward ${report.number}. ` : "") + "Each storage is counted once. Sizes are storage sizes; times are host times.";
   $("figures").innerHTML = all.map(([value, name]) => `<div><b>${escaped(value)}</b><span>${escaped(name)}</span></div>`).join("");
   const parts = Object.keys(report.fates).map(fate => [fate, sum(report.rows.filter(row => row.fate === fate), "eager")])
     .filter(([, bytes]) => bytes);

@@ -35,8 +35,8 @@ class Report:
     """A memory breakdown of one forward in regions and its backward. See ``ebb.report``.
 
     Attributes:
-        step: the number of the forward and backward, as in ``ebb.stats``. A training step that
-            accumulates gradients has several.
+        number: of the forward and backward, from 1; ``passes`` of ``ebb.stats`` counts them. A
+            training step that accumulates gradients has several.
         rows: one ``Row`` for all storages that are alike; a storage's bytes count in one row.
         ahead: the regions for which replays ran ahead, counted by outcome: ``in_time``, ``late``,
             ``in_vain``, ``held`` and ``stopped``; see ``"ahead"`` of ``ebb.stats``.
@@ -58,7 +58,7 @@ class Report:
 
     FATES = FATES
 
-    step: int
+    number: int
     rows: tuple[Row, ...]
     ahead: dict[str, int]
     idle_rules: tuple[str, ...]
@@ -213,7 +213,7 @@ def _fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
     _check_numbers(plan)
     lists = ("timeline", "values", "replays", "spans")
     return {
-        **{key: int(document[key]) for key in ("step", "peak_held", "peak_eager")},
+        **{key: int(document[key]) for key in ("number", "peak_held", "peak_eager")},
         "rows": tuple(_row(row, stacks) for row in document["rows"]),
         "ahead": {_string(name): int(count) for name, count in document["ahead"].items()},
         "idle_rules": tuple(map(_string, document["idle_rules"])),
@@ -257,7 +257,7 @@ def _check_numbers(value: object, key: str = "") -> None:
 def headline(report: Report) -> str:
     """A line with the peak of the step: of all that it allocates under a plan, else of the bytes
     saved for backward."""
-    step, plan = f"forward and backward {report.step}", report.plan
+    step, plan = f"forward and backward {report.number}", report.plan
     if plan is None:
         return f"{step}: {_saving(report)}"
     measured = plan.measured and plan.measured.peak
@@ -281,7 +281,7 @@ def _text(report: Report, most: int) -> str:
     lines = ["ebb, " + headline(report), ""]
     if report.plan is not None:
         lines += [*plan_lines(report.plan), ""]
-        lines += [f"forward and backward {report.step}: {_saving(report)}", ""]
+        lines += [f"forward and backward {report.number}: {_saving(report)}", ""]
     header = ["fate", "storages", "bytes", "in eager", "replays", "replay time", ""]
     lines += table(header, _totals(report))
     if any(report.ahead.values()):
@@ -350,11 +350,11 @@ def check_path(path: Path) -> None:
 
 
 def reports() -> Iterator[Report]:
-    """The recorded steps, oldest first."""
+    """The recorded forwards and backwards, oldest first."""
     for found in _C.reports():
         rows = tuple(Row(**row | {"stack": _of_program(row["stack"])}) for row in found.pop("rows"))
         found = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-        plan = plan_of_step(found["step"], (row.region for row in rows))
+        plan = plan_of_step(found["number"], (row.region for row in rows))
         yield Report(rows=rows, plan=plan, policy=JobPolicy.of_variables(), **found)
 
 
@@ -366,7 +366,7 @@ def _of_program(stack: Iterable[str]) -> tuple[str, ...]:
 
 
 def latest(all_steps: Iterable[Report]) -> Report | None:
-    """The last report of a step that saved something for backward."""
+    """The last report of a pass that saved something for backward."""
     recorded = [one for one in all_steps if one.rows]
     saving = [one for one in recorded if one.peak_eager > 0]
     return next(reversed(saving or recorded), None)
@@ -376,12 +376,12 @@ def report() -> Report:
     """Return the report of the last recorded forward and backward that saved something: each
     storage's operator and its fate. Under ``EBB_DISABLE=1`` the report is empty.
 
-    A step begins when an outermost region is entered after a backward. A storage's bytes count in
+    It begins when an outermost region is entered after a backward. A storage's bytes count in
     one row, so the rows sum to the totals. ``Report.held`` is the memory of the regions' results
     that is still on the device when the regions end.
 
     Raises:
-        RuntimeError: no step has been recorded.
+        RuntimeError: none has been recorded.
 
     Examples:
         >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
@@ -397,7 +397,7 @@ def report() -> Report:
         return Report(0, (), ahead={}, idle_rules=(), peak_held=0, peak_eager=0, **nothing)
     if found is None:
         raise RuntimeError(
-            "ebb: no step has been recorded. Run one under `with ebb.record_reports():`, or set "
+            "ebb: no forward has been recorded. Run one under `with ebb.record_reports():`, or set "
             "the environment variable EBB_REPORT to the path of a file before the program starts"
         )
     return found

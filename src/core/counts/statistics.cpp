@@ -108,7 +108,7 @@ void statisticsRegionEntered() {
     addToTotals(shared, true);
     shared.step.regions.clear();
     shared.step.total = {};
-    step = ++shared.step.step;
+    step = ++shared.step.passes;
   }
   tellStepBegins(step);
 }

@@ -357,7 +357,7 @@ Report StepTrace::report() {
   const auto frames = framesOf(stacks());
   const std::vector<TraceTime> durations = durationsOfOperators();
   Report report;
-  report.step = step_;
+  report.number = step_;
   report.idleRules = names_.idleRules();
   std::lock_guard<std::mutex> lock(mutex_);
   report.ahead = {
