@@ -39,7 +39,7 @@ def found(net, x, n, region=contextlib.nullcontext):
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device):
+def test_all_layers_but_the_last_are_back_in_time(step, prefetch, ahead, device):
     ebb.config.paging.prefetch = prefetch
     net = WaitingLayers(device=device)
     x, n = net.inputs(0), net.live(20)
@@ -95,7 +95,7 @@ class Products(Step):
 
 
 @needs_captures
-def test_what_a_graph_has_is_left_to_backward(ahead, device):
+def test_pages_of_a_graph_are_left_to_backward(ahead, device):
     """Its calls come after those of the stream on which graphs run, which the worker is not on."""
     step = Products(device)
     step.warm()
@@ -116,7 +116,7 @@ def test_what_a_graph_has_is_left_to_backward(ahead, device):
     assert ebb.experimental.paging.step_ok()
 
 
-def test_what_came_back_and_has_been_read_is_gone(ahead, device):
+def test_page_that_has_been_read_is_freed(ahead, device):
     """Steps that are recorded hold nothing but what they need."""
 
     def bytes_in_use():
@@ -141,7 +141,7 @@ def test_an_overflow_is_told_by_the_step(ahead, device):
     assert outcomes == [True, True, False, False, True, True, True, True]
 
 
-def test_what_backward_never_asks_for_is_given_back(ahead, device):
+def test_pages_that_backward_never_asks_for_are_given_back(ahead, device):
     net = WaitingLayers(device=device)
     x, n = net.inputs(0), net.live(20)
 
@@ -163,7 +163,7 @@ def test_what_backward_never_asks_for_is_given_back(ahead, device):
     assert ebb.stats()["ahead"]["bytes"] == 0
 
 
-def test_no_memory_ahead_is_no_failure(ahead, device):
+def test_pages_without_memory_ahead_are_left_to_backward(ahead, device):
     net = WaitingLayers(device=device)
     x, n = net.inputs(0), net.live(20)
     right = found(net, x, n)
@@ -187,7 +187,7 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
     assert ebb.experimental.paging.step_ok()
 
 
-def test_each_wait_matters(ahead, device):
+def test_a_wait_that_is_left_out_shows(ahead, device):
     net = WaitingLayers(device=device)
     x, n = net.inputs(0), net.live(20)
     right = 2 * found(net, x, n)

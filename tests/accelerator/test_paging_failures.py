@@ -48,7 +48,7 @@ def step(device):
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_a_backward_on_a_device_that_failed(prefetch, step):
+def test_backward_on_a_device_that_failed_raises_and_drops_all(prefetch, step):
     """The error is an exception, and all is dropped."""
     ebb.config.update(paging_prefetch=prefetch, paging_headroom=4.0)
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_a_backward_on_a_device_that_failed(prefetch, step):
 
 
 @pytest.mark.parametrize("back", [0, 1])
-def test_a_graph_that_is_dropped_after_the_device_failed(back, step):
+def test_graph_dropped_after_the_device_failed_asks_it_nothing(back, step):
     """Its destructors ask the device for nothing; not for what was coming back ahead either."""
     ebb.config.update(paging_prefetch=1, paging_headroom=4.0)
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_a_kernel_that_fails_in_forward(which, step):
 # Memory
 
 
-def test_no_memory_for_what_comes_back_ahead(device):
+def test_prefetch_without_memory_leaves_it_to_the_asker(device):
     """It comes back when it is needed, and what is asked for comes back all the same. In that step
     nothing more comes ahead: each try may cost an allocator all that it has cached."""
     ebb.config.paging.prefetch = 1
@@ -148,7 +148,7 @@ def test_no_memory_for_what_comes_back_ahead(device):
 
 
 @pytest.mark.parametrize("host_headroom", [0.0, 4.0])
-def test_no_memory_for_pools(host_headroom, step):
+def test_steps_without_memory_for_pools_run_without_them(host_headroom, step):
     """Steps run without them, and the host waits for each count."""
     ebb.config.paging.host_headroom = host_headroom
     n = step.net.live(100)
@@ -178,40 +178,31 @@ def test_no_memory_for_pools(host_headroom, step):
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
-def test_no_pinned_memory_for_the_second_tier(bracketed, step):
-    """The pool has none, and says which setting asks for it."""
-    ebb.config.paging.host_headroom = 4.0
-    with (
-        late.limited(host=torch.ops.late.host_usage()[0] + 4096),
-        pytest.warns(
-            UserWarning,
-            match=r"could not allocate .* of pinned memory .*Lower ebb.config.paging.host",
-        ),
-    ):
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [
+        (4096, r"allocate .* of pinned memory .*Lower ebb.config.paging.host"),
+        (None, "the page pools"),
+    ],
+    ids=["none for the second tier", "none"],
+)
+def test_warning_without_pinned_memory_names_the_setting(room, message, bracketed, step):
+    """A pool without a second tier, or no pool."""
+    ebb.config.paging.host_headroom = 0.0 if room is None else 4.0
+    limit = 0 if room is None else torch.ops.late.host_usage()[0] + room
+    with late.limited(host=limit), pytest.warns(UserWarning, match=f"could not .*{message}"):
         assert step(bracketed=bracketed)
     stats = ebb.stats()["paging"]
-    assert stats["pools"] != []
+    assert (stats["pools"] == []) == (room is None)
     assert stats["host_pool_bytes"] == 0
     for _ in range(2):
         assert step(bracketed=bracketed)
         assert ebb.experimental.paging.step_ok()
-    assert ebb.stats()["paging"]["recorded_steps"] == 1
-
-
-def test_no_pinned_memory_at_all(step):
-    with (
-        late.limited(host=0),
-        pytest.warns(UserWarning, match="could not allocate the page pools"),
-    ):
-        assert step()
-    assert ebb.stats()["paging"]["pools"] == []
-    for _ in range(2):
-        assert step()
-        assert ebb.experimental.paging.step_ok()
+    assert ebb.stats()["paging"]["recorded_steps"] == (2 if room is None else 1)
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])
-def test_pools_that_go_while_something_is_on_its_way_back(tier, step):
+def test_memory_of_dropped_pools_is_reused_after_copies_back(tier, step):
     """Their memory is not used again before; pinned memory is of no stream."""
     if tier == "host":
         ebb.config.paging.host_headroom = 4.0
@@ -254,7 +245,7 @@ print(len(gradients(net, x, n, region)), ebb.experimental.paging.step_ok())
 """
 
 
-def test_kernels_that_cannot_run_show_in_the_first_forward():
+def test_kernels_that_cannot_run_raise_in_the_first_forward():
     """A mover whose launches fail: before anything depends on pages."""
     done = fork_server.run(["-c", BAD], cwd=TESTS)
     first, *rest = done.stdout.splitlines()

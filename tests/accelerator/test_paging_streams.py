@@ -3,11 +3,11 @@ has made waits for it."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
-from torch.nn.functional import gelu, layer_norm
 
 import ebb
 from ebb_tests import device as late
@@ -44,7 +44,7 @@ def one(device):
     return x, n
 
 
-def test_two_streams_take_turns(device, streams):
+def test_micro_batches_on_two_streams_in_turn(device, streams):
     """Micro-batches on one stream and the other: forward, then all backwards in the same way."""
     nets = [Masked(device=device, seed=seed) for seed in range(4)]
     data = [(net.inputs(1), net.live(5 + 7 * i)) for i, net in enumerate(nets)]
@@ -130,7 +130,7 @@ def test_layers_on_two_streams(device, streams):
 
 
 @pytest.mark.parametrize("part", ["made on one", "ends on one"])
-def test_what_leaves_when_the_region_ends(part, device, streams):
+def test_value_paged_at_region_end_was_made_on_another_stream(part, device, streams):
     """The stream on which a region ends pages what only recipes read."""
     policy = ebb.Policy({"aten::sin": ebb.PAGE})
     net, x, n = masked(device)
@@ -141,12 +141,9 @@ def test_what_leaves_when_the_region_ends(part, device, streams):
 
     late.synchronize()
     for _ in range(3):
-        if part == "made on one":
-            with ebb.region(policy), streams[0]:
-                loss = program(x)
-        else:
-            with streams[1], ebb.region(policy), streams[0]:
-                loss = program(x)
+        around = contextlib.nullcontext() if part == "made on one" else streams[1]
+        with around, ebb.region(policy), streams[0]:
+            loss = program(x)
         with streams[0]:
             found = torch.autograd.grad(loss, [x])
         late.synchronize()
@@ -155,22 +152,20 @@ def test_what_leaves_when_the_region_ends(part, device, streams):
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "in pools"])
-def test_another_stream_asks(recorded, device, streams, one):
+def test_another_stream_asks_for_what_one_has_paged(recorded, device, streams, one):
     x, n = one
     if recorded:
         ebb.experimental.paging.reset()
     with streams[0]:
         kept = paged(x, n)
     with late.behind(streams[1], streams[0]):
-        found = kept[0][0].saved_tensors[0]
-        copy = found.clone()
-        del found
+        found = kept[0][0].saved_tensors[0].clone()
     torch.accelerator.synchronize()
-    assert is_right(copy, x, 1)
+    assert is_right(found, x, 1)
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["each waits", "none waits"])
-def test_another_stream_asks_again(ordered, device, streams, one):
+def test_more_streams_ask_for_what_one_brought_back(ordered, device, streams, one):
     """What one has brought back another gets too. They need not wait for each other: both come
     after what was saved; who brought it back first is not their business."""
     x, n = one
@@ -184,28 +179,6 @@ def test_another_stream_asks_again(ordered, device, streams, one):
             found.append(kept[0][0].saved_tensors[0].clone())
     torch.accelerator.synchronize()
     assert all(is_right(value, x, 1) for value in found)
-
-
-def test_what_came_back_ahead_for_another_stream(device, streams):
-    """A layer's backward on one stream brings back what is needed on the other."""
-    ebb.config.paging.prefetch = 1
-    _, x, n = masked(device)
-    late.synchronize()
-    for _ in range(4):
-        with ebb.experimental.paging.step():
-            kept = paged(x, n, ("a", "b", "c"))
-            found = []
-            wait_for_all(device, streams)
-            for number, (ctx, _) in reversed(list(enumerate(kept, 1))):
-                with streams[number % 2]:
-                    # What asks first begins the layer's backward; then its memory is dropped.
-                    found.append((ctx.saved_tensors[0] * 1, number))
-            wait_for_all(device, streams)
-            del kept, ctx
-            Keep.last = None
-        torch.accelerator.synchronize()
-        assert all(is_right(value, x, number) for value, number in found)
-        assert ebb.experimental.paging.step_ok()
 
 
 def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, streams, one):
@@ -224,7 +197,7 @@ def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, stream
     assert not found.isnan().any()
 
 
-def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
+def test_memory_goes_back_to_the_stream_that_allocated_it(device, streams, one):
     """It goes back to the one that allocated it, which knows nothing of the lane."""
     x, n = one
     wait_for_all(device, streams)
@@ -287,7 +260,7 @@ def test_pools_serve_a_stream_that_has_not_waited_for_the_one_that_made_them(dev
     assert same(expected, found)
 
 
-def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, one):
+def test_memory_of_a_dropped_stash_is_reused_after_the_lane(device, streams, one):
     x, n = one
     wait_for_all(device, streams)
     for _ in range(3):
@@ -391,43 +364,7 @@ def test_streams_that_run_by_themselves(device, streams):
             assert ebb.experimental.paging.step_ok()
 
 
-def test_one_stream_costs_nothing_more(device):
-    """Nothing but what the order of calls needs: each stash and restore has one event to wait for
-    before and one after it."""
-    net, x, n = masked(device)
-    for _ in range(3):
-        gradients(net, x, n, region)
-    before = ebb.stats()["paging"]["stashed"]
-    torch.ops.late.counts()
-    gradients(net, x, n, region)
-    counts = torch.ops.late.counts()
-    stashed = ebb.stats()["paging"]["stashed"] - before
-
-    assert stashed > 0
-    assert counts["record"] <= 4 * stashed + 1  # and one for the flags
-    assert counts["wait"] <= 3 * stashed + len(net.weights)
-
-
-def test_a_layer_of_other_operators(device, streams):
-    w = torch.randn(8, 8).to(device).requires_grad_()
-    net, x, n = masked(device, 12)
-
-    def program(inside):
-        with inside():
-            h = ebb.experimental.mark_rows(x * 1.5, n)
-            y = layer_norm(gelu(h @ w), (8,))
-        return torch.where(net.places < n, y, 0).square().sum()
-
-    expected = torch.autograd.grad(program(torch.enable_grad), [x, w])
-    wait_for_all(device, streams)
-    for number in range(4):
-        with streams[number % 2]:
-            found = torch.autograd.grad(program(region), [x, w])
-        wait_for_all(device, streams)
-        assert same(expected, found)
-
-
-def test_another_stream_asks_again_where_the_step_could_not_end(device, streams):
+def test_another_stream_asks_again_after_an_error_at_the_end_of_the_step(device, streams):
     """What has come back is there still, behind the stream that brought it."""
     _, x, n = masked(device)
     with fresh(device_limit=16):
@@ -442,7 +379,7 @@ def test_another_stream_asks_again_where_the_step_could_not_end(device, streams)
         assert is_right(found, x, 1)
 
 
-def test_a_write_on_another_stream_to_what_stays(device, streams):
+def test_write_on_another_stream_to_a_resident_layer(device, streams):
     """What stays is copied first, there; backward is on a stream that knows nothing of it."""
     net = Masked(device=device)
     x, n, w = net.inputs(0), net.live(20), net.weights[0]
@@ -473,7 +410,7 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
     assert ebb.stats()["paging"]["resident"] > 0
 
 
-def test_what_dies_when_a_stream_has_waited_may_ask(device):
+def test_finalizer_of_freed_memory_may_ask_for_statistics(device):
     """Python's finalizers run when the engine's lock has been given back."""
     _, x, n = masked(device)
     for _ in range(2):
