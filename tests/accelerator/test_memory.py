@@ -120,8 +120,8 @@ def test_a_copy_on_write_has_the_distance_of_the_original(distance, address, dev
     assert torch.equal(forward(ebb.region(recomputed)), forward(ebb.region(ebb.policies.save_all)))
 
 
-# Memory that two storages share: Note [Memory of another storage]. torch's allocator ignores pointers
-# that are not its own
+# Memory that two storages share. torch's allocator ignores pointers that are not its own: see
+# Note [Memory of another storage]
 
 N = 4096
 

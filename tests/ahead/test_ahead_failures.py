@@ -141,26 +141,7 @@ def test_regions_give_memory_back_when_an_allocation_fails(is_anywhere, every, a
     assert_none_left()
 
 
-def test_backward_uses_memory_that_a_region_gives_back():
-    x = torch.randn(64, 64, requires_grad=True)
-
-    def program():
-        with ebb.region(ebb.policies.recompute_all):
-            h = x.sin().exp()
-        return (h * 2).sum()
-
-    expected = torch.autograd.grad(program(), x)
-    before = _C.room_stats()
-    for seed in range(40):
-        with room(used=1000), contextlib.suppress(RuntimeError):
-            loss = program()
-            with faults(4, seed, most=ANYTHING, is_anywhere=True):
-                found = torch.autograd.grad(loss, x)
-            assert all(map(same_bits, found, expected))
-    assert risen(before)["regions_given_up"] > 2
-
-
-def test_after_a_step_that_failed_the_next_is_eagers(assert_none_left):
+def test_step_after_a_failed_step_is_exact(assert_none_left):
     expected = step(Net(), inputs(), in_regions=False)
     for seed in range(50):
         net = Net()
@@ -220,7 +201,7 @@ def test_an_open_region_gives_up_what_it_keeps_itself():
     assert risen(before)["shortages"] > 0
 
 
-def test_what_was_given_back_and_the_program_holds_still_escapes():
+def test_given_back_value_that_the_program_holds_still_escapes():
     x = torch.randn(64, 64, requires_grad=True)
 
     def escaped(inside=contextlib.nullcontext):
@@ -242,7 +223,7 @@ def test_what_was_given_back_and_the_program_holds_still_escapes():
     assert {*filter(None, found)} == {expected, (x.nbytes, 1)}
 
 
-def test_storage_that_python_has_seen_stays():
+def test_storage_with_a_python_object_is_not_given_back():
     """The storage keeps its Python object, whose end needs the GIL: the thread that allocates must
     not wait for that."""
     x = torch.randn(64, 64, requires_grad=True)
@@ -319,7 +300,7 @@ def test_graph_that_gave_memory_back_dies_with_its_results(mode):
     assert [one for one in packed if one() is not None] == []
 
 
-def test_a_graph_that_waits_long_does_not_keep_all_later_ones_in_mind():
+def test_list_of_graphs_with_room_does_not_grow_behind_an_old_graph():
     x = torch.randn(4, requires_grad=True)
     with room(used=1000):
         with ebb.region(ebb.policies.recompute_all):

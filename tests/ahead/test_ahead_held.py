@@ -120,11 +120,11 @@ def write_one_element_unseen(held):
         ("after", give_other_contents),
     ],
 )
-def test_what_the_program_may_have_written_is_made_again(x, when, act):
+def test_held_value_that_the_program_may_have_written_is_recomputed(x, when, act):
     assert_exact(x, 2, **{when: act})
 
 
-def test_what_the_program_has_dropped_is_not_made_again(x):
+def test_held_value_that_the_program_dropped_is_not_recomputed(x):
     assert_exact(x, 1)
 
 

@@ -44,7 +44,7 @@ def test_all_but_the_last_region_are_there_in_time(regions):
     assert total["ops_replayed"] == total["ops_replayed_ahead"] > 0  # backward did nothing itself
 
 
-def test_off_is_as_without():
+def test_nothing_runs_ahead_when_off():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
     did = counts(lambda: chain(modules, x).sum().backward())
 
@@ -108,7 +108,7 @@ def test_the_later_of_two_branches_comes_first():
     assert_ahead(program, in_time=2)
 
 
-def test_a_region_that_backward_never_reaches():
+def test_region_that_backward_never_reaches_is_counted_in_vain():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
 
     def program():
@@ -154,7 +154,7 @@ def most_bytes_ahead(modules, x):
 
 
 @pytest.mark.parametrize("depth", [1, 4, 9])
-def test_bytes_are_as_predicted(depth):
+def test_held_bytes_are_as_predicted(depth):
     """sin saves its input: the first is the leaf, and there are depth - 1 more."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
@@ -188,7 +188,7 @@ def test_no_more_regions_are_ahead_than_are_asked_for(regions):
     assert most == regions * 3 * Wide.nbytes
 
 
-def test_bytes_that_pass_are_given_back():
+def test_bytes_of_intermediates_are_given_back():
     """Results that nobody has saved live as long as what reads them has not run."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
 
@@ -203,7 +203,7 @@ def test_bytes_that_pass_are_given_back():
     assert did["regions_in_time"] == 1
 
 
-def test_who_looks_at_a_saved_tensor_is_not_backward():
+def test_unpacking_outside_of_backward_is_no_arrival():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
 
     def program():
@@ -219,7 +219,7 @@ def test_who_looks_at_a_saved_tensor_is_not_backward():
     assert did["regions_in_time"] == 2
 
 
-def test_what_was_held_is_given_up_when_another_region_is_entered():
+def test_held_values_are_freed_when_another_region_is_entered():
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
         h = chain([Wide(5)], x)
@@ -232,23 +232,17 @@ def test_what_was_held_is_given_up_when_another_region_is_entered():
         h.sum().backward()
 
 
-def test_what_was_taken_is_given_back_where_backward_arrives():
-    """Though the graph lives on."""
+@pytest.mark.parametrize("end", ["backward", "dropped"])
+def test_bytes_are_given_back(end):
+    """When backward arrives, though the graph lives on, and when the program drops it."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
-        loss = chain([Wide(5)], x).sum()
+        losses = [chain([Wide(5)], x).sum()]
         assert ebb.stats()["ahead"]["bytes"] > 0
-        loss.backward(retain_graph=True)
-        assert ebb.stats()["ahead"]["bytes"] == 0
-        del loss
-
-
-def test_what_the_program_drops_is_dropped():
-    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
-    with replays_ahead():
-        h = chain([Wide(5)], x)
-        assert ebb.stats()["ahead"]["bytes"] > 0
-        del h
+        if end == "backward":
+            losses[0].backward(retain_graph=True)
+        else:
+            losses.clear()
         assert ebb.stats()["ahead"]["bytes"] == 0
 
 
@@ -266,7 +260,7 @@ def test_nested_regions_count_as_one():
     assert did["regions_in_time"] + did["regions_held"] == 2
 
 
-def test_saved_values_are_not_made_again():
+def test_saved_values_are_not_recomputed():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
 
     def program():
@@ -283,7 +277,7 @@ def test_saved_values_are_not_made_again():
     assert did["most_bytes"] == 0
 
 
-def test_held_values_are_no_escapes():
+def test_held_values_count_as_no_escapes():
     modules, x = blocks(2), torch.randn(X, requires_grad=True)
     with replays_ahead():
         ebb.reset_stats()
@@ -294,7 +288,7 @@ def test_held_values_are_no_escapes():
     assert ahead == ebb.stats()["total"]["bytes_escaped"]
 
 
-def test_escapes_may_be_emptied():
+def test_escapes_may_be_placeholders():
     x = torch.randn(64, requires_grad=True)
     kept = []
 
@@ -313,7 +307,7 @@ def test_escapes_may_be_emptied():
     assert torch.equal(kept[1], kept[0])
 
 
-def test_traces_tell_what_ran_ahead():
+def test_spans_of_replays_ahead_are_of_another_thread():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
     with replays_ahead(), ebb.record_reports():
         chain(modules, x).sum().backward()
@@ -345,7 +339,7 @@ def written_through_an_alias(x):
 
 
 @pytest.mark.parametrize("body", [written_over, written_through_an_alias])
-def test_what_no_handle_needs_is_not_made(body):
+def test_values_that_no_handle_needs_are_not_recomputed(body):
     x = torch.randn(X, requires_grad=True)
 
     def replays():
@@ -362,7 +356,7 @@ def test_what_no_handle_needs_is_not_made(body):
         assert replays() == expected
 
 
-def test_where_backward_went_elsewhere_nothing_is_waited_for():
+def test_region_that_backward_left_out_stops_no_later_replay():
     """What was replayed in vain lives on, and is no reason to replay nothing else."""
     modules, x = blocks(4), torch.randn(X, requires_grad=True)
 

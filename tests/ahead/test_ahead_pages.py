@@ -68,7 +68,7 @@ def _nothing_left():
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_all_but_the_last_layer_are_there_in_time(step, prefetch):
+def test_all_layers_but_the_last_are_back_in_time(step, prefetch):
     net = WaitingLayers()
     x, n = net.inputs(0), net.live(20)
     right = gradients(net, x, n)
@@ -126,7 +126,7 @@ def two_stages(one, other, n, seen):
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_backward_begins_where_it_does_and_nothing_is_back_before(step, prefetch):
+def test_schedule_of_two_stages_is_as_without(step, prefetch):
     """Schedules, steps that end by themselves, and pools are as if nothing came back ahead."""
     one, other = Mlp(layers=1), Mlp(layers=1, seed=1)
     n = torch.tensor(20)
@@ -179,7 +179,7 @@ def masked(x, live, between, names=("mask", "next")):
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_what_has_no_nan_raises_where_it_is_asked_for(asks):
+def test_overflow_of_a_mask_raises_when_backward_needs_it(asks):
     """Integers that are garbage look like something. Who does not ask for them hears nothing."""
     x = torch.randn(32, 4, requires_grad=True)
 
@@ -201,7 +201,7 @@ def test_what_has_no_nan_raises_where_it_is_asked_for(asks):
     assert did["regions_stopped"] > 0
 
 
-def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
+def test_overflow_after_a_restore_ahead_raises_when_backward_arrives():
     """What came back ahead is right; but backward would have asked for it now."""
     x = torch.randn(32, 4, requires_grad=True)
 
@@ -230,7 +230,7 @@ def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
     assert did["regions_in_time"] >= 1
 
 
-def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
+def test_failed_pool_raises_when_backward_arrives():
     x = torch.randn(32, 4, requires_grad=True)
 
     def program():
@@ -250,7 +250,7 @@ def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
     assert did["regions_in_time"] >= 1
 
 
-def test_a_region_that_backward_never_reaches():
+def test_pages_of_a_region_that_backward_never_reaches_are_given_back():
     """What came back ahead counts as away until the graph is dropped."""
     net = WaitingLayers()
     x, n = net.inputs(0), net.live(20)
@@ -280,7 +280,7 @@ def test_a_region_that_backward_never_reaches():
 
 
 @pytest.mark.parametrize("room", [0, 3, 9, 100])
-def test_the_limit_holds_and_what_has_been_read_is_given_back(room):
+def test_limit_holds_and_bytes_that_were_read_are_given_back(room):
     """Each product comes back for one operator that nothing else waits for."""
     weights = [torch.randn(8, 8) / 3 for _ in range(8)]
     x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
@@ -305,7 +305,7 @@ def test_the_limit_holds_and_what_has_been_read_is_given_back(room):
     assert did["regions_in_time"] == (2 if room >= 9 else 0)
 
 
-def test_what_has_been_read_makes_room_for_what_is_fetched_next():
+def test_bytes_that_were_read_make_room_for_the_next_fetch():
     weights = [torch.randn(8, 32) / 3 for _ in range(4)]
     x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
     wide = 40 * 32 * 4
@@ -327,7 +327,7 @@ def test_what_has_been_read_makes_room_for_what_is_fetched_next():
     assert did["regions_in_time"] == 1
 
 
-def test_what_the_program_holds_is_not_copied_back():
+def test_tensors_that_the_program_holds_are_not_copied_back():
     net = WaitingLayers()
     x, n = net.inputs(0), net.live(20)
     held = []
@@ -390,7 +390,7 @@ def test_a_step_ends_when_all_has_come_back_ahead():
     assert did["regions_in_time"] == 3
 
 
-def test_what_has_died_has_no_backward():
+def test_region_whose_pages_all_died_has_no_backward_in_the_schedule():
     """Nobody could ask for anything that the region has paged."""
     x = torch.randn(32, 4, requires_grad=True)
 
@@ -408,7 +408,7 @@ def test_what_has_died_has_no_backward():
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
+def test_overflow_of_a_mask_that_the_program_holds_does_not_raise(asks):
     """Nothing has to come back."""
     x = torch.randn(32, 4, requires_grad=True)
 
@@ -439,7 +439,7 @@ def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
     assert did["failures"] == 0
 
 
-def test_where_backward_arrives_no_mode_sees_anything():
+def test_dispatch_mode_sees_no_paging_when_backward_arrives():
     """A step that is recorded ends there: pools are made, and errors are on their way."""
     x, n, weights = padded_rows()
 
@@ -456,7 +456,7 @@ def test_where_backward_arrives_no_mode_sees_anything():
     assert did["regions_in_time"] == 1
 
 
-def test_a_step_that_cannot_end_where_backward_arrives():
+def test_error_at_the_end_of_a_step_keeps_what_came_back():
     """What has come back is there when it is asked for again."""
     x, n, weights = padded_rows()
 

@@ -40,7 +40,7 @@ def after_setup(script, *, before="", returncode=0):
         ),
     ],
 )
-def test_the_interpreter_ends_while_it_works(end):
+def test_interpreter_ends_while_the_worker_runs(end):
     script = f"""
 seen = []
 def hook(g):
@@ -71,7 +71,7 @@ loss = forward()
 """)
 
 
-def test_none_starts_when_the_interpreter_ends():
+def test_no_worker_starts_when_the_interpreter_ends():
     before = "import atexit\natexit.register(lambda: at_the_end())\n"  # runs after ebb's own
     script = """
 def hook(g): pass

@@ -1,4 +1,4 @@
-"""Programs that write, beside a replay, to what it reads: the bits of eager, or an error."""
+"""Programs that write, beside a replay, to what it reads: they get eager's bits, or an error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assert_outcomes_are_exact(program, *, may_raise=False):
     assert sum(did[what] for what in began) > ROUNDS // 4, did
 
 
-def test_to_a_value_that_can_be_made_again():
+def test_write_to_a_recomputable_value():
     """Versions move when the write's kernel has returned, too late for the replay beside it."""
     x = torch.rand(SIZE, requires_grad=True)
 
@@ -67,7 +67,7 @@ def test_to_a_value_that_can_be_made_again():
 
 
 @pytest.mark.parametrize("through", ["itself", "an alias"])
-def test_to_a_part_of_a_leaf(through):
+def test_write_to_a_part_of_a_leaf(through):
     """Between the places at which fingerprints look. An alias has a version of its own."""
     x = torch.rand(SIZE, requires_grad=True)
     between = slice(4, SIZE // 63 - 4)
@@ -86,7 +86,7 @@ def test_to_a_part_of_a_leaf(through):
 
 
 @pytest.mark.parametrize("through", ["itself", "an alias"])
-def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget(through):
+def test_error_about_a_write_is_raised_each_time_and_frees_all_bytes(through):
     x, leaf = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE)
     read = leaf if through == "itself" else leaf.data  # which has a version of its own
 
@@ -108,7 +108,7 @@ def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget(through)
 
 
 @pytest.mark.parametrize("how", ["data", "numpy", "pointer", "set_", "DLPack"])
-def test_that_puts_back_what_was_there(how):
+def test_write_that_is_undone(how):
     """Averages of weights are put in place for a moment, say. No version moves."""
     x, leaf, other = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE), torch.rand(SIZE)
     kept = leaf.clone()
@@ -135,24 +135,7 @@ def test_that_puts_back_what_was_there(how):
     assert_outcomes_are_exact(program)
 
 
-def test_that_is_marked_as_opaque():
-    x, other = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE)
-    leaf = torch.rand(SIZE)
-    alias, kept = leaf.numpy(), leaf.clone()
-
-    def program(entered, pause):
-        def hook(gradient):
-            time.sleep(pause)
-            with ebb.opaque(leaf):
-                alias[:] = other.numpy()
-
-        alias[:] = kept.numpy()
-        return two_regions(x, lambda x: (x + leaf).exp().mean(), hook, entered)
-
-    assert_outcomes_are_exact(program, may_raise=True)
-
-
-def test_opaque_writes_know_nothing_of_ahead():
+def test_opaque_write_moves_no_version_of_an_alias():
     """What is remembered of storages is no reason to move a version."""
     x = torch.rand(8, requires_grad=True)
     with replays_ahead():
@@ -202,7 +185,7 @@ UNDER_A_KERNEL = {
 
 
 @pytest.mark.parametrize("write", UNDER_A_KERNEL.values(), ids=UNDER_A_KERNEL)
-def test_no_half_of_a_write_is_read(write, slow_sine):
+def test_write_while_a_kernel_reads(write, slow_sine):
     """The write comes when the worker's kernel has read one half."""
     x = torch.rand(1, requires_grad=True)
     kept = torch.rand(8)
@@ -268,7 +251,7 @@ def two_looks():
 
 
 @pytest.mark.parametrize("taken", ["while it is read", "before"])
-def test_through_an_alias_while_a_kernel_reads(taken, two_looks):
+def test_write_through_an_alias_while_a_kernel_reads(taken, two_looks):
     """What was there is put back before the kernel has returned: no look at the input shows it."""
     x, leaf = torch.rand(1, requires_grad=True), torch.rand(8)
     kept = leaf.clone()
@@ -296,7 +279,7 @@ def test_through_an_alias_while_a_kernel_reads(taken, two_looks):
     assert two_looks.has_read.is_set() == (taken != "before")
 
 
-def test_an_alias_does_not_wait_for_what_does_not_read_it():
+def test_alias_does_not_wait_for_a_kernel_that_does_not_read_it():
     """The next recipe is about to run, and reads something else."""
     program, ran = threading.get_ident(), []
     has_read = threading.Event()

@@ -1,4 +1,4 @@
-"""What changes for the whole process, and must not under a replay ahead."""
+"""State of the whole process, and memory, that must not change during a replay ahead."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ebb_tests.programs.ahead import (
 from ebb_tests.stand_ins import kernel
 
 
-def test_settings_change_for_a_moment_in_a_hook():
+def test_settings_that_change_briefly_in_a_hook_change_no_bits():
     """Backward switches oneDNN off and on again while the worker is at a convolution."""
     torch.manual_seed(1)
     convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
@@ -55,16 +55,13 @@ def test_settings_change_for_a_moment_in_a_hook():
             assert all_same(program(region), expected)
 
 
-def test_other_settings_than_in_the_forward_are_left_to_backward():
+def test_regions_under_other_settings_are_left_to_backward():
     x = torch.randn(2, 8, 16, 16, requires_grad=True)
     convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)]
 
     def program(entered):
-        h = x
         with torch.backends.mkldnn.flags(enabled=False):
-            for convolution in convolutions:
-                with entered():
-                    h = convolution(WaitInBackward.apply(h)).sin().exp()
+            h = chain([lambda h, c=c: c(h).sin().exp() for c in convolutions], x, entered)
         return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
 
     did = assert_exact_ahead(program)
@@ -72,7 +69,7 @@ def test_other_settings_than_in_the_forward_are_left_to_backward():
 
 
 @pytest.mark.parametrize("more", ["", "and an alias is taken of"])
-def test_a_storage_that_is_resized_by_hand_is_not_read_ahead(more):
+def test_storage_resized_by_hand_is_not_read_ahead(more):
     w = torch.randn(16, 16)
     x = torch.randn(4, 16, requires_grad=True)
     full = w.clone()
@@ -99,7 +96,7 @@ def test_a_storage_that_is_resized_by_hand_is_not_read_ahead(more):
     assert did["regions_in_time"] == 0
 
 
-def test_a_storage_that_was_ever_resized_by_hand_is_not_read_ahead():
+def test_storage_resized_before_the_forward_is_not_read_ahead():
     """An alias that is taken of it later is no reason to, of the graphs that are closed then."""
     w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
 
@@ -115,7 +112,7 @@ def test_a_storage_that_was_ever_resized_by_hand_is_not_read_ahead():
     assert did["regions_in_time"] == 0
 
 
-def test_a_storage_that_has_other_memory_is_not_read_ahead():
+def test_storage_with_other_memory_is_not_read_ahead():
     """As compiled programs shard: see give_other_memory."""
     w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
     full = w.clone()
@@ -138,7 +135,7 @@ def test_a_storage_that_has_other_memory_is_not_read_ahead():
     assert did["failures"] == did["regions_in_time"] == 0
 
 
-def test_memory_that_backward_gives_back_while_it_is_read():
+def test_resize_waits_for_the_recipe_that_reads():
     """resize_ waits for the recipe that reads: else the memory is gone under the kernel."""
     x = torch.randn(1, requires_grad=True)
     draw = random.Random(1)
@@ -173,7 +170,7 @@ who_runs.register_autograd(lambda ctx, gradient: gradient * 2)
 RAN_IN = set()
 
 
-def test_operators_from_elsewhere_run_where_backward_does():
+def test_custom_operators_run_in_backwards_thread():
     x = torch.randn(4, requires_grad=True)
     policy = ebb.Policy({"ebb_test::who_runs": ebb.RECOMPUTE})
     RAN_IN.clear()
@@ -201,7 +198,7 @@ def python_sine():
         yield acts
 
 
-def test_what_a_kernel_was_to_write_is_there_when_it_fails():
+def test_backward_repeats_a_write_whose_kernel_failed_ahead():
     """Backward runs it again."""
     program, failed = threading.get_ident(), []
 
@@ -232,7 +229,7 @@ def set_something():
 
 
 @pytest.mark.parametrize("who", ["the kernel", "the program"])
-def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
+def test_setters_do_not_deadlock_with_a_kernel(who, python_sine):
     """A recipe that runs for the kernel that it runs, nor with the GIL that the kernel wants."""
     python_sine.append(set_something if who == "the kernel" else lambda: time.sleep(0.001))
     x = torch.randn(4, requires_grad=True)
@@ -258,7 +255,7 @@ def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
     assert who == "the program" or did["regions_in_time"] > 0
 
 
-def test_nothing_begins_ahead_in_a_commotion(python_sine):
+def test_nothing_begins_ahead_while_process_state_changes(python_sine):
     ran_in = set()
     python_sine.append(lambda: ran_in.add(threading.get_ident()))
     x = torch.randn(4, requires_grad=True)
@@ -276,7 +273,7 @@ def test_nothing_begins_ahead_in_a_commotion(python_sine):
     assert {threading.get_ident()} == ran_in
 
 
-def test_nothing_runs_ahead_in_a_commotion(python_sine):
+def test_nothing_runs_ahead_while_process_state_changes(python_sine):
     """A graph's capture lasts, say: see global_state_guard.py."""
     now, seen = [False], []
 
@@ -307,7 +304,7 @@ def test_nothing_runs_ahead_in_a_commotion(python_sine):
     assert True not in seen
 
 
-def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
+def test_change_of_process_state_waits_for_one_recipe_only(python_sine):
     """Though one value needs many."""
     program, ran, ended, at_once, in_its_midst = threading.get_ident(), [], [], [], []
     runs = threading.Event()
@@ -376,35 +373,7 @@ def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, pyth
     assert at_the_end == [0]
 
 
-def test_backward_replays_under_other_settings_meanwhile(python_sine):
-    """Who has the setting changed for a kernel waits for the one that runs ahead."""
-    enabled = torch._C._get_mkldnn_enabled
-    seen = []
-
-    def look():
-        before = enabled()
-        time.sleep(0.002)
-        seen.append((before, enabled()))
-
-    python_sine.append(look)
-    x = torch.randn(4, requires_grad=True)
-    with replays_ahead():
-        for _ in range(20):
-            with region():
-                h = x.sin().sin().sin().exp()
-            with region():
-                for flag in (False, True) * 4:
-                    with torch.backends.mkldnn.flags(enabled=flag):
-                        h = h.sin()
-                h = h.exp()
-            with region():
-                h = h.exp()
-            h.sum().backward()
-    assert len(seen) > 20 * 11
-    assert all(before == after for before, after in seen)
-
-
-def test_other_settings_of_backwards_wait_for_the_kernel_that_runs_ahead(python_sine):
+def test_backward_waits_for_the_kernel_ahead_before_it_changes_settings(python_sine):
     program, begun, seen = threading.get_ident(), threading.Event(), []
     enabled = torch._C._get_mkldnn_enabled
 
