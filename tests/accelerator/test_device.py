@@ -116,7 +116,7 @@ def test_an_order_is_seen(how, device, streams):
     assert torch.equal(y.cpu(), torch.full((4,), 3.0))
 
 
-def test_what_is_freed_while_another_stream_reads_it_is_found(device, streams):
+def test_free_while_another_stream_reads_is_found(device, streams):
     with streams[0]:
         x = torch.ones(4).to(device) * 2
     streams[1].wait_stream(streams[0])
@@ -186,7 +186,7 @@ def test_two_devices(device):
         x + y
 
 
-def test_memory_that_runs_out(device):
+def test_limits_of_memory_raise(device):
     with late.limited(device=1 << 16), pytest.raises(torch.OutOfMemoryError):
         torch.empty(1 << 17, device=device)
     with late.limited(host=0), pytest.raises(RuntimeError, match="out of pinned memory"):
@@ -283,7 +283,7 @@ class TestGraphs:
 
         assert found("write and read")
 
-    def test_it_draws_what_comes_next(self, device, streams):
+    def test_replays_draw_the_next_random_numbers(self, device, streams):
         with late.Graph().capture(streams[0]) as graph:
             x = torch.empty(4, device=device).uniform_()
             y = torch.empty(4, device=device).uniform_()
@@ -298,7 +298,7 @@ class TestGraphs:
         assert all(torch.equal(*both) for both in zip(replayed, eager, strict=True))
 
     @pytest.mark.parametrize("act", FORBIDDEN.values(), ids=FORBIDDEN)
-    def test_what_cuda_forbids(self, act, x, streams):
+    def test_calls_that_cuda_forbids_in_a_capture_raise(self, act, x, streams):
         outside = torch.Event(device=x.device)
         outside.record()
         with pytest.raises(RuntimeError, match="captur"):
@@ -306,7 +306,7 @@ class TestGraphs:
 
         assert torch.equal((x + 1).cpu(), torch.full((4,), 2.0))  # all is well again
 
-    def test_what_breaks_a_capture_breaks_it_though_it_is_caught(self, x, streams):
+    def test_caught_error_still_breaks_a_capture(self, x, streams):
         def asks():
             with contextlib.suppress(RuntimeError):
                 streams[1].query()
@@ -314,7 +314,7 @@ class TestGraphs:
         with pytest.raises(RuntimeError, match="invalidated"):
             capture(streams[0], asks)
 
-    def test_work_that_was_not_waited_for(self, x, streams):
+    def test_capture_with_unjoined_work_raises(self, x, streams):
         def leaves():
             streams[1].wait_stream(streams[0])
             with streams[1]:

@@ -29,7 +29,7 @@ def asked_of_captures():
     ("error", "captures"),
     [(-1, False), (ANOTHER_CAPTURE, True), (OTHER_ERROR, False), (0, False)],
 )
-def test_whether_a_stream_is_captured(error, captures, device, asked_of_captures):
+def test_error_about_another_capture_means_capturing(error, captures, device, asked_of_captures):
     """Also where another capture is why nobody tells, and where nobody can."""
     asked_of_captures(error)
 
@@ -37,18 +37,18 @@ def test_whether_a_stream_is_captured(error, captures, device, asked_of_captures
 
 
 @needs_captures
-def test_a_stream_that_is_captured(device):
+def test_captured_stream_is_known(device):
     stream = torch.Stream(device=device)
     with late.Graph().capture(stream):
         inside = _testing.captures("late")
     assert inside == (True, True)
 
 
-def test_events_that_many_threads_record(device):
+def test_threads_that_record_events_at_once_get_different_ones(device):
     assert _testing.events_are_apart("late", 4, 400_000)
 
 
-def test_a_profile_that_cannot_begin_counts_no_allocations(device):
+def test_profile_that_cannot_begin_leaves_the_peak_inexact(device):
     """Afterwards a peak below the allocator's is unknown, and not taken for exact."""
     large = torch.empty(1 << 20, device=device)
     del large
@@ -105,7 +105,7 @@ def unaligned(device, distance):
 
 
 @pytest.mark.parametrize("distance", [4, 16, 64, 128])
-def test_a_copy_on_write_has_the_distance_of_the_original(distance, address, device):
+def test_copy_before_a_write_has_the_alignment_of_the_original(distance, address, device):
     buffer = unaligned(device, distance)
     w = torch.randn(64).to(device).requires_grad_()
 
@@ -180,7 +180,7 @@ def escaped_and_read(x, w, streams):
     return read
 
 
-def test_an_escape_that_three_streams_use(device, three):
+def test_escape_filled_on_one_stream_is_freed_after_readers_on_others(device, three):
     x, w = (torch.rand(N).to(device).requires_grad_() for _ in range(2))
     late.synchronize()
     read = escaped_and_read(x, w, three)

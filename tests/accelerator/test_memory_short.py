@@ -69,7 +69,7 @@ def shortages():
 
 
 @pytest.mark.parametrize("delays", [False, True])
-def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, delays):
+def test_step_succeeds_with_less_memory_than_kept_values_need(device, delays):
     net, x = model(device), inputs(device)
     expected = gradients(net, x)
     net.zero_grad()

@@ -132,7 +132,7 @@ def test_a_replay_while_something_comes_back_ahead(device):
     assert step.is_right()
 
 
-def test_pages_are_given_back_behind_a_replay(device):
+def test_pages_of_a_dropped_graph_are_reused_after_a_replay(device):
     ebb.config.paging.headroom = 3.0
     step, graph = trained_and_captured(device)
     with step.stream:
@@ -189,7 +189,7 @@ def test_captured_step_without_room_sets_the_flag(device):
 
 
 @pytest.mark.parametrize("live", [10, 40])
-def test_asking_right_after_a_replay(live, device):
+def test_step_ok_right_after_a_replay_knows_of_it(live, device):
     """Which the lane knows nothing of."""
     step, graph = trained_and_captured(device, live=10)
     for now in (10, live):

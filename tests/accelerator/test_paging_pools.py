@@ -319,7 +319,7 @@ def product(live, device="cpu"):
     return torch.autograd.grad(loss, w)[0]
 
 
-def test_a_step_that_runs_twice_draws_the_same_on_the_device(device):
+def test_step_that_runs_twice_draws_the_same_numbers(device):
     drawn = []
 
     def draws_and(live):
@@ -363,7 +363,7 @@ def operators_of(function):
 
 
 @pytest.mark.parametrize(("counts", "most"), [(5, 4), ([5], 4), ([2, 0, 3], 8)], ids=str)
-def test_a_count_that_is_given_again_costs_no_kernel(device, counts, most):
+def test_marking_with_the_same_count_again_runs_no_kernel(device, counts, most):
     x = torch.randn(64, 8).to(device)
     count = torch.tensor(counts).to(device)
     with ebb.region(EVERYTHING):

@@ -69,7 +69,7 @@ def test_gradients_and_masks_are_eagers(chained, dropout, ahead, device):
 
     did = counts(lambda: assert_exact(step_of(modules, x, chained)))
     assert did["failures"] == 0
-    assert (did["regions_in_time"] == 9) == (chained is chain and dropout == 0)
+    assert chained is not chain or dropout > 0 or did["regions_in_time"] == 9
 
 
 @pytest.mark.parametrize(("compute", "side"), [(0, 0), (300, 0), (0, 300), (200, 200)])

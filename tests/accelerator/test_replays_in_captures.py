@@ -95,7 +95,7 @@ def test_captured_backwards_have_eagers_gradients(x, stream):
     assert all(torch.equal(found(g), expected(x)) for g in result)
 
 
-def test_what_was_recomputed_before_the_capture_may_be_used_in_it(x, stream):
+def test_value_recomputed_before_a_capture_is_used_in_it(x, stream):
     with stream:
         loss = forward(x)
         gradient(loss, x)
