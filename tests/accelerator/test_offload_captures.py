@@ -34,6 +34,12 @@ def x(device, stream):
     return warmed_up(device, stream)
 
 
+@contextlib.contextmanager
+def capture_that_raises(stream, message):
+    with pytest.raises(RuntimeError, match=message), late.Graph().capture(stream):
+        yield
+
+
 def room_for_two_steps(x, y, stream):
     """As much host memory as two steps need."""
     with stream:
@@ -143,10 +149,7 @@ def test_backward_in_a_capture_of_an_earlier_forward_raises(x, stream):
     with stream:
         y = forward(x)
     late.synchronize()
-    with (
-        pytest.raises(RuntimeError, match="offloaded before this CUDA graph capture"),
-        late.Graph().capture(stream),
-    ):
+    with capture_that_raises(stream, "offloaded before this CUDA graph capture"):
         torch.autograd.grad(y, x)
     with stream:
         found = torch.autograd.grad(y, x)[0]  # and outside of it it can
@@ -158,11 +161,8 @@ def test_write_in_a_capture_to_a_tensor_that_is_leaving_raises(x, stream):
     with stream, ebb.region(SINES):
         h, y = sine_and_cosine(x)
         late.synchronize()
-        with (
-            pytest.raises(RuntimeError, match="offloaded before this CUDA graph capture"),
-            late.Graph().capture(stream),
-            torch.no_grad(),
-        ):
+        message = "offloaded before this CUDA graph capture"
+        with capture_that_raises(stream, message), torch.no_grad():
             h.zero_()
     del y, h
 
@@ -194,12 +194,9 @@ def test_backward_outside_of_a_failed_capture_raises_and_the_next_capture_succee
 
 def test_forward_and_backward_in_two_captures_raise(x, stream):
     left = []
-    with pytest.raises(RuntimeError, match="did not wait for"), late.Graph().capture(stream):
+    with capture_that_raises(stream, "did not wait for"):
         left.append(forward(x))
-    with (
-        pytest.raises(RuntimeError, match="Capture forward and backward together"),
-        late.Graph().capture(stream),
-    ):
+    with capture_that_raises(stream, "Capture forward and backward together"):
         torch.autograd.grad(left[0], x)
     left.clear()
 

@@ -18,15 +18,9 @@ from ebb_tests.programs.ahead import (
     delays,
 )
 from ebb_tests.programs.captured_paging import Step
-from ebb_tests.programs.paged import PRODUCTS, Masked, gradients, masked, products, same
+from ebb_tests.programs.paged import PRODUCTS, STEPS, Masked, gradients, masked, products, same
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
-
-STEPS = {
-    "in order": ebb.experimental.paging.step,
-    "in any order": lambda: ebb.experimental.paging.step(False),
-    "not bracketed": contextlib.nullcontext,
-}
 
 
 def found(net, x, n, region=contextlib.nullcontext):

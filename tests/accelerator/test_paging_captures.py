@@ -119,14 +119,13 @@ def test_a_replay_between_a_forward_and_its_backward(device):
 def test_a_replay_while_something_comes_back_ahead(device):
     ebb.config.update(paging_headroom=3.0, paging_prefetch=1)
     step, graph = trained_and_captured(device)
-    with step.stream:
-        for _ in range(3):
-            with ebb.experimental.paging.step():
-                kept = paged(step.x, step.n, ("a", "b", "c"))
-                found = []
-                while kept:
-                    found.append(kept.pop()[0].saved_tensors[0] * 1)
-                    graph.replay()
+    for _ in range(3):
+        with step.stream, ebb.experimental.paging.step():
+            kept = paged(step.x, step.n, ("a", "b", "c"))
+            found = []
+            while kept:
+                found.append(kept.pop()[0].saved_tensors[0] * 1)
+                graph.replay()
     late.synchronize()
     assert all(is_right(value, step.x, 3 - i) for i, value in enumerate(found))
     assert step.is_right()
@@ -360,7 +359,7 @@ def test_pools_dropped_in_a_capture_are_not_waited_for(device):
     ebb.config.paging.headroom = 3.0
     step = trained(device)
     with step.stream:
-        kept, other = (step.forward() for _ in range(2))
+        kept, other = step.forward(), step.forward()
         ebb.experimental.paging.reset()
         torch.autograd.grad(other, step.net.weights)
     with step.capturing() as graph:

@@ -102,17 +102,6 @@ def noise_on(count: int, device: torch.device) -> torch.Tensor:
 FROM_ELSEWHERE = ebb.Policy({"ebb_test::*": ebb.RECOMPUTE})
 
 
-def test_operator_whose_first_tensor_is_on_the_cpu(device):
-    scale = torch.tensor(3.0)
-
-    assert_exact(lambda x: x * scaled_noise(scale, x.detach()), device, FROM_ELSEWHERE)
-
-
-@pytest.mark.parametrize("named", ["late:0", "late", "cpu"])
-def test_operator_with_a_device_argument_only(named, device):
-    assert_exact(lambda x: x * noise_on(16, torch.device(named)).to(device), device, FROM_ELSEWHERE)
-
-
 @torch.library.custom_op(
     "ebb_test::noise_there", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
@@ -120,8 +109,22 @@ def noise_there(count: int) -> torch.Tensor:
     return torch.rand(count, device="late")
 
 
-def test_operator_tagged_as_random_without_a_device(device):
-    assert_exact(lambda x: x * noise_there(16), device, FROM_ELSEWHERE)
+def noise_on_device(name):
+    return lambda x: x * noise_on(16, torch.device(name)).to(x.device)
+
+
+CUSTOM = {
+    "first_tensor_on_the_cpu": lambda x: x * scaled_noise(torch.tensor(3.0), x.detach()),
+    "device_argument": noise_on_device("late:0"),
+    "device_argument_without_an_index": noise_on_device("late"),
+    "cpu_argument": noise_on_device("cpu"),
+    "tag_only": lambda x: x * noise_there(16),
+}
+
+
+@pytest.mark.parametrize("operator", CUSTOM.values(), ids=CUSTOM)
+def test_custom_operators_draw_as_in_eager(operator, device):
+    assert_exact(operator, device, FROM_ELSEWHERE)
 
 
 @torch.library.custom_op("ebb_test::times_a_number", mutates_args=())

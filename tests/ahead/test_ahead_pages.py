@@ -18,18 +18,9 @@ from ebb_tests.programs.ahead import (
     replays_ahead,
     wait_for_replays,
 )
-from ebb_tests.programs.paged import PRODUCTS, Mlp, Seen, fresh, gradients, same
+from ebb_tests.programs.paged import PRODUCTS, STEPS, Mlp, Seen, fresh, gradients, products, same
 
-STEPS = {
-    "in order": ebb.experimental.paging.step,
-    "in any order": lambda: ebb.experimental.paging.step(False),
-    "not bracketed": contextlib.nullcontext,
-}
 MASKS = ebb.Policy({"aten::gt": ebb.PAGE})
-
-
-def products():
-    return ebb.region(PRODUCTS)
 
 
 def with_and_without(program, **settings):

@@ -68,43 +68,32 @@ def test_regions_under_other_settings_are_left_to_backward():
     assert did["regions_in_time"] == 0
 
 
-@pytest.mark.parametrize("more", ["", "and an alias is taken of"])
-def test_storage_resized_by_hand_is_not_read_ahead(more):
-    w = torch.randn(16, 16)
-    x = torch.randn(4, 16, requires_grad=True)
+@pytest.mark.parametrize("when", ["between_regions", "and_an_alias_is_taken", "before_the_forward"])
+def test_storage_resized_by_hand_is_not_read_ahead(when):
+    """An alias that is taken of it later is no reason to read it, also in graphs of before."""
+    w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
     full = w.clone()
 
-    def refill(gradient):
+    def resize_and_fill(gradient=None):
         w.untyped_storage().resize_(w.numel() * 4)
         with torch.autograd._unsafe_preserve_version_counter(w):
             w.copy_(full)
 
     def program(entered):
+        if entered is region and when == "before_the_forward":
+            w.untyped_storage().resize_(w.numel() * 4)
+            _ = w.data
         h = x
         for _ in range(3):
             with entered():
                 h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
-            h.register_hook(refill)
-            if entered is region:
-                w.untyped_storage().resize_(0)
-                refill(None)
-                _ = w.data if more else None
-        return [h.detach(), *torch.autograd.grad(h.sum(), x)]
-
-    did = assert_exact_ahead(program)
-    assert did["regions_stopped"] > 0
-    assert did["regions_in_time"] == 0
-
-
-def test_storage_resized_before_the_forward_is_not_read_ahead():
-    """An alias that is taken of it later is no reason to, of the graphs that are closed then."""
-    w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
-
-    def program(entered):
-        if entered is region:
-            w.untyped_storage().resize_(w.numel() * 4)
-            _ = w.data
-        h = chain([lambda h: (h @ w).sin().exp().sin()] * 3, x, entered)
+            if when != "before_the_forward":
+                h.register_hook(resize_and_fill)
+                if entered is region:
+                    w.untyped_storage().resize_(0)
+                    resize_and_fill()
+            if when == "and_an_alias_is_taken":
+                _ = w.data
         return [h.detach(), *torch.autograd.grad(h.sum(), x)]
 
     did = assert_exact_ahead(program)
@@ -113,7 +102,6 @@ def test_storage_resized_before_the_forward_is_not_read_ahead():
 
 
 def test_storage_with_other_memory_is_not_read_ahead():
-    """As compiled programs shard: see give_other_memory."""
     w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
     full = w.clone()
 
@@ -160,33 +148,38 @@ def test_resize_waits_for_the_recipe_that_reads():
     assert True in outcomes
 
 
+RAN_AHEAD = set()
+
+
 @torch.library.custom_op("ebb_test::who_runs", mutates_args=())
 def who_runs(x: torch.Tensor) -> torch.Tensor:
-    RAN_IN.add(threading.get_ident())
+    RAN_AHEAD.add(is_ahead())
     return x * 2
 
 
 who_runs.register_autograd(lambda ctx, gradient: gradient * 2)
-RAN_IN = set()
 
 
 def test_custom_operators_run_in_backwards_thread():
     x = torch.randn(4, requires_grad=True)
     policy = ebb.Policy({"ebb_test::who_runs": ebb.RECOMPUTE})
-    RAN_IN.clear()
+    RAN_AHEAD.clear()
     with replays_ahead():
         h = x
         for _ in range(3):
             with ebb.region(policy):
                 h = who_runs(WaitInBackward.apply(h)).exp().sin()
         h.sum().backward()
-    assert {threading.get_ident()} == RAN_IN
+    assert True not in RAN_AHEAD
+
+
+def is_ahead():
+    return threading.get_ident() != threading.main_thread().ident
 
 
 @pytest.fixture
 def python_sine():
-    """A kernel in Python of an operator of torch's: replays ahead run it too. It does what is added
-    to the list."""
+    """What a kernel of aten::sin in Python does first; replays ahead run it too."""
     acts = []
 
     def sine(x):
@@ -200,10 +193,10 @@ def python_sine():
 
 def test_backward_repeats_a_write_whose_kernel_failed_ahead():
     """Backward runs it again."""
-    program, failed = threading.get_ident(), []
+    failed = []
 
     def negate(x):
-        if threading.get_ident() != program:
+        if is_ahead():
             failed.append(None)
             raise RuntimeError("not here")
         return x.copy_(0 - x.clone())
@@ -224,13 +217,11 @@ def test_backward_repeats_a_write_whose_kernel_failed_ahead():
     assert failed
 
 
-def set_something():
-    torch.backends.mkldnn.set_flags(torch.backends.mkldnn.is_available())
-
-
 @pytest.mark.parametrize("who", ["the kernel", "the program"])
 def test_setters_do_not_deadlock_with_a_kernel(who, python_sine):
-    """A recipe that runs for the kernel that it runs, nor with the GIL that the kernel wants."""
+    """The kernel that runs ahead calls the setter, or the program does while the kernel wants the
+    GIL."""
+    set_something = partial(torch.backends.mkldnn.set_flags, torch.backends.mkldnn.is_available())
     python_sine.append(set_something if who == "the kernel" else lambda: time.sleep(0.001))
     x = torch.randn(4, requires_grad=True)
 
@@ -256,8 +247,8 @@ def test_setters_do_not_deadlock_with_a_kernel(who, python_sine):
 
 
 def test_nothing_begins_ahead_while_process_state_changes(python_sine):
-    ran_in = set()
-    python_sine.append(lambda: ran_in.add(threading.get_ident()))
+    ran_ahead = set()
+    python_sine.append(lambda: ran_ahead.add(is_ahead()))
     x = torch.randn(4, requires_grad=True)
     _testing.replay_when_closed(True)
     try:
@@ -270,7 +261,7 @@ def test_nothing_begins_ahead_while_process_state_changes(python_sine):
             torch.autograd.grad(h.sum(), x)
     finally:
         _testing.replay_when_closed(False)
-    assert {threading.get_ident()} == ran_in
+    assert ran_ahead == {False}
 
 
 def test_nothing_runs_ahead_while_process_state_changes(python_sine):
@@ -306,11 +297,11 @@ def test_nothing_runs_ahead_while_process_state_changes(python_sine):
 
 def test_change_of_process_state_waits_for_one_recipe_only(python_sine):
     """Though one value needs many."""
-    program, ran, ended, at_once, in_its_midst = threading.get_ident(), [], [], [], []
+    ran, ended, at_once, in_its_midst = [], [], [], []
     runs = threading.Event()
 
     def look():
-        if threading.get_ident() != program:
+        if is_ahead():
             ran.append(None)
             runs.set()
             time.sleep(0.005)
@@ -352,10 +343,10 @@ def empty_an_escape(x):
 
 @pytest.mark.parametrize("moves_memory", [share, empty_an_escape])
 def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, python_sine):
-    program, runs, at_the_end, seen = threading.get_ident(), threading.Event(), [], []
+    runs, at_the_end, seen = threading.Event(), [], []
 
     def look():
-        if threading.get_ident() != program and not runs.is_set():
+        if is_ahead() and not runs.is_set():
             runs.set()
             time.sleep(0.1)
             at_the_end.append(len(seen))
@@ -374,11 +365,11 @@ def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, pyth
 
 
 def test_backward_waits_for_the_kernel_ahead_before_it_changes_settings(python_sine):
-    program, begun, seen = threading.get_ident(), threading.Event(), []
+    begun, seen = threading.Event(), []
     enabled = torch._C._get_mkldnn_enabled
 
     def look():
-        if threading.get_ident() == program:
+        if not is_ahead():
             time.sleep(0.2 if begun.is_set() else 0)
         else:
             before = enabled()
