@@ -1,4 +1,4 @@
-"""The test device itself: what it must find, it finds."""
+"""The test device finds the errors that it must find."""
 
 from __future__ import annotations
 

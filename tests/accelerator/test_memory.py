@@ -30,7 +30,6 @@ def asked_of_captures():
     [(-1, False), (ANOTHER_CAPTURE, True), (OTHER_ERROR, False), (0, False)],
 )
 def test_error_about_another_capture_means_capturing(error, captures, device, asked_of_captures):
-    """Also where another capture is why nobody tells, and where nobody can."""
     asked_of_captures(error)
 
     assert _testing.captures("late") == (captures, captures)
@@ -49,7 +48,7 @@ def test_threads_that_record_events_at_once_get_different_ones(device):
 
 
 def test_profile_that_cannot_begin_leaves_the_peak_inexact(device):
-    """Afterwards a peak below the allocator's is unknown, and not taken for exact."""
+    """A peak below the allocator's is then unknown."""
     large = torch.empty(1 << 20, device=device)
     del large
     _C.begin_profile()

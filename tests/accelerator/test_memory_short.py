@@ -97,7 +97,7 @@ def test_step_succeeds_with_less_memory_than_kept_values_need(device, delays):
 
 
 def test_a_replay_takes_what_another_graph_keeps(device):
-    """That of `other` is kept, which is larger, when backward of the first replays."""
+    """Backward of the first replays while `other` keeps its values, which are larger."""
     net, x = model(device), inputs(device)
     other, large = model(device), inputs(device, rows=1024)
     expected = gradients(net, x), gradients(other, large)

@@ -1,4 +1,4 @@
-"""OFFLOAD while a graph is captured, what is under way meanwhile, and what is between replays."""
+"""OFFLOAD in CUDA graphs and beside them: captures, replays, and copies that run meanwhile."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_step_beside_a_capture_offloads_nothing(x, device, stream):
 
 
 def test_host_memory_that_a_capture_never_fetched_stays_the_graphs(device, stream):
-    """It goes when the capture is over; the graph still copies to it."""
+    """The graph still copies to it."""
     ebb.config.offload.in_flight_bytes = 0
     second = torch.Stream(device=device)
     x, y = leaf(device), leaf(device)
@@ -262,7 +262,6 @@ def leave_held(x):
 
 @pytest.mark.parametrize("leave", [leave_under_way, leave_held])
 def test_host_memory_in_use_when_a_capture_ends_stays_the_graphs(leave, device, stream):
-    """It is the graph's for good, though nobody will fetch it."""
     ebb.config.offload.keep_last = 1 if leave is leave_held else 0
     x = warmed_up(device, stream)
     with late.Graph().capture(stream) as graph:
@@ -286,7 +285,6 @@ def test_statistics_in_a_capture(x, stream):
 
 
 def test_statistics_at_the_start_of_a_capture_do_not_wait_for_copies_outside(device, stream):
-    """The stream does not wait for what is leaving outside, of which nothing is needed any more."""
     ebb.config.offload.in_flight_bytes = 1 << 30
     beside = torch.Stream(device=device)
     with stream:
@@ -299,8 +297,7 @@ def test_statistics_at_the_start_of_a_capture_do_not_wait_for_copies_outside(dev
 
 
 def test_memory_of_a_graph_dropped_in_a_capture_is_freed_after_it(device, stream):
-    """As garbage may at any time. Its copies are under way outside; when the capture is over, its
-    memory is free."""
+    """Garbage may be collected at any time. Its copies run outside of the capture."""
     ebb.config.offload.in_flight_bytes = 1 << 30
     x = leaf(device)
     before = torch.accelerator.memory_allocated(device)
@@ -317,7 +314,6 @@ def test_memory_of_a_graph_dropped_in_a_capture_is_freed_after_it(device, stream
 
 
 def test_region_that_ends_in_a_capture_does_not_wait_for_copies_outside(x, stream):
-    """The stream does not wait there for copies that are under way outside."""
     with stream, contextlib.ExitStack() as open_region:
         first = forward(x)
         open_region.enter_context(ebb.region(SINES))
@@ -331,7 +327,7 @@ def test_region_that_ends_in_a_capture_does_not_wait_for_copies_outside(x, strea
 
 
 def test_backward_with_a_retained_graph_in_a_capture(device, stream):
-    """What was needed while it left still is, when the capture ends."""
+    """Tensors that are still needed are copied out when the capture ends."""
     ebb.config.offload.in_flight_bytes = 1 << 30
     x = warmed_up(device, stream)
     with late.Graph().capture(stream) as graph:
@@ -376,7 +372,7 @@ def backward_of_a_part(x):
 def test_copies_that_nobody_fetches_before_a_capture_do_not_break_it(
     before, in_flight, device, stream
 ):
-    """On the stream that will be captured, which may not wait for it then."""
+    """They run on the stream that will be captured, which may not wait for them then."""
     ebb.config.offload.in_flight_bytes = in_flight
     x = warmed_up(device, stream)
     with stream:
@@ -389,7 +385,7 @@ def test_copies_that_nobody_fetches_before_a_capture_do_not_break_it(
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_backward_after_a_capture_of_a_forward_before_it(keep_last, prefetch, device, stream):
-    """It is not fetched ahead in the capture; before, it may be."""
+    """The capture does not fetch it ahead; a backward before the capture may."""
     ebb.config.update(
         offload_keep_last=keep_last, offload_in_flight_bytes=0, offload_prefetch_bytes=prefetch
     )

@@ -62,8 +62,7 @@ def test_no_memory_is_left_on_the_device_after_a_step(x):
 
 @pytest.mark.parametrize("under_a_limit", [False, True])
 def test_host_memory_is_freed_after_its_copies(under_a_limit, x):
-    """Of which the host has not asked yet. A limit frees it; a drain frees all host memory that is
-    free."""
+    """A limit frees it, or a drain, before the host has asked whether the copies are done."""
     torch.autograd.grad(forward(x), x)
     assert stats("host_bytes_held") > stats("host_bytes_used")
     if under_a_limit:
@@ -76,7 +75,7 @@ def test_host_memory_is_freed_after_its_copies(under_a_limit, x):
 
 
 def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
-    """A write made it leave early, and then it was dropped."""
+    """A write sent the tensor early, and then the tensor was dropped."""
     with ebb.region(SINES):
         h, y = sine_and_cosine(x)
         with torch.no_grad():
@@ -243,7 +242,6 @@ def test_gathered_part_that_finds_no_memory_waits_for_what_is_leaving(x):
 
 
 def test_fetch_ahead_without_memory_is_tried_once_a_step(x):
-    """And not at each unpack."""
     ebb.config.update(offload_in_flight_bytes=0, offload_prefetch_bytes=1 << 30)
     torch.autograd.grad(forward(x, policy=EVERYTHING), x)
     one = torch.ones((), device=x.device, requires_grad=True)
@@ -288,7 +286,7 @@ def test_tensor_from_disk_waits_for_the_last_copy_of_its_host_memory(tmp_path, x
 
 
 def test_second_of_two_that_make_room_goes_to_disk_after_its_copy(tmp_path, x):
-    """The host waits for the first."""
+    """The host waits only for the first of them."""
     spill(x, tmp_path, length=24, room=16)  # an eighth is two
 
 

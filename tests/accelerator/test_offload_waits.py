@@ -256,7 +256,7 @@ def test_kept_tensor_leaves_after_the_stream_that_packed_it(in_flight, streams, 
 @pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
 @pytest.mark.parametrize("keep_last", [0, 1])
 def test_write_on_another_stream_comes_after_the_copy(keep_last, at_once, streams, x):
-    """And the copy back after it, on a stream that knows nothing of the write."""
+    """The copy back comes after the copy out, on a stream that knows nothing of the write."""
     ebb.config.offload.keep_last = keep_last
     with ebb.region(SINES):
         with streams[0]:
@@ -295,8 +295,8 @@ def test_memory_of_a_tensor_that_a_write_sent_is_freed_after_the_copy(streams, x
 def test_value_that_leaves_at_region_end_leaves_after_the_stream_that_made_it(
     in_flight, streams, x
 ):
-    """ebb sends a value that only recipes read at the region's end. The stream that is current then
-    has not waited for the stream that made the value."""
+    """Only recipes read the value, so ebb sends it when the region ends. The stream that is current
+    then has not waited for the stream that made the value."""
     ebb.config.offload.in_flight_bytes = in_flight
 
     def program(x):
@@ -336,7 +336,7 @@ def test_memory_that_came_ahead_for_another_stream_is_freed_after_its_reader(str
 
 
 def test_tensor_fetched_on_one_stream_is_taken_by_another(streams, x, device):
-    """Whichever call of the device failed the first time. The memory belongs to a third stream."""
+    """Each call of the device fails once. The memory belongs to a third stream."""
     ebb.config.offload.prefetch_bytes = x.nbytes
     third = torch.Stream(device=device)
     calls, fails = 0, True
@@ -360,7 +360,7 @@ def test_tensor_fetched_on_one_stream_is_taken_by_another(streams, x, device):
 
 
 def test_memory_of_a_dropped_fetch_is_reused_after_its_copy(streams, x):
-    """On the device, and on the host by another stream."""
+    """On the device by the same stream, and on the host by another one."""
     ebb.config.offload.in_flight_bytes = 0
     with ebb.region(SINES), streams[0]:
         first = x.sin().cos()
@@ -447,7 +447,7 @@ def test_host_asks_nothing_of_what_is_never_fetched(x):
 
 
 def test_device_waits_once_for_all_that_is_leaving(x):
-    """Those that backward took before they had left; each of them waits once itself."""
+    """And once for each tensor that backward takes before its copy is done."""
     ebb.config.offload.min_bytes = 1 << 30
     eager = counts_of_a_step(x)
     ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=1 << 30)

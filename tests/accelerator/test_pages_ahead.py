@@ -73,7 +73,7 @@ class Products(Step):
 
 @needs_captures
 def test_pages_of_a_graph_are_left_to_backward(ahead, device):
-    """Its calls come after those of the stream on which graphs run, which the worker is not on."""
+    """A graph runs on another stream than the worker."""
     step = Products(device)
     step.warm()
     graph = step.capture()
@@ -94,8 +94,6 @@ def test_pages_of_a_graph_are_left_to_backward(ahead, device):
 
 
 def test_page_that_has_been_read_is_freed(ahead, device):
-    """Steps that are recorded hold nothing but what they need."""
-
     def bytes_in_use():
         ebb.experimental.paging.reset()
         return bytes_in_use_between_regions(device, PRODUCTS)

@@ -189,7 +189,7 @@ def test_captured_step_without_room_sets_the_flag(device):
 
 @pytest.mark.parametrize("live", [10, 40])
 def test_step_ok_right_after_a_replay_knows_of_it(live, device):
-    """Which the lane knows nothing of."""
+    """Though no call of ebb's has begun the replay."""
     step, graph = trained_and_captured(device, live=10)
     for now in (10, live):
         step.set(now)
@@ -198,7 +198,7 @@ def test_step_ok_right_after_a_replay_knows_of_it(live, device):
 
 
 def test_a_replay_right_after_its_pools_were_reset(device):
-    """It runs behind that, though the step that found no room is not over."""
+    """The replay runs after the reset, though the step that found no room is not over."""
     step, graph = trained_and_captured(device, live=10)
     step.set(40)
     graph.replay()
@@ -231,7 +231,6 @@ def test_a_graph_of_a_forward_without_a_backward_keeps_its_pools(device):
 
 
 def test_step_ok_raises_in_a_capture_and_optimizers_do_not_ask(device):
-    """An optimizer may be captured: nobody asks the pools then. Who asks himself is told."""
     step = trained(device)
     parameter = torch.ones(4).to(device).requires_grad_()
     parameter.grad = torch.ones(4).to(device)
@@ -247,7 +246,6 @@ def test_step_ok_raises_in_a_capture_and_optimizers_do_not_ask(device):
 
 
 def test_flags_of_before_a_capture_are_read_after_it(device):
-    """They are read after it."""
     step, other = two_trained(device)
     other.set(40)
     late.synchronize()
@@ -267,7 +265,7 @@ def test_flags_of_before_a_capture_are_read_after_it(device):
 
 
 def test_a_forward_without_a_backward_before_a_capture(device):
-    """Its pages are free again when an eager step has run."""
+    """An eager step frees its pages."""
     ebb.config.paging.headroom = 1.0
     step = trained(device)
     with step.stream:
@@ -298,7 +296,7 @@ def test_a_forward_without_its_whole_backward_inside_a_capture(partly, device):
 
 @pytest.mark.parametrize("paged", ["copied", "in a pool"])
 def test_backward_in_a_capture_of_an_earlier_forward_raises(paged, device):
-    """Is refused; the backward may run when the capture is over."""
+    """The backward may run when the capture is over."""
     step = Step(device) if paged == "copied" else trained(device)
     with step.stream:
         loss = step.forward()
@@ -318,7 +316,7 @@ def test_backward_in_a_capture_of_an_earlier_forward_raises(paged, device):
 
 
 def test_write_in_a_capture_does_not_wait_for_an_earlier_copy(device):
-    """Nobody waits for what is over when the graph runs."""
+    """The copy is over when the graph runs."""
     step = Step(device)
     step.warm()
     graph = late.Graph()
@@ -339,7 +337,7 @@ def test_write_in_a_capture_does_not_wait_for_an_earlier_copy(device):
 
 
 def test_capture_takes_what_another_stream_brought_back(device):
-    """The first time, the step could not end. All streams were waited for before the capture."""
+    """An error kept the step open. The program waits for all streams before the capture."""
     step, stream = Step(device), torch.Stream(device=device)
     late.synchronize()
     with stream:
@@ -355,7 +353,7 @@ def test_capture_takes_what_another_stream_brought_back(device):
 
 
 def test_pools_dropped_in_a_capture_are_not_waited_for(device):
-    """Nobody may wait then; and nobody need: the device was waited for before."""
+    """The device was waited for before the capture."""
     ebb.config.paging.headroom = 3.0
     step = trained(device)
     with step.stream:
@@ -372,7 +370,7 @@ def test_pools_dropped_in_a_capture_are_not_waited_for(device):
 
 
 def test_memory_that_another_stream_paged_beside_a_capture_is_its_own(device):
-    """Its memory is its own until it has waited, whatever is let go for the graph."""
+    """The memory is not reused before that stream has waited."""
     ebb.config.paging.headroom = 4.0
     step, stream = trained(device), torch.Stream(device=device)
     x = step.net.inputs(3)
@@ -409,7 +407,6 @@ def test_capture_before_any_step_raises(device):
 
 
 def test_step_that_sizes_pools_raises_in_a_capture(device):
-    """It says so before anything of it has happened."""
     step = trained(device, live=10)
     late.synchronize()
     step.set(40)
@@ -425,7 +422,6 @@ def test_step_that_sizes_pools_raises_in_a_capture(device):
 
 
 def test_pools_of_a_step_that_ends_in_a_capture_are_made_after_it(device):
-    """Pools are made when the capture is over."""
     step = Step(device)
     with step.stream:
         loss = step.forward()
@@ -465,7 +461,7 @@ def allocated_without_gradients(step):
 
 
 def test_memory_of_a_capture_that_failed_is_given_up(device):
-    """What it has paged is held until somebody comes after it."""
+    """The next step frees what the capture paged."""
     step, kept = trained(device), []
     before = allocated_without_gradients(step)
     with pytest.raises(KeyError):
@@ -486,7 +482,7 @@ def test_backward_outside_of_what_a_capture_paged_raises(device):
 
 
 def test_drop_after_a_capture_that_failed_waits_for_nothing(device):
-    """Nothing of it has happened, so nobody waits: for what else is on its way neither."""
+    """Neither for the capture, of which nothing ran, nor for other work."""
     (step, other), kept = two_trained(device, live=30), []
     with pytest.raises(KeyError):
         step.capture_forward(kept)

@@ -49,7 +49,6 @@ def step(device):
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 def test_backward_on_a_device_that_failed_raises_and_drops_all(prefetch, step):
-    """The error is an exception, and all is dropped."""
     ebb.config.update(paging_prefetch=prefetch, paging_headroom=4.0)
     for _ in range(2):
         assert step(bracketed=bool(prefetch))
@@ -71,7 +70,7 @@ def test_backward_on_a_device_that_failed_raises_and_drops_all(prefetch, step):
 
 @pytest.mark.parametrize("back", [0, 1])
 def test_graph_dropped_after_the_device_failed_asks_it_nothing(back, step):
-    """Its destructors ask the device for nothing; not for what was coming back ahead either."""
+    """Also not for pages that were coming back ahead."""
     ebb.config.update(paging_prefetch=1, paging_headroom=4.0)
     for _ in range(2):
         assert step(bracketed=True)
@@ -108,7 +107,7 @@ def test_asking_a_device_that_failed_raises(step):
 
 @pytest.mark.parametrize("which", [0, 1, 2, 5])
 def test_a_kernel_that_fails_in_forward(which, step):
-    """The pages of those that did not are given back with the graph."""
+    """The graph gives back the pages of the kernels that did not fail."""
     ebb.config.paging.headroom = 1.0
     for _ in range(2):
         assert step()
@@ -125,8 +124,8 @@ def test_a_kernel_that_fails_in_forward(which, step):
 
 
 def test_prefetch_without_memory_leaves_it_to_the_asker(device):
-    """It comes back when it is needed, and what is asked for comes back all the same. In that step
-    nothing more comes ahead: each try may cost an allocator all that it has cached."""
+    """Then the step brings nothing else back ahead: each try may cost all that the allocator has
+    cached."""
     ebb.config.paging.prefetch = 1
     _, x, n = masked(device)
     for limited in (False, False, True, True, False):
@@ -149,7 +148,7 @@ def test_prefetch_without_memory_leaves_it_to_the_asker(device):
 
 @pytest.mark.parametrize("host_headroom", [0.0, 4.0])
 def test_steps_without_memory_for_pools_run_without_them(host_headroom, step):
-    """Steps run without them, and the host waits for each count."""
+    """The host waits for each count."""
     ebb.config.paging.host_headroom = host_headroom
     n = step.net.live(100)
     expected = gradients(step.net, step.x, n)
@@ -203,7 +202,7 @@ def test_warning_without_pinned_memory_names_the_setting(room, message, brackete
 
 @pytest.mark.parametrize("tier", ["device", "host"])
 def test_memory_of_dropped_pools_is_reused_after_copies_back(tier, step):
-    """Their memory is not used again before; pinned memory is of no stream."""
+    """Pinned memory belongs to no stream."""
     if tier == "host":
         ebb.config.paging.host_headroom = 4.0
     assert step(20)
@@ -246,7 +245,7 @@ print(len(gradients(net, x, n, region)), ebb.experimental.paging.step_ok())
 
 
 def test_kernels_that_cannot_run_raise_in_the_first_forward():
-    """A mover whose launches fail: before anything depends on pages."""
+    """Before anything depends on pages."""
     done = fork_server.run(["-c", BAD], cwd=TESTS)
     first, *rest = done.stdout.splitlines()
     assert "PAGE does not work on late:0: page kernel: no kernel image" in first, done.stderr

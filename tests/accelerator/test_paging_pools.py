@@ -54,7 +54,7 @@ def test_rows_go_and_come_back(name):
 
 @DEVICES
 def test_pages_follow_the_model_of_schedules(name, device):
-    """Pages against the model of tests/paging/test_page_pool.py."""
+    """The model is in tests/paging/test_page_pool.py."""
 
     @settings(max_examples=30, database=None)
     @given(POOLS.schedules(), st.sampled_from(sorted(POOLS.ORDERS)))
@@ -103,7 +103,7 @@ def test_a_kernel_is_launched_on_the_device_of_the_pool_on_any_stream(device):
 @pytest.mark.parametrize("bracketed", ["not", "step", "run_step"])
 @pytest.mark.parametrize("index", [0, 1])
 def test_pools_are_made_where_tensors_are(index, bracketed):
-    """By the end of a step, in the thread that runs it: the current device is the first one."""
+    """The end of a step makes them; the current device is the first one."""
     here = torch.device("late", index)
     net = Masked(device=here)
     x, n = net.inputs(0), net.live(20)
@@ -121,7 +121,6 @@ def test_pools_are_made_where_tensors_are(index, bracketed):
 
 
 def test_found_inf_without_an_index_is_of_the_current_device():
-    """Without an index it is the current device's."""
     nets = [Masked(device=torch.device("late", index)) for index in (0, 1)]
 
     def run(index, live):
@@ -189,7 +188,7 @@ def test_invalid_count_raises_at_the_end_of_the_step(count, device):
 
 @pytest.mark.parametrize("dead_rows", ["nan", "zero"])
 def test_setting_dead_rows_fills_padding_rows(dead_rows, device):
-    """Of the last layer too, which nothing has come after."""
+    """Also in the last layer, after which no wait comes."""
     ebb.config.paging.dead_rows = dead_rows
     _, x, n = masked(device)
     for _ in range(3):
@@ -205,7 +204,7 @@ def test_setting_dead_rows_fills_padding_rows(dead_rows, device):
 
 
 def test_padded_memory_is_free_between_forward_and_backward(device):
-    """Of each layer but the last, which nothing has come after yet."""
+    """Of each layer but the last, which nothing has waited for yet."""
     net, x, n = masked(device, 64, layers=6, width=64, rows=2048)
     for _ in range(2):
         gradients(net, x, n, region)
@@ -224,7 +223,7 @@ def test_padded_memory_is_free_between_forward_and_backward(device):
 
 
 def test_memory_of_what_has_left_is_free_when_somebody_has_asked(device):
-    """Nothing has come after the last layer, which would wait for it."""
+    """No layer comes after the last one and waits for it."""
     net, x, n = masked(device)
     for _ in range(3):
         gradients(net, x, n, region)
@@ -257,8 +256,7 @@ def test_memory_of_what_has_left_is_free_when_the_step_ends_on_another_stream(de
 
 
 def test_memory_of_the_last_that_has_left_is_waited_for(device):
-    """Though something older is given up after it: what was coming back ahead, when the order of
-    the step has changed."""
+    """Though an older stash is given up later, since the order of the step has changed."""
     ebb.config.paging.prefetch = 1
     _, x, n = masked(device)
     for _ in range(2):
@@ -288,7 +286,7 @@ def test_memory_of_the_last_that_has_left_is_waited_for(device):
 
 
 def test_wait_for_one_stash_frees_no_memory_of_a_later_one(device):
-    """Who waits for one stash says nothing of a later one, whose rows are being read still."""
+    """The rows of the later one are still being read."""
     _, x, n = masked(device)
     for _ in range(3):
         with ebb.region(EVERYTHING):

@@ -1,5 +1,4 @@
-"""PAGE with several compute streams: each lets go of its own memory, and who reads what another
-has made waits for it."""
+"""PAGE with several compute streams: each waits for values of others, and frees its own memory."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def one(device):
 
 
 def test_micro_batches_on_two_streams_in_turn(device, streams):
-    """Micro-batches on one stream and the other: forward, then all backwards in the same way."""
+    """All forwards, then all backwards."""
     nets = [Masked(device=device, seed=seed) for seed in range(4)]
     data = [(net.inputs(1), net.live(5 + 7 * i)) for i, net in enumerate(nets)]
     expected = [gradients(net, *given) for net, given in zip(nets, data, strict=True)]
@@ -166,8 +165,7 @@ def test_another_stream_asks_for_what_one_has_paged(recorded, device, streams, o
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["each waits", "none waits"])
 def test_more_streams_ask_for_what_one_brought_back(ordered, device, streams, one):
-    """What one has brought back another gets too. They need not wait for each other: both come
-    after what was saved; who brought it back first is not their business."""
+    """They need not wait for each other: all come after the forward that saved it."""
     x, n = one
     kept = paged(x, n)
     wait_for_all(device, streams)
@@ -198,7 +196,7 @@ def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, stream
 
 
 def test_memory_goes_back_to_the_stream_that_allocated_it(device, streams, one):
-    """It goes back to the one that allocated it, which knows nothing of the lane."""
+    """That stream knows nothing of the lane."""
     x, n = one
     wait_for_all(device, streams)
     for _ in range(3):
@@ -224,7 +222,7 @@ def test_memory_goes_back_to_the_stream_that_allocated_it(device, streams, one):
 
 
 def test_memory_of_one_stream_does_not_wait_for_another(device, streams, one):
-    """What another waits for says nothing of it. The other stream runs nothing meanwhile."""
+    """The other stream waits for the lane, and runs nothing meanwhile."""
     x, n = one
     wait_for_all(device, streams)
 
@@ -280,7 +278,7 @@ def test_memory_of_a_dropped_stash_is_reused_after_the_lane(device, streams, one
 
 
 def test_a_graph_that_is_dropped_on_another_stream(device, streams, one):
-    """What was coming back ahead is the stream's for which it was to be."""
+    """Pages that were coming back ahead belong to the stream of the graph."""
     x, n = one
     ebb.config.paging.prefetch = 1
     ebb.experimental.paging.reset()
@@ -330,7 +328,7 @@ def test_threads_of_two_devices(device):
 
 
 def test_one_graph_over_two_devices(device):
-    """Its backward has a thread for each."""
+    """Its backward has a thread for each device."""
     nets = [Masked(device=torch.device("late", i)) for i in (0, 1)]
     xs, counts = [net.inputs(0) for net in nets], [net.live(20) for net in nets]
 
@@ -348,7 +346,7 @@ def test_one_graph_over_two_devices(device):
 
 
 def test_streams_that_run_by_themselves(device, streams):
-    """With threads, each task late at random."""
+    """Threads run each task late at random."""
     ebb.config.paging.headroom = 2.0
     net = Masked(device=device)
     data = [(net.inputs(seed), net.live(20 + seed)) for seed in range(4)]
@@ -365,7 +363,7 @@ def test_streams_that_run_by_themselves(device, streams):
 
 
 def test_another_stream_asks_again_after_an_error_at_the_end_of_the_step(device, streams):
-    """What has come back is there still, behind the stream that brought it."""
+    """The stream that asks waits for the one that brought it back."""
     _, x, n = masked(device)
     with fresh(device_limit=16):
         kept = paged(x, n)
@@ -380,7 +378,7 @@ def test_another_stream_asks_again_after_an_error_at_the_end_of_the_step(device,
 
 
 def test_write_on_another_stream_to_a_resident_layer(device, streams):
-    """What stays is copied first, there; backward is on a stream that knows nothing of it."""
+    """The writer copies it first; backward is on a stream that knows nothing of the write."""
     net = Masked(device=device)
     x, n, w = net.inputs(0), net.live(20), net.weights[0]
     lives = net.places < n

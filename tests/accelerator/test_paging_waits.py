@@ -116,8 +116,8 @@ def test_asking_waits_for_one_event_of_each_device(ask, device):
 
 @pytest.mark.parametrize("ask", ["step_ok", "optimizer", "found_inf", "before backward"])
 def test_asking_waits_for_pools_alone(ask, device):
-    """What the compute stream was given after the last rows had come back, or left, is not waited
-    for. Lazy streams run nothing that nobody waits for."""
+    """And not for work that the compute stream was given after the last rows had left or come back.
+    Streams run nothing that nobody waits for."""
     (step,) = steady(device)
     net = Masked(device=device)
     parameter = torch.ones(4).to(device).requires_grad_()
@@ -141,7 +141,6 @@ def test_asking_waits_for_pools_alone(ask, device):
 
 
 def test_asking_within_a_bracketed_step_waits_for_what_pools_were_given(device):
-    """A step of several micro-batches."""
     net, x, n = masked(device)
     for _ in range(3):
         with ebb.experimental.paging.step(False):
@@ -156,7 +155,7 @@ def test_asking_within_a_bracketed_step_waits_for_what_pools_were_given(device):
 
 @pytest.mark.parametrize("asked", [False, True])
 def test_dropped_pools_are_waited_for_once(asked, device):
-    """Not one by one; and not at all if somebody has asked."""
+    """And not at all if somebody has asked."""
     (step,) = steady(device)
     assert len(ebb.stats()["paging"]["pools"]) > 1
     step()
@@ -179,8 +178,7 @@ def test_stream_that_has_copied_rows_waits_for_nothing(device):
 
 
 def test_one_stream_needs_few_events(device):
-    """Nothing but what the order of calls needs: each stash and restore has one event to wait for
-    before and one after it."""
+    """Each stash and restore has one event to wait for before and one after it."""
     net = Masked(device=device)
     (step,) = steady(device)
     before = ebb.stats()["paging"]["stashed"]
@@ -194,7 +192,7 @@ def test_one_stream_needs_few_events(device):
 
 
 def test_layer_waits_only_for_what_its_own_stream_has_paged(device, streams):
-    """The other one, whose rows have left since, runs nothing."""
+    """The other stream has paged rows since, and runs nothing."""
     _, x, n = masked(device)
     for _ in range(2):
         assert all(ctx.saved_tensors for ctx, _ in paged(x, n, ("a", "b")))
@@ -403,7 +401,6 @@ def differs(expected, found):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_wait_that_is_left_out_shows(name, device):
-    """As a race, or in what was computed."""
     lane = lane_of(device)
     step, settings = PROGRAMS[name]
     program = Program(device, **settings)

@@ -134,7 +134,6 @@ def times_a_number(x: torch.Tensor) -> torch.Tensor:
 
 @needs_captures
 def test_captured_replay_uses_the_cpu_numbers_of_the_forward(device):
-    """The graph has them as they were drawn."""
     stream = torch.Stream(device=device)
     x = torch.randn(4, 16).to(device).requires_grad_()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from ebb_tests.programs.ahead import (
     chain,
     counts,
     delays,
+    in_backward,
     parameters,
     region,
     wait_for_replays,
@@ -106,7 +108,7 @@ def test_streams_of_the_programs_own(at_once, ahead, device):
 
 
 def test_escape_replayed_ahead_waits_for_the_stream_that_asks(ahead, device):
-    """Though what that asks for is an input, which was not replayed."""
+    """The stream asks for an input, which was not replayed."""
     streams = [torch.Stream(device=device) for _ in range(2)]
     x, factor = leaf(device, *X), leaf(device, *X)
     late.synchronize()
@@ -146,7 +148,7 @@ def test_two_devices(ahead, device):
 
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 def test_offloaded_inputs_come_back_ahead(prefetch, ahead, device):
-    """On its own stream too: the first fetch of a backward finds nothing that came ahead."""
+    """With `prefetch` 0 too: the worker fetches what its recipes read."""
     ebb.config.update(
         offload_min_bytes=1, offload_in_flight_bytes=0, offload_prefetch_bytes=prefetch
     )
@@ -226,24 +228,16 @@ def test_a_write_beside_a_replay_is_seen(ahead, device):
     """Eager gives a gradient here: it does not save the bias."""
     w, x = leaf(device, 8, 8), leaf(device, 4, 8)
 
-    class Writes(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, bias):
-            ctx.bias = bias
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            wait_for_replays()
-            ctx.bias.add_(1)
-            return gradient, None
+    def write(bias):
+        wait_for_replays()
+        bias.add_(1)
 
     def program(entered):
         bias = torch.zeros(8, device=device)
         h = x
         for i in range(3):
             with entered():
-                h = Writes.apply(h, bias) if i == 2 else h
+                h = in_backward(h, functools.partial(write, bias)) if i == 2 else h
                 h = (torch.mm(h, w) + bias).tanh().exp().log1p()
         return [h.detach(), *torch.autograd.grad(h.sum(), (x, w))]
 
@@ -251,16 +245,14 @@ def test_a_write_beside_a_replay_is_seen(ahead, device):
     try:
         results = found(program(region))
     except RuntimeError as error:
-        message = str(error)
         late.findings()  # what was read meanwhile is thrown away
+        assert "modified by an inplace operation" in str(error)  # noqa: PT017
     else:
         assert all_same(results, expected)
-        return
-    assert "modified by an inplace operation" in message
 
 
 def test_replay_ahead_without_memory_is_left_to_backward(ahead, device):
-    """After it nothing of that step is tried ahead."""
+    """Then the step tries nothing else ahead."""
     modules, x = on(device, blocks(3)), leaf(device, *X)
     assert_exact(step_of(modules, x), 1)
 

@@ -124,7 +124,7 @@ def test_tensor_without_a_gradient_is_unpacked_on_two_streams(streams, x):
 
 
 def test_copy_for_recipes_was_made_on_another_stream(streams, x):
-    """Since backward may write to what it unpacks, which lives and was not made by ebb."""
+    """Backward may write to a tensor that the program holds, so recipes read a copy."""
     with ebb.region():
         with streams[0]:
             h = x.sin()
@@ -232,8 +232,8 @@ def test_small_state_is_copied_after_its_writer_on_another_stream(streams, x, de
 
 
 def test_restored_discarded_tensor_is_ready_on_all_streams(streams, x):
-    """Its readers outside of the region save its storage, and never ask ebb; nor do they wait for
-    backward, since forward made it."""
+    """Readers outside of the region save its storage, so they never ask ebb, and do not wait for
+    backward."""
     with ebb.region():
         with streams[0]:
             y = ebb.experimental.discardable(x.tanh())
@@ -313,7 +313,7 @@ def test_later_stream_waits_for_a_filled_escape(streams, x, device):
 
 
 def test_record_stream_is_no_write(streams, x):
-    """Its schema says so; it tells the allocator something."""
+    """Though its schema says so."""
     ebb.reset_stats()
     with ebb.region():
         h = x.sin()
@@ -335,7 +335,7 @@ def test_record_stream_is_no_write(streams, x):
 
 
 def test_memory_of_copied_state_is_free_when_its_stream_is_done(streams, x, device):
-    """Its stream may use its memory again, and knows nothing of the one that is current then."""
+    """Not later: the stream knows nothing of the one that is current at the region's end."""
     ones, factor = torch.ones(32).to(device), torch.rand(32).to(device)
     torch.accelerator.synchronize()
     with streams[0]:
@@ -356,7 +356,7 @@ def test_memory_of_copied_state_is_free_when_its_stream_is_done(streams, x, devi
 @pytest.mark.parametrize("keep_last", [0, 1])
 @pytest.mark.parametrize("policy", [ebb.Policy(), SINES], ids=["recompute", "offload"])
 def test_memory_is_freed_when_all_streams_have_read_it(policy, keep_last, streams, x):
-    """Eager's saved tensors live until backward, which waits for what forward waited for."""
+    """Eager would free it after backward, which waits for what forward waited for."""
     ebb.config.update(offload_in_flight_bytes=0, offload_keep_last=keep_last)
     with ebb.region(policy):
         with streams[0]:
@@ -394,7 +394,7 @@ def test_memory_is_freed_after_a_replay_has_read_it_on_another_stream(streams, x
 
 
 def test_memory_is_freed_after_a_custom_function_has_read_it_unseen(streams, x):
-    """It saves its argument, which eager holds until backward; ebb sees that only when it packs."""
+    """Eager holds the argument until backward; ebb sees it only when it is packed."""
 
     class Cosine(torch.autograd.Function):
         @staticmethod
@@ -427,7 +427,7 @@ def test_memory_is_freed_after_a_custom_function_has_read_it_unseen(streams, x):
 
 
 def test_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
-    """The first stream may still read the bytes, although no handle needs them any more."""
+    """The first stream may still read the bytes, although no handle needs them."""
     with ebb.region():
         with streams[0]:
             h = x.sin() * 2
@@ -447,8 +447,8 @@ def test_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
 
 
 def test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it(streams, x):
-    """No record_stream() is called, since in eager the memory is that stream's own. With ebb, it
-    belongs to the stream on which backward ran."""
+    """No record_stream() is called: in eager the memory is that stream's own. With ebb, it belongs to
+    the stream on which backward ran."""
     with ebb.region(escapes="placeholder"):
         with streams[0]:
             h = x.sin()

@@ -16,7 +16,7 @@ from ebb_tests.programs.paged import Keep, Seen
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("mode", ["raise", "demote"])
 def test_workspaces_are_not_compared(mode, device):
-    """What a kernel leaves out of a workspace is something else at each call."""
+    """A kernel leaves other bytes in a workspace at each call."""
     logits = torch.randn(12, 2, 6).log_softmax(-1).to(device).requires_grad_()
     targets = torch.randint(1, 6, (2, 4)).to(device)
 
@@ -73,7 +73,6 @@ def test_dispatch_mode_sees_no_comparison(device):
 
 
 def test_dropped_storage_lives_until_it_is_compared(device):
-    """It is not poisoned, so the storage itself is what a replay is compared with."""
     x = torch.randn(4).to(device).requires_grad_()
     with ebb.verify(), ebb.region():
         h = x * 2

@@ -121,7 +121,7 @@ def assert_none_left():
 
 @pytest.mark.parametrize(("is_anywhere", "every"), [(False, 60), (True, 150)])
 def test_regions_give_memory_back_when_an_allocation_fails(is_anywhere, every, assert_none_left):
-    """In regions, and in backward's own operators."""
+    """Of regions' kernels, or of any, also in backward."""
     expected = step(Net(), inputs(), in_regions=False)
     came_through, before = 0, _C.room_stats()
 
@@ -224,8 +224,7 @@ def test_given_back_value_that_the_program_holds_still_escapes():
 
 
 def test_storage_with_a_python_object_is_not_given_back():
-    """The storage keeps its Python object, whose end needs the GIL: the thread that allocates must
-    not wait for that."""
+    """To free the object needs the GIL, which the thread that allocates must not wait for."""
     x = torch.randn(64, 64, requires_grad=True)
     with room(used=1000):
         with ebb.region(ebb.policies.recompute_all):
@@ -268,7 +267,7 @@ def test_threads_with_regions_give_each_other_memory(is_anywhere, assert_none_le
 
 @pytest.mark.parametrize("mode", ["room", "replays ahead"])
 def test_graph_that_gave_memory_back_dies_with_its_results(mode):
-    """The allocator's thread must not drop the last reference, and the next region does."""
+    """The next region drops the last reference, not the thread that allocates."""
 
     class Packed:
         def __init__(self, tensor):

@@ -1,4 +1,4 @@
-"""Which region is replayed next, and how much of it: nothing in vain, and never above the limit."""
+"""Regions are replayed ahead in backward's order, none in vain, and within the limit."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def most_bytes_ahead(modules, x):
 
 @pytest.mark.parametrize("depth", [1, 4, 9])
 def test_held_bytes_are_as_predicted(depth):
-    """sin saves its input: the first is the leaf, and there are depth - 1 more."""
+    """sin saves its input. The first input is the leaf."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
         before = ebb.stats()["ahead"]["bytes"]
@@ -189,7 +189,7 @@ def test_no_more_regions_are_ahead_than_are_asked_for(regions):
 
 
 def test_bytes_of_intermediates_are_given_back():
-    """Results that nobody has saved live as long as what reads them has not run."""
+    """Results that nothing saved live until the ops that read them have run."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
 
     def body(h):
@@ -357,7 +357,7 @@ def test_values_that_no_handle_needs_are_not_recomputed(body):
 
 
 def test_region_that_backward_left_out_stops_no_later_replay():
-    """What was replayed in vain lives on, and is no reason to replay nothing else."""
+    """The values that were replayed in vain live on."""
     modules, x = blocks(4), torch.randn(X, requires_grad=True)
 
     def program():

@@ -1,4 +1,4 @@
-"""PAGE and replays ahead of backward: pages come back ahead, and to paging all is as without."""
+"""PAGE and replays ahead of backward: results, pools and errors are as without replays ahead."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def masked(x, live, between, names=("mask", "next")):
 
 @pytest.mark.parametrize("asks", [True, False])
 def test_overflow_of_a_mask_raises_when_backward_needs_it(asks):
-    """Integers that are garbage look like something. Who does not ask for them hears nothing."""
+    """Integers have no NaN to show it. A backward that does not need the mask raises nothing."""
     x = torch.randn(32, 4, requires_grad=True)
 
     def program():
@@ -193,7 +193,7 @@ def test_overflow_of_a_mask_raises_when_backward_needs_it(asks):
 
 
 def test_overflow_after_a_restore_ahead_raises_when_backward_arrives():
-    """What came back ahead is right; but backward would have asked for it now."""
+    """The restored bytes are right, but without replays ahead backward would raise here."""
     x = torch.randn(32, 4, requires_grad=True)
 
     def overflow():
@@ -242,7 +242,7 @@ def test_failed_pool_raises_when_backward_arrives():
 
 
 def test_pages_of_a_region_that_backward_never_reaches_are_given_back():
-    """What came back ahead counts as away until the graph is dropped."""
+    """They count as stashed until the graph is dropped."""
     net = WaitingLayers()
     x, n = net.inputs(0), net.live(20)
 
@@ -272,7 +272,7 @@ def test_pages_of_a_region_that_backward_never_reaches_are_given_back():
 
 @pytest.mark.parametrize("room", [0, 3, 9, 100])
 def test_limit_holds_and_bytes_that_were_read_are_given_back(room):
-    """Each product comes back for one operator that nothing else waits for."""
+    """Only one op reads each product."""
     weights = [torch.randn(8, 8) / 3 for _ in range(8)]
     x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
     nbytes = 40 * 8 * 4
@@ -363,7 +363,7 @@ def two_regions(x, n, weights):
 
 
 def test_a_step_ends_when_all_has_come_back_ahead():
-    """Nothing of it was asked for but what had come back; then somebody drops the rest."""
+    """Backward asked for the rest of nothing that was away, and then the rest is dropped."""
     x, n, weights = padded_rows()
 
     def program():
@@ -382,7 +382,6 @@ def test_a_step_ends_when_all_has_come_back_ahead():
 
 
 def test_region_whose_pages_all_died_has_no_backward_in_the_schedule():
-    """Nobody could ask for anything that the region has paged."""
     x = torch.randn(32, 4, requires_grad=True)
 
     def program():
@@ -431,7 +430,7 @@ def test_overflow_of_a_mask_that_the_program_holds_does_not_raise(asks):
 
 
 def test_dispatch_mode_sees_no_paging_when_backward_arrives():
-    """A step that is recorded ends there: pools are made, and errors are on their way."""
+    """The recorded step ends there, and makes pools."""
     x, n, weights = padded_rows()
 
     def program():
@@ -448,7 +447,6 @@ def test_dispatch_mode_sees_no_paging_when_backward_arrives():
 
 
 def test_error_at_the_end_of_a_step_keeps_what_came_back():
-    """What has come back is there when it is asked for again."""
     x, n, weights = padded_rows()
 
     def program():

@@ -124,7 +124,7 @@ def test_storage_with_other_memory_is_not_read_ahead():
 
 
 def test_resize_waits_for_the_recipe_that_reads():
-    """resize_ waits for the recipe that reads: else the memory is gone under the kernel."""
+    """Otherwise the memory is gone under the kernel."""
     x = torch.randn(1, requires_grad=True)
     draw = random.Random(1)
 
@@ -192,7 +192,6 @@ def python_sine():
 
 
 def test_backward_repeats_a_write_whose_kernel_failed_ahead():
-    """Backward runs it again."""
     failed = []
 
     def negate(x):
@@ -265,7 +264,7 @@ def test_nothing_begins_ahead_while_process_state_changes(python_sine):
 
 
 def test_nothing_runs_ahead_while_process_state_changes(python_sine):
-    """A graph's capture lasts, say: see global_state_guard.py."""
+    """As during a graph's capture: see global_state_guard.py."""
     now, seen = [False], []
 
     def look():
@@ -296,7 +295,7 @@ def test_nothing_runs_ahead_while_process_state_changes(python_sine):
 
 
 def test_change_of_process_state_waits_for_one_recipe_only(python_sine):
-    """Though one value needs many."""
+    """Though a value needs many recipes."""
     ran, ended, at_once, in_its_midst = [], [], [], []
     runs = threading.Event()
 

@@ -132,7 +132,7 @@ def test_children_of_fork_have_workers_of_their_own():
 
 @pytest.mark.parametrize("fork", ["os.fork()", "ctypes.PyDLL(None).fork()"])
 def test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both(fork):
-    """Python, which has hooks of its own, need not be told of it."""
+    """Also if Python, which has hooks of its own, does not know of the fork."""
     script = f"""
 ebb._testing.delay_replays_ahead(100000)
 ebb._testing.replay_when_closed(True)

@@ -127,7 +127,7 @@ def test_each_setter_of_torch_waits_or_is_known_to_be_harmless():
 
 @SWEEP
 def test_watched_functions_keep_their_identity():
-    """A table of a __torch_function__ finds them, and so does who has imported one."""
+    """Tables of a __torch_function__ find them, and programs that have imported one keep it."""
     program = """
 import pickle, torch
 from torch.overrides import get_testing_overrides, resolve_name

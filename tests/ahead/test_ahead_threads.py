@@ -1,4 +1,4 @@
-"""The worker's life: delays, other numbers of threads, and what it waits for."""
+"""The worker of replays ahead: its start, its end, its settings, and what it waits for."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_worker_ends_when_told_and_starts_again():
 
 
 def test_number_of_threads_may_change_and_stays_as_set():
-    """A worker that had another number would have to set it, which threads begin with."""
+    """A worker with another number of threads would have to set it, and threads begin with that."""
     modules, x = blocks(4), torch.randn(X, requires_grad=True)
 
     def program():
@@ -122,7 +122,7 @@ def test_number_of_threads_may_change_and_stays_as_set():
 
 
 def test_warnings_are_not_repeated(capfd):
-    """Of the worker's own thread they would go to where nobody has asked for them."""
+    """The worker would give them where nobody catches them."""
     x = torch.randn(4, 6, requires_grad=True)
     bounds = torch.linspace(-1, 1, 5)
 
@@ -154,7 +154,7 @@ def test_verify_mode_runs_nothing_ahead():
 
 @pytest.mark.parametrize("first", [False, True])
 def test_denormals_are_flushed_as_in_eager(first):
-    """Intra-op threads have the mode with which they were born, the worker's too."""
+    """Intra-op threads keep the mode in which they were started, the worker's too."""
     torch.set_num_threads(2)
     x = torch.rand(1 << 18, requires_grad=True)
     small = torch.rand(1 << 18) * 1e-38
@@ -179,7 +179,7 @@ def test_denormals_are_flushed_as_in_eager(first):
 
 
 def test_worker_does_not_inherit_flushing_of_denormals():
-    """Its intra-op threads are born when rows come back, before any recipe runs."""
+    """Its intra-op threads start when rows come back, before any recipe runs."""
     done = in_a_process("""
 import torch, ebb
 from ebb_tests.programs.ahead import *
@@ -231,13 +231,13 @@ def test_many_threads_read_and_alias_storages():
 
 
 def test_aliases_and_the_running_recipe_are_under_one_lock():
-    """A thread that runs ahead and does not find itself would wait for itself, for ever."""
+    """Otherwise a thread that runs ahead could wait for itself."""
     assert _testing.hands_without_lock() == []
 
 
 def test_region_that_a_backward_waits_for_is_not_begun():
-    """One thread looks at what it has saved, which takes long; a backward waits for that; and
-    another one comes by the region behind."""
+    """One thread unpacks a tensor, which takes long. A backward waits for that, and another backward
+    comes by the region behind."""
     x = torch.randn(4, requires_grad=True)
     looks = threading.Event()
 

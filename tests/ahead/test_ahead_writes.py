@@ -68,7 +68,7 @@ def test_write_to_a_recomputable_value():
 
 @pytest.mark.parametrize("through", ["itself", "an alias"])
 def test_write_to_a_part_of_a_leaf(through):
-    """Between the places at which fingerprints look. An alias has a version of its own."""
+    """Fingerprints do not read this part. An alias has a version of its own."""
     x = torch.rand(SIZE, requires_grad=True)
     between = slice(4, SIZE // 63 - 4)
 
@@ -109,7 +109,7 @@ def test_error_about_a_write_is_raised_each_time_and_frees_all_bytes(through):
 
 @pytest.mark.parametrize("how", ["data", "numpy", "pointer", "set_", "DLPack"])
 def test_write_that_is_undone(how):
-    """Averages of weights are put in place for a moment, say. No version moves."""
+    """As when averages of weights are put in place for a moment. No version moves."""
     x, leaf, other = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE), torch.rand(SIZE)
     kept = leaf.clone()
 
@@ -136,7 +136,6 @@ def test_write_that_is_undone(how):
 
 
 def test_opaque_write_moves_no_version_of_an_alias():
-    """What is remembered of storages is no reason to move a version."""
     x = torch.rand(8, requires_grad=True)
     with replays_ahead():
         y = torch.rand(8)
@@ -186,7 +185,7 @@ UNDER_A_KERNEL = {
 
 @pytest.mark.parametrize("write", UNDER_A_KERNEL.values(), ids=UNDER_A_KERNEL)
 def test_write_while_a_kernel_reads(write, slow_sine):
-    """The write comes when the worker's kernel has read one half."""
+    """The worker's kernel has read one half when the program writes."""
     x = torch.rand(1, requires_grad=True)
     kept = torch.rand(8)
 
@@ -252,7 +251,7 @@ def two_looks():
 
 @pytest.mark.parametrize("taken", ["while it is read", "before"])
 def test_write_through_an_alias_while_a_kernel_reads(taken, two_looks):
-    """What was there is put back before the kernel has returned: no look at the input shows it."""
+    """The old contents are back before the kernel returns, so the input does not show it."""
     x, leaf = torch.rand(1, requires_grad=True), torch.rand(8)
     kept = leaf.clone()
 
@@ -280,7 +279,7 @@ def test_write_through_an_alias_while_a_kernel_reads(taken, two_looks):
 
 
 def test_alias_does_not_wait_for_a_kernel_that_does_not_read_it():
-    """The next recipe is about to run, and reads something else."""
+    """The recipe that runs next reads another tensor."""
     program, ran = threading.get_ident(), []
     has_read = threading.Event()
     at_once = []
