@@ -447,8 +447,8 @@ def test_replay_writes_to_a_copy_of_what_another_stream_made(streams, x):
 
 
 def test_memory_of_a_filled_escape_is_used_by_the_stream_that_made_it(streams, x):
-    """No record_stream() is called: in eager the memory is that stream's own. With ebb, it belongs to
-    the stream on which backward ran."""
+    """In eager the memory is that stream's own, so the program calls no record_stream(). With ebb,
+    it belongs to the stream on which backward ran."""
     with ebb.region(escapes="placeholder"):
         with streams[0]:
             h = x.sin()

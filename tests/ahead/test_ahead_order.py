@@ -31,7 +31,7 @@ def _nothing_left():
 
 
 @pytest.mark.parametrize("regions", [1, 2, 5])
-def test_all_but_the_last_region_are_there_in_time(regions):
+def test_all_regions_but_the_last_are_replayed_in_time(regions):
     modules, x = blocks(5), torch.randn(X, requires_grad=True)
     with replays_ahead(regions):
         ebb.reset_stats()
@@ -53,59 +53,64 @@ def test_nothing_runs_ahead_when_off():
     assert ebb.stats()["total"]["ops_replayed_ahead"] == 0
 
 
-def assert_ahead(program, *, in_time):
-    """So many regions are replayed in time, and none in vain."""
-    did = counts_ahead(program)
-    assert did["regions_in_time"] == in_time
-    assert did["regions_in_vain"] == 0
+def code_between_regions(x):
+    """Code between regions hides the data flow but not the order."""
+    h, results = x, []  # a storage in the place of one would be taken for it
+    for module in blocks(4):
+        with region():
+            y = module(WaitInBackward.apply(h))
+        results.append(y)
+        h = y * 2 + h
+    h.sum().backward()
 
 
-def test_code_between_regions_hides_the_data_flow_but_not_the_order():
-    modules, x = blocks(4), torch.randn(X, requires_grad=True)
-
-    def program():
-        h, results = x, []  # a storage in the place of one would be taken for it
-        for module in modules:
+def micro_batches(x):
+    """The region recorded just before another is of another micro-batch."""
+    hs = [x, *(torch.randn(X, requires_grad=True) for _ in range(2))]
+    for module in blocks(3):
+        for i, h in enumerate(hs):
             with region():
-                y = module(WaitInBackward.apply(h))
-            results.append(y)
-            h = y * 2 + h
+                hs[i] = module(WaitInBackward.apply(h))
+    for h in hs:
         h.sum().backward()
 
-    assert_ahead(program, in_time=3)
 
-
-def test_micro_batches_are_told_apart():
-    """The region recorded just before another is of another micro-batch."""
-    modules = blocks(3)
-    xs = [torch.randn(X, requires_grad=True) for _ in range(3)]
-
-    def program():
-        hs = list(xs)
-        for module in modules:
-            for i, h in enumerate(hs):
-                with region():
-                    hs[i] = module(WaitInBackward.apply(h))
-        for h in hs:
-            h.sum().backward()
-
-    assert_ahead(program, in_time=6)
-
-
-def test_the_later_of_two_branches_comes_first():
+def two_branches(x):
+    """Backward meets the later branch first."""
     one, other, last = blocks(3)
-    x = torch.randn(X, requires_grad=True)
+    with region():
+        a = one(WaitInBackward.apply(x))
+    with region():
+        b = other(WaitInBackward.apply(x))
+    with region():
+        loss = last(WaitInBackward.apply(a) + WaitInBackward.apply(b)).sum()
+    loss.backward()
 
-    def program():
-        with region():
-            a = one(WaitInBackward.apply(x))
-        with region():
-            b = other(WaitInBackward.apply(x))
-        with region():
-            loss = last(WaitInBackward.apply(a) + WaitInBackward.apply(b)).sum()
-        loss.backward()
 
-    assert_ahead(program, in_time=2)
+def unpacking_outside_of_backward(x):
+    """A program that looks at a saved tensor is not backward."""
+    first, *others = blocks(3)
+    with region():
+        h = Keep.apply(first(x))
+        ctx, Keep.last = Keep.last, None
+    loss = chain(others, h).sum()
+    assert torch.equal(ctx.saved_tensors[0], h)
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "in_time"),
+    [
+        (code_between_regions, 3),
+        (micro_batches, 6),
+        (two_branches, 2),
+        (unpacking_outside_of_backward, 2),
+    ],
+)
+def test_regions_are_replayed_in_the_order_of_backward(program, in_time):
+    did = counts_ahead(lambda: program(torch.randn(X, requires_grad=True)))
+    assert did["regions_in_time"] == in_time
+    assert did["regions_in_vain"] == 0
 
 
 def test_region_that_backward_never_reaches_is_counted_in_vain():
@@ -201,22 +206,6 @@ def test_bytes_of_intermediates_are_given_back():
 
     did = counts_ahead(lambda: chain([body, body], x).sum().backward(), limit=8 * Wide.nbytes)
     assert did["regions_in_time"] == 1
-
-
-def test_unpacking_outside_of_backward_is_no_arrival():
-    modules, x = blocks(3), torch.randn(X, requires_grad=True)
-
-    def program():
-        with region():
-            h = Keep.apply(modules[0](x))
-            ctx = Keep.last
-        loss = chain(modules[1:], h).sum()
-        assert torch.equal(ctx.saved_tensors[0], h)
-        loss.backward()
-
-    did = counts_ahead(program)
-    Keep.last = None
-    assert did["regions_in_time"] == 2
 
 
 def test_held_values_are_freed_when_another_region_is_entered():

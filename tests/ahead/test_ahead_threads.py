@@ -236,7 +236,7 @@ def test_aliases_and_the_running_recipe_are_under_one_lock():
 
 
 def test_region_that_a_backward_waits_for_is_not_begun():
-    """One thread unpacks a tensor, which takes long. A backward waits for that, and another backward
+    """A thread unpacks a tensor, which takes long. A backward waits for that, and another backward
     comes by the region behind."""
     x = torch.randn(4, requires_grad=True)
     looks = threading.Event()
