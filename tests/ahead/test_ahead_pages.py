@@ -192,50 +192,46 @@ def test_overflow_of_a_mask_raises_when_backward_needs_it(asks):
     assert did["regions_stopped"] > 0
 
 
-def test_overflow_after_a_restore_ahead_raises_when_backward_arrives():
-    """The restored bytes are right, but without replays ahead backward would raise here."""
-    x = torch.randn(32, 4, requires_grad=True)
-
-    def overflow():
-        wait_for_replays()
-        if not kept:
-            kept.append(masked(x, 30, lambda y: y, ("more", "most")))
-
-    kept = []
-
-    def program():
-        masked(x, 2, lambda y: y)[0].backward()
-        loss = masked(x, 2, lambda y: in_backward(y, overflow))[0]
-        outcomes = []
-        for _ in range(2):
-            with pytest.raises(
-                ebb.experimental.PageOverflowError, match="cannot be restored"
-            ) as raised:
-                loss.backward(retain_graph=True)
-            outcomes.append(str(raised.value))
-        kept.clear()
-        del loss
-        return outcomes, ebb.experimental.paging.step_ok()
-
-    _, did = same_with_and_without(program)
-    assert did["regions_in_time"] >= 1
+def overflow(x, kept):
+    if not kept:
+        kept.append(masked(x, 30, lambda y: y, ("more", "most")))
 
 
-def test_failed_pool_raises_when_backward_arrives():
-    x = torch.randn(32, 4, requires_grad=True)
-
-    def program():
-        masked(x, 2, lambda y: y)[0].backward()
-        loss = masked(x, 2, lambda y: in_backward(y, begin_next_step))[0]
-        with pytest.raises(RuntimeError, match="its page pool failed in the meantime"):
-            loss.backward()
-        del loss
-
-    def begin_next_step():
-        wait_for_replays()
+def begin_another_step(x, kept):
+    if not kept:
+        kept.append(None)
         masked(x, 30, lambda y: y, ("more", "most"))
         assert not ebb.experimental.paging.step_ok()
         masked(x, 2, lambda y: y, ("more", "most"))
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (overflow, ebb.experimental.PageOverflowError, "cannot be restored"),
+        (begin_another_step, RuntimeError, "its page pool failed in the meantime"),
+    ],
+)
+def test_error_of_a_pool_after_a_restore_ahead_raises_when_backward_arrives(act, error, message):
+    """The restored bytes are right, but without replays ahead backward would raise here."""
+    x = torch.randn(32, 4, requires_grad=True)
+
+    def program():
+        kept, messages = [], []
+
+        def between():
+            wait_for_replays()
+            act(x, kept)
+
+        masked(x, 2, lambda y: y)[0].backward()
+        loss = masked(x, 2, lambda y: in_backward(y, between))[0]
+        for _ in range(2):
+            with pytest.raises(error, match=message) as raised:
+                loss.backward(retain_graph=True)
+            messages.append(str(raised.value))
+        kept.clear()
+        del loss
+        return messages, ebb.experimental.paging.step_ok()
 
     _, did = same_with_and_without(program)
     assert did["regions_in_time"] >= 1
