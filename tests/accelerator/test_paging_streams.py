@@ -32,34 +32,49 @@ pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 
 @pytest.fixture
-def one(device):
-    """Pools are there; x and the number of its live rows."""
+def one(device, streams):
+    """Pools are there; x and the number of its valid rows. All streams have waited."""
     _, x, n = masked(device)
     for _ in range(2):
         for ctx, _ in paged(x, n, ("a", "b")):
             assert ctx.saved_tensors[0] is not None
     Keep.last = None
     late.synchronize()
+    wait_for_all(device, streams)
     return x, n
+
+
+def assert_steps_are_exact(run, expected, streams=(), brackets=(False,) * 4, fixed_order=True):
+    """Runs steps, each in `paging.step()` or not, and compares their gradients with `expected`."""
+    wait_for_all("late:0", streams)
+    for bracketed in brackets:
+        with maybe_step(bracketed, fixed_order):
+            found = run()
+        wait_for_all("late:0", streams)
+        assert same(expected, found)
+        assert ebb.experimental.paging.step_ok()
+
+
+SOME_BRACKETED = (False, False, True, True, True)
 
 
 def test_micro_batches_on_two_streams_in_turn(device, streams):
     """All forwards, then all backwards."""
     nets = [Masked(device=device, seed=seed) for seed in range(4)]
     data = [(net.inputs(1), net.live(5 + 7 * i)) for i, net in enumerate(nets)]
-    expected = [gradients(net, *given) for net, given in zip(nets, data, strict=True)]
-    wait_for_all(device, streams)
-    for _ in range(4):
+    expected = [g for net, given in zip(nets, data, strict=True) for g in gradients(net, *given)]
+
+    def run():
         losses, found = [], []
         for i, net in enumerate(nets):
             with streams[i % 2]:
                 losses.append(net(*data[i], region))
         for i, net in reversed(list(enumerate(nets))):
             with streams[i % 2]:
-                found.append(torch.autograd.grad(losses.pop(), [data[i][0], *net.weights]))
-        wait_for_all(device, streams)
-        assert all(map(same, expected, reversed(found)))
-        assert ebb.experimental.paging.step_ok()
+                found = [*torch.autograd.grad(losses.pop(), [data[i][0], *net.weights]), *found]
+        return found
+
+    assert_steps_are_exact(run, expected, streams)
     assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
@@ -70,8 +85,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
     ebb.config.update(paging_prefetch=prefetch, paging_headroom=4.0)
     net = Masked(device=device)
     n, inputs = net.live(20), [net.inputs(seed) for seed in range(6)]
-    expected = [gradients(net, x, n) for x in inputs]
-    wait_for_all(device, streams)
+    expected = [g for x in inputs for g in gradients(net, x, n)]
 
     def run():
         losses, found = [], []
@@ -79,7 +93,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
         def backward():
             batch, loss = losses.pop(0)
             with streams[batch % 2]:
-                found.append(torch.autograd.grad(loss, [inputs[batch], *net.weights]))
+                found.extend(torch.autograd.grad(loss, [inputs[batch], *net.weights]))
 
         for batch, x in enumerate(inputs):
             with streams[batch % 2]:
@@ -90,12 +104,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
             backward()
         return found
 
-    for _ in range(4):
-        with maybe_step(bracketed):
-            found = run()
-        wait_for_all(device, streams)
-        assert all(map(same, expected, found))
-        assert ebb.experimental.paging.step_ok()
+    assert_steps_are_exact(run, expected, streams, [bracketed] * 4)
 
 
 def test_layers_on_two_streams(device, streams):
@@ -103,7 +112,7 @@ def test_layers_on_two_streams(device, streams):
     net, x, n = masked(device, layers=4)
     expected = gradients(net, x, n)
 
-    def program(inside):
+    def run(inside=region):
         lives = net.places < n
         h = torch.where(lives, x, 0)
         for index in range(4):
@@ -114,18 +123,12 @@ def test_layers_on_two_streams(device, streams):
                 h = net.layer(ebb.experimental.mark_rows(h.mul(1.5), n), index)
             before.wait_stream(here)
             h.record_stream(before)
-        return torch.where(lives, h, 0).square().sum()
+        loss = torch.where(lives, h, 0).square().sum()
+        return torch.autograd.grad(loss, [x, *net.weights])
 
-    wait_for_all(device, streams)
-    assert same(expected, torch.autograd.grad(program(torch.enable_grad), [x, *net.weights]))
-    wait_for_all(device, streams)
+    assert_steps_are_exact(lambda: run(torch.enable_grad), expected, streams, [False])
     assert late.findings() == []
-    for bracketed in (False, False, True, True, True):
-        with maybe_step(bracketed):
-            found = torch.autograd.grad(program(region), [x, *net.weights])
-        wait_for_all(device, streams)
-        assert same(expected, found)
-        assert ebb.experimental.paging.step_ok()
+    assert_steps_are_exact(run, expected, streams, SOME_BRACKETED)
 
 
 @pytest.mark.parametrize("part", ["made on one", "ends on one"])
@@ -198,7 +201,6 @@ def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, stream
 def test_memory_goes_back_to_the_stream_that_allocated_it(device, streams, one):
     """That stream knows nothing of the lane."""
     x, n = one
-    wait_for_all(device, streams)
     for _ in range(3):
         with ebb.region(EVERYTHING, "a"):
             with streams[0]:
@@ -224,7 +226,6 @@ def test_memory_goes_back_to_the_stream_that_allocated_it(device, streams, one):
 def test_memory_of_one_stream_does_not_wait_for_another(device, streams, one):
     """The other stream waits for the lane, and runs nothing meanwhile."""
     x, n = one
-    wait_for_all(device, streams)
 
     def page(name):
         with ebb.region(EVERYTHING, name):
@@ -260,7 +261,6 @@ def test_pools_serve_a_stream_that_has_not_waited_for_the_one_that_made_them(dev
 
 def test_memory_of_a_dropped_stash_is_reused_after_the_lane(device, streams, one):
     x, n = one
-    wait_for_all(device, streams)
     for _ in range(3):
         with streams[0], ebb.region(EVERYTHING):
             h = ebb.experimental.mark_rows(x.detach() + 1, n).requires_grad_()
@@ -330,33 +330,28 @@ def test_threads_of_two_devices(device):
 def test_one_graph_over_two_devices(device):
     """Its backward has a thread for each device."""
     nets = [Masked(device=torch.device("late", i)) for i in (0, 1)]
-    xs, counts = [net.inputs(0) for net in nets], [net.live(20) for net in nets]
+    data = [(net, net.inputs(0), net.live(20)) for net in nets]
+    leaves = [leaf for net, x, _ in data for leaf in (x, *net.weights)]
+    expected = [g for given in data for g in gradients(*given)]
 
-    def loss(inside):
-        return sum(net(x, n, inside).to("late:0") for net, x, n in zip(nets, xs, counts))  # noqa: B905
+    def run():
+        loss = sum(net(x, n, region).to("late:0") for net, x, n in data)
+        return torch.autograd.grad(loss, leaves)
 
-    leaves = [*xs, *nets[0].weights, *nets[1].weights]
-    expected = [g for net, x, n in zip(nets, xs, counts, strict=True) for g in gradients(net, x, n)]
-    for bracketed in (False, False, True, True, True):
-        with maybe_step(bracketed, fixed_order=False):
-            found = torch.autograd.grad(loss(region), leaves)
-        by_net = [found[0], *found[2:8], found[1], *found[8:]]
-        assert same(expected, by_net)
-        assert ebb.experimental.paging.step_ok()
+    assert_steps_are_exact(run, expected, (), SOME_BRACKETED, fixed_order=False)
 
 
 def test_streams_that_run_by_themselves(device, streams):
     """Threads run each task late at random."""
     ebb.config.paging.headroom = 2.0
     net = Masked(device=device)
-    data = [(net.inputs(seed), net.live(20 + seed)) for seed in range(4)]
-    expected = [gradients(net, *given) for given in data]
+    given = [(net.inputs(seed), net.live(20 + seed)) for seed in range(4)]
+    expected = [gradients(net, *each) for each in given]
     late.synchronize()
     with late.delayed(50, 300):
         for number in range(12):
-            given = data[number % 4]
             with streams[number % 2]:
-                found = gradients(net, *given, region)
+                found = gradients(net, *given[number % 4], region)
             wait_for_all(device, streams)
             assert same(expected[number % 4], found)
             assert ebb.experimental.paging.step_ok()
