@@ -27,7 +27,7 @@ def _ebb_was_used_before(tmp_path_factory):
     late.load()
 
 
-def test_what_was_on_disk_comes_back():
+def test_tensor_on_disk_from_before_the_backend_comes_back():
     x, y = LEFT
 
     found = torch.autograd.grad(y.sum(), x)[0]
@@ -36,7 +36,7 @@ def test_what_was_on_disk_comes_back():
     assert torch.equal(found, expected)
 
 
-def test_its_tensors_leave_it(device):
+def test_tensors_of_the_new_backend_are_offloaded(device):
     before = ebb.stats()["offload"]["bytes_sent"]
     x = torch.randn(1024).to(device).requires_grad_()
     with ebb.region(SINES):
@@ -49,7 +49,7 @@ def test_its_tensors_leave_it(device):
     assert torch.equal(found.cpu(), torch.autograd.grad(cpu.sin().cos().sum(), cpu)[0])
 
 
-def test_its_kernels_run_in_a_region(device):
+def test_kernels_of_the_new_backend_run_in_a_region(device):
     """mish_backward decomposes, but this device has a kernel of its own, which gives other bits."""
     x = torch.randn(4, 4).to(device).requires_grad_()
 
@@ -93,7 +93,7 @@ PRECISIONS = {  # how to get and to set it, and another value than the usual one
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_precision_of_products_changed_between_forward_and_backward_is_refused(device, name):
+def test_precision_changed_between_forward_and_backward_raises(device, name):
     get, put, values = PRECISIONS[name]
     w = torch.randn(8, 8).to(device).requires_grad_()
     before = get()
@@ -120,6 +120,6 @@ print(torch.ops.late.counts().get("device count", 0))
 """
 
 
-def test_statistics_of_a_process_that_has_offloaded_nothing_ask_for_no_device():
+def test_statistics_before_any_offload_ask_for_no_device():
     """To ask for CUDA's devices starts the driver, and then the process cannot fork workers."""
     assert run_process(["-c", NOT_OFFLOADED_YET], PYTHONPATH=str(TESTS)) == "0\n"

@@ -1,4 +1,4 @@
-"""The test device itself: what it must find, it finds."""
+"""The test device finds the errors that it must find."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_an_order_is_seen(how, device, streams):
     assert torch.equal(y.cpu(), torch.full((4,), 3.0))
 
 
-def test_what_is_freed_while_another_stream_reads_it_is_found(device, streams):
+def test_free_while_another_stream_reads_is_found(device, streams):
     with streams[0]:
         x = torch.ones(4).to(device) * 2
     streams[1].wait_stream(streams[0])
@@ -173,25 +173,6 @@ def test_pinned_memory_read_too_early_is_found(device):
 
     assert found("the host")
     torch.accelerator.synchronize()
-
-
-def test_two_devices(device):
-    x = torch.randn(8).to(device)
-    y = (x * 2).to("late:1")
-    z = (y + 1).to(device)
-
-    assert y.device == torch.device("late:1")
-    assert torch.equal(z.cpu(), x.cpu() * 2 + 1)
-    with pytest.raises(RuntimeError, match="late:0 and late:1"):
-        x + y
-
-
-def test_memory_that_runs_out(device):
-    with late.limited(device=1 << 16), pytest.raises(torch.OutOfMemoryError):
-        torch.empty(1 << 17, device=device)
-    with late.limited(host=0), pytest.raises(RuntimeError, match="out of pinned memory"):
-        torch.empty(1 << 17, pin_memory=True)
-    torch.empty(1 << 17, device=device)
 
 
 def test_calls_are_counted(device, streams):
@@ -253,26 +234,6 @@ class TestGraphs:
         torch.accelerator.synchronize()
         return x
 
-    def test_a_graph_reads_and_writes_the_memory_that_it_was_captured_with(self, x, streams):
-        with late.Graph().capture(streams[0]) as graph:
-            y = x * 2
-            y = y + 1
-        for number in range(3):
-            x.fill_(number)
-            graph.replay()
-            assert torch.equal(y.cpu(), torch.full((4,), 2.0 * number + 1))
-
-    def test_another_stream_takes_part(self, x, streams):
-        with late.Graph().capture(streams[0]) as graph:
-            y = x * 2
-            streams[1].wait_stream(streams[0])
-            with streams[1]:
-                z = y + 1
-            streams[0].wait_stream(streams[1])
-        graph.replay()
-
-        assert torch.equal(z.cpu(), torch.full((4,), 3.0))
-
     def test_a_missing_order_inside_is_found(self, x, streams):
         with late.Graph().capture(streams[0]):
             streams[1].wait_stream(streams[0])
@@ -283,7 +244,7 @@ class TestGraphs:
 
         assert found("write and read")
 
-    def test_it_draws_what_comes_next(self, device, streams):
+    def test_replays_draw_the_next_random_numbers(self, device, streams):
         with late.Graph().capture(streams[0]) as graph:
             x = torch.empty(4, device=device).uniform_()
             y = torch.empty(4, device=device).uniform_()
@@ -298,7 +259,7 @@ class TestGraphs:
         assert all(torch.equal(*both) for both in zip(replayed, eager, strict=True))
 
     @pytest.mark.parametrize("act", FORBIDDEN.values(), ids=FORBIDDEN)
-    def test_what_cuda_forbids(self, act, x, streams):
+    def test_calls_that_cuda_forbids_in_a_capture_raise(self, act, x, streams):
         outside = torch.Event(device=x.device)
         outside.record()
         with pytest.raises(RuntimeError, match="captur"):
@@ -306,7 +267,7 @@ class TestGraphs:
 
         assert torch.equal((x + 1).cpu(), torch.full((4,), 2.0))  # all is well again
 
-    def test_what_breaks_a_capture_breaks_it_though_it_is_caught(self, x, streams):
+    def test_caught_error_still_breaks_a_capture(self, x, streams):
         def asks():
             with contextlib.suppress(RuntimeError):
                 streams[1].query()
@@ -314,7 +275,7 @@ class TestGraphs:
         with pytest.raises(RuntimeError, match="invalidated"):
             capture(streams[0], asks)
 
-    def test_work_that_was_not_waited_for(self, x, streams):
+    def test_capture_with_unjoined_work_raises(self, x, streams):
         def leaves():
             streams[1].wait_stream(streams[0])
             with streams[1]:
@@ -340,9 +301,3 @@ class TestGraphs:
 
         assert any("a graph uses memory that was freed" in one for one in late.findings())
         del y
-
-
-def test_a_broken_device_fails_each_call(device, streams):
-    with late.broken(), pytest.raises(RuntimeError, match="device-side assert"):
-        streams[0].synchronize()
-    streams[0].synchronize()

@@ -84,7 +84,7 @@ def train_uncounted(device):
     return parameters_of(model)
 
 
-def test_other_processes_count(device):
+def test_memory_of_other_processes_is_not_available(device):
     gc.collect()  # tensors of other tests
     here = torch.ones(MIB, device=device)
     allocated = torch.accelerator.memory_allocated(device)
@@ -96,7 +96,7 @@ def test_other_processes_count(device):
     assert here is not None
 
 
-def test_a_job_beside_another_one_lives(install, device, capsys):
+def test_auto_budget_leaves_memory_to_another_process(install, device, capsys):
     """The card is large enough for the job, and what another one has leaves half of that."""
     devices = [device] * 8
     expected, most = train(devices, steps=STEPS)
@@ -110,7 +110,7 @@ def test_a_job_beside_another_one_lives(install, device, capsys):
 
 
 @pytest.mark.parametrize("text", ["auto", "100MiB", "40%"])
-def test_an_allocator_that_counts_nothing_allows_no_budget(text, install, device, capsys):
+def test_budget_without_counted_bytes_is_ignored_with_a_warning(text, install, device, capsys):
     expected = train_uncounted(device)
     install(limit_of(text) or read_budget(text), text)
     with late.uncounted():
@@ -120,7 +120,7 @@ def test_an_allocator_that_counts_nothing_allows_no_budget(text, install, device
     assert capsys.readouterr().err.count("does not count bytes") == 1
 
 
-def test_an_allocator_that_counts_nothing_allows_no_plan(device):
+def test_plan_without_counted_bytes_raises(device):
     model, x = Split(device), torch.randn(ROWS, WIDTH).to(device)
     with late.uncounted(), pytest.raises(ValueError, match="late does not count bytes"):
         plan(model, lambda: model(x).backward(), 0.5)

@@ -16,7 +16,7 @@ from ebb_tests.programs.paged import Keep, Seen
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("mode", ["raise", "demote"])
 def test_workspaces_are_not_compared(mode, device):
-    """What a kernel leaves out of a workspace is something else at each call."""
+    """A kernel leaves other bytes in a workspace at each call."""
     logits = torch.randn(12, 2, 6).log_softmax(-1).to(device).requires_grad_()
     targets = torch.randint(1, 6, (2, 4)).to(device)
 
@@ -32,7 +32,7 @@ def test_workspaces_are_not_compared(mode, device):
     assert torch.equal(found.cpu(), expected.cpu())
 
 
-def test_a_write_that_torch_does_not_see_is_found(device):
+def test_unseen_write_to_a_result_raises(device):
     x = torch.randn(4, 4).to(device).requires_grad_()
     with ebb.verify():
         with ebb.region():
@@ -44,7 +44,7 @@ def test_a_write_that_torch_does_not_see_is_found(device):
             torch.autograd.grad(y.sum(), x)
 
 
-def test_a_write_to_an_input_that_torch_does_not_see_is_found(device):
+def test_unseen_write_to_an_input_raises(device):
     x = torch.randn(4).to(device).requires_grad_()
     w = torch.randn(4).to(device)
     with ebb.verify():
@@ -56,7 +56,7 @@ def test_a_write_to_an_input_that_torch_does_not_see_is_found(device):
             torch.autograd.grad(y.sum(), x)
 
 
-def test_no_mode_sees_what_is_read_to_compare(device):
+def test_dispatch_mode_sees_no_comparison(device):
     x = torch.randn(4).to(device).requires_grad_()
     w = torch.randn(4).to(device)
     with ebb.verify():
@@ -72,8 +72,7 @@ def test_no_mode_sees_what_is_read_to_compare(device):
     assert {*seen.names} <= {"aten::detach"}  # of autograd
 
 
-def test_what_is_dropped_lives_as_long_as_what_it_is_compared_with(device):
-    """It is not poisoned, so the storage itself is what a replay is compared with."""
+def test_dropped_storage_lives_until_it_is_compared(device):
     x = torch.randn(4).to(device).requires_grad_()
     with ebb.verify(), ebb.region():
         h = x * 2

@@ -7,35 +7,19 @@ import gc
 
 import pytest
 import torch
-from torch import nn
 
 import ebb
 from ebb import _C
 from ebb_tests import device as late
 from ebb_tests.exactness import same_bits
+from ebb_tests.programs.ahead import dropout_mlps, room
 
 WIDTH, BLOCKS = 64, 6
 MIB = 1 << 20
 
 
-@contextlib.contextmanager
-def all_is_kept():
-    _C.keep_while_there_is_room(1 << 40)
-    try:
-        yield
-    finally:
-        _C.keep_while_there_is_room(0)
-
-
-def model(device, dropout=0.2):
-    torch.manual_seed(0)
-    block = lambda: nn.Sequential(  # noqa: E731
-        nn.Linear(WIDTH, 4 * WIDTH),
-        nn.GELU(),
-        nn.Dropout(dropout),
-        nn.Linear(4 * WIDTH, WIDTH),
-    )
-    return nn.Sequential(*(block() for _ in range(BLOCKS))).to(device)
+def model(device):
+    return dropout_mlps(BLOCKS, WIDTH, dropout=0.2).to(device)
 
 
 def inputs(device, rows=256):
@@ -69,7 +53,7 @@ def shortages():
 
 
 @pytest.mark.parametrize("delays", [False, True])
-def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, delays):
+def test_step_succeeds_with_less_memory_than_kept_values_need(device, delays):
     net, x = model(device), inputs(device)
     expected = gradients(net, x)
     net.zero_grad()
@@ -84,7 +68,7 @@ def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, del
     with ebb.apply(net, ebb.policies.recompute_all, "[0-9]"):
         for limit in limits:
             delayed = late.delayed(50, 200) if delays else contextlib.nullcontext()
-            with all_is_kept(), delayed, late.limited(device=limit):
+            with room(used=0), delayed, late.limited(device=limit):
                 found = attempt(lambda: gradients(net, x))
             net.zero_grad()
             if found is not None:
@@ -97,7 +81,7 @@ def test_a_step_comes_to_its_end_with_less_memory_than_it_would_take(device, del
 
 
 def test_a_replay_takes_what_another_graph_keeps(device):
-    """That of `other` is kept, which is larger, when backward of the first replays."""
+    """Backward of the first replays while `other` keeps its values, which are larger."""
     net, x = model(device), inputs(device)
     other, large = model(device), inputs(device, rows=1024)
     expected = gradients(net, x), gradients(other, large)
@@ -110,7 +94,7 @@ def test_a_replay_takes_what_another_graph_keeps(device):
     ):
         torch.manual_seed(1)
         losses.append(net(x).square().sum())  # keeps nothing
-        with all_is_kept():
+        with room(used=0):
             torch.manual_seed(1)
             losses.append(other(large).square().sum())
         before = _C.room_stats()
@@ -190,7 +174,7 @@ def test_a_random_operator_that_fails_draws_what_it_would_have_drawn(device):
     at_rest = in_use()
     came_through = 0
     for spare in range(1, 10):
-        with all_is_kept():
+        with room(used=0):
             with ebb.region(ebb.policies.recompute_all):
                 other = x.sin().exp().mul(2).exp()
             with late.limited(device=at_rest + spare * x.nbytes):

@@ -1,4 +1,4 @@
-"""OFFLOAD while a graph is captured, what is under way meanwhile, and what is between replays."""
+"""OFFLOAD in CUDA graphs and beside them: captures, replays, and copies that run meanwhile."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def x(device, stream):
     return warmed_up(device, stream)
 
 
+@contextlib.contextmanager
+def capture_that_raises(stream, message):
+    with pytest.raises(RuntimeError, match=message), late.Graph().capture(stream):
+        yield
+
+
 def room_for_two_steps(x, y, stream):
     """As much host memory as two steps need."""
     with stream:
@@ -45,7 +51,7 @@ def room_for_two_steps(x, y, stream):
 @pytest.mark.parametrize("keep_last", [0, 2])
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 @pytest.mark.parametrize("in_flight", [0, 1 << 11, 1 << 30])
-def test_a_graph_gives_what_eager_gives(in_flight, prefetch, keep_last, device, stream):
+def test_replays_have_eagers_gradients(in_flight, prefetch, keep_last, device, stream):
     ebb.config.update(
         offload_in_flight_bytes=in_flight,
         offload_prefetch_bytes=prefetch,
@@ -121,7 +127,7 @@ def test_host_memory_of_a_graph_is_never_freed(x, device, stream):
     assert_replays_are_right(graph, gradient, x)
 
 
-def test_without_a_step_before_it_says_so(device, stream):
+def test_capture_without_a_step_before_it_raises(device, stream):
     x = leaf(device)
     with pytest.raises(RuntimeError, match="Run a few steps, forward and backward"):
         captured(x, stream)
@@ -130,7 +136,7 @@ def test_without_a_step_before_it_says_so(device, stream):
     assert_replays_are_right(*captured(x, stream), x)
 
 
-def test_where_the_limit_forbids_more_the_rest_is_recomputed(device, stream):
+def test_values_above_the_pinned_limit_are_recomputed_in_a_capture(device, stream):
     x = leaf(device)
     ebb.config.offload.pinned_limit = 2 * x.nbytes
     warm_up(x, stream)
@@ -138,15 +144,12 @@ def test_where_the_limit_forbids_more_the_rest_is_recomputed(device, stream):
     assert_replays_are_right(*captured(x, stream), x)
 
 
-def test_what_left_before_a_capture_cannot_come_back_in_it(x, stream):
+def test_backward_in_a_capture_of_an_earlier_forward_raises(x, stream):
     ebb.config.offload.in_flight_bytes = 0
     with stream:
         y = forward(x)
     late.synchronize()
-    with (
-        pytest.raises(RuntimeError, match="offloaded before this CUDA graph capture"),
-        late.Graph().capture(stream),
-    ):
+    with capture_that_raises(stream, "offloaded before this CUDA graph capture"):
         torch.autograd.grad(y, x)
     with stream:
         found = torch.autograd.grad(y, x)[0]  # and outside of it it can
@@ -154,21 +157,20 @@ def test_what_left_before_a_capture_cannot_come_back_in_it(x, stream):
     assert_right(found, x)
 
 
-def test_a_write_in_a_capture_to_what_is_leaving(x, stream):
+def test_write_in_a_capture_to_a_tensor_that_is_leaving_raises(x, stream):
     with stream, ebb.region(SINES):
         h, y = sine_and_cosine(x)
         late.synchronize()
-        with (
-            pytest.raises(RuntimeError, match="offloaded before this CUDA graph capture"),
-            late.Graph().capture(stream),
-            torch.no_grad(),
-        ):
+        message = "offloaded before this CUDA graph capture"
+        with capture_that_raises(stream, message), torch.no_grad():
             h.zero_()
     del y, h
 
 
 @pytest.mark.parametrize("keep_last", [0, 1])
-def test_a_capture_that_failed(keep_last, device, stream):
+def test_backward_outside_of_a_failed_capture_raises_and_the_next_capture_succeeds(
+    keep_last, device, stream
+):
     ebb.config.offload.keep_last = keep_last
     x = warmed_up(device, stream)
     left = []
@@ -190,21 +192,18 @@ def test_a_capture_that_failed(keep_last, device, stream):
     assert_replays_are_right(*captured(x, stream), x)
 
 
-def test_forward_and_backward_in_two_captures(x, stream):
+def test_forward_and_backward_in_two_captures_raise(x, stream):
     left = []
-    with pytest.raises(RuntimeError, match="did not wait for"), late.Graph().capture(stream):
+    with capture_that_raises(stream, "did not wait for"):
         left.append(forward(x))
-    with (
-        pytest.raises(RuntimeError, match="Capture forward and backward together"),
-        late.Graph().capture(stream),
-    ):
+    with capture_that_raises(stream, "Capture forward and backward together"):
         torch.autograd.grad(left[0], x)
     left.clear()
 
     assert_right(step(x), x)
 
 
-def test_what_runs_beside_a_capture_stays_on_the_device(x, device, stream):
+def test_step_beside_a_capture_offloads_nothing(x, device, stream):
     other, beside = leaf(device), torch.Stream(device=device)
     with late.Graph().capture(stream) as graph:
         y = forward(x)
@@ -219,8 +218,8 @@ def test_what_runs_beside_a_capture_stays_on_the_device(x, device, stream):
     assert_right(found, other)
 
 
-def test_host_memory_of_what_its_capture_never_fetched(device, stream):
-    """It goes when the capture is over; the graph still copies to it."""
+def test_host_memory_that_a_capture_never_fetched_stays_the_graphs(device, stream):
+    """The graph still copies to it."""
     ebb.config.offload.in_flight_bytes = 0
     second = torch.Stream(device=device)
     x, y = leaf(device), leaf(device)
@@ -262,8 +261,7 @@ def leave_held(x):
 
 
 @pytest.mark.parametrize("leave", [leave_under_way, leave_held])
-def test_host_memory_that_is_in_use_when_a_capture_ends(leave, device, stream):
-    """It is the graph's for good, though nobody will fetch it."""
+def test_host_memory_in_use_when_a_capture_ends_stays_the_graphs(leave, device, stream):
     ebb.config.offload.keep_last = 1 if leave is leave_held else 0
     x = warmed_up(device, stream)
     with late.Graph().capture(stream) as graph:
@@ -286,8 +284,7 @@ def test_statistics_in_a_capture(x, stream):
     assert_right(gradient, x)
 
 
-def test_statistics_when_a_capture_has_just_begun(device, stream):
-    """The stream does not wait for what is leaving outside, of which nothing is needed any more."""
+def test_statistics_at_the_start_of_a_capture_do_not_wait_for_copies_outside(device, stream):
     ebb.config.offload.in_flight_bytes = 1 << 30
     beside = torch.Stream(device=device)
     with stream:
@@ -299,9 +296,8 @@ def test_statistics_when_a_capture_has_just_begun(device, stream):
         assert ebb.stats()["offload"]["stashes"] == 0
 
 
-def test_what_dies_in_a_capture(device, stream):
-    """As garbage may at any time. Its copies are under way outside; when the capture is over, its
-    memory is free."""
+def test_memory_of_a_graph_dropped_in_a_capture_is_freed_after_it(device, stream):
+    """Garbage may be collected at any time. Its copies run outside of the capture."""
     ebb.config.offload.in_flight_bytes = 1 << 30
     x = leaf(device)
     before = torch.accelerator.memory_allocated(device)
@@ -317,8 +313,7 @@ def test_what_dies_in_a_capture(device, stream):
     assert torch.accelerator.memory_allocated(device) == before
 
 
-def test_a_region_that_ends_in_a_capture(x, stream):
-    """The stream does not wait there for copies that are under way outside."""
+def test_region_that_ends_in_a_capture_does_not_wait_for_copies_outside(x, stream):
     with stream, contextlib.ExitStack() as open_region:
         first = forward(x)
         open_region.enter_context(ebb.region(SINES))
@@ -331,8 +326,8 @@ def test_a_region_that_ends_in_a_capture(x, stream):
     assert_gradient(found, lambda x: chain(x) + x.sin().cos().sum(), x)
 
 
-def test_a_backward_that_retains_the_graph(device, stream):
-    """What was needed while it left still is, when the capture ends."""
+def test_backward_with_a_retained_graph_in_a_capture(device, stream):
+    """Tensors that are still needed are copied out when the capture ends."""
     ebb.config.offload.in_flight_bytes = 1 << 30
     x = warmed_up(device, stream)
     with late.Graph().capture(stream) as graph:
@@ -343,7 +338,7 @@ def test_a_backward_that_retains_the_graph(device, stream):
     del y
 
 
-def test_what_a_capture_has_left_does_not_go_to_disk(tmp_path, device, stream):
+def test_host_memory_of_a_capture_does_not_go_to_disk(tmp_path, device, stream):
     """Nobody may ask whether its copy is done."""
     ebb.config.offload.in_flight_bytes = 0
     x = warmed_up(device, stream)
@@ -374,8 +369,10 @@ def backward_of_a_part(x):
 
 @pytest.mark.parametrize("in_flight", [0, 1 << 30])
 @pytest.mark.parametrize("before", [forward_only, forward_twice, backward_of_a_part])
-def test_what_is_never_fetched_before_a_capture(before, in_flight, device, stream):
-    """On the stream that will be captured, which may not wait for it then."""
+def test_copies_that_nobody_fetches_before_a_capture_do_not_break_it(
+    before, in_flight, device, stream
+):
+    """They run on the stream that will be captured, which may not wait for them then."""
     ebb.config.offload.in_flight_bytes = in_flight
     x = warmed_up(device, stream)
     with stream:
@@ -387,8 +384,8 @@ def test_what_is_never_fetched_before_a_capture(before, in_flight, device, strea
 
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 @pytest.mark.parametrize("keep_last", [0, 1])
-def test_a_forward_before_a_capture_whose_backward_comes_after(keep_last, prefetch, device, stream):
-    """It is not fetched ahead in the capture; before, it may be."""
+def test_backward_after_a_capture_of_a_forward_before_it(keep_last, prefetch, device, stream):
+    """The capture does not fetch it ahead; a backward before the capture may."""
     ebb.config.update(
         offload_keep_last=keep_last, offload_in_flight_bytes=0, offload_prefetch_bytes=prefetch
     )

@@ -1,8 +1,10 @@
-"""Each wait of OFFLOAD's is needed: left out, it is found, as a race or as another gradient."""
+"""The waits of OFFLOAD: each is needed, and there are no more."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 
 import pytest
 import torch
@@ -10,10 +12,17 @@ import torch
 import ebb
 from ebb import _testing
 from ebb_tests import device as late
-from ebb_tests.device_leaves import gradient, gradient_on_cpu, leaf
-from ebb_tests.programs.offloaded import SINES, chain_of_sines
+from ebb_tests.device_leaves import (
+    assert_gradient,
+    assert_same,
+    finish_copies,
+    gradient,
+    gradient_on_cpu,
+    leaf,
+)
+from ebb_tests.programs.offloaded import OFFLOAD_ALL, SINES, chain_of_sines
 
-EVERYTHING = ebb.Policy({"*": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
+# Each wait that is left out is found, as a race or as another gradient
 
 SETTINGS = {
     "as it is": {},
@@ -29,7 +38,7 @@ chain = functools.partial(chain_of_sines, length=2)
 
 
 def plain(x, streams):
-    with ebb.region(EVERYTHING):
+    with ebb.region(OFFLOAD_ALL):
         y = chain(x)
     return gradient(y, x)
 
@@ -134,12 +143,11 @@ def prepare(settings, device):
     return leaf(device), streams
 
 
-def use_what_is_free(x, streams):
-    """On each stream, which knows nothing of the others: who was given memory that another one
-    still uses, or gets it next, meets this."""
-    for stream in (torch.accelerator.current_stream(), *streams):
-        with stream:
-            kept = [torch.ones(rows, 32, device=x.device).mul_(3) for rows in [8] * 8 + [1] * 4]
+def use_what_is_free(stream):
+    """Overwrites free memory of the stream, which knows nothing of the others. A tensor whose
+    memory was freed too early changes."""
+    with stream:
+        kept = [torch.ones(rows, 32, device="late").mul_(3) for rows in [8] * 8 + [1] * 4]
     del kept
 
 
@@ -148,13 +156,16 @@ def run(program, x, streams, without):
     late.synchronize()
     ebb.stats()["offload"]  # what was used is given back
     late.findings()
-    use_what_is_free(x, streams)
+    everywhere = (torch.accelerator.current_stream(), *streams)
+    for stream in everywhere:
+        use_what_is_free(stream)
     torch.ops.late.drop_wait(without)
     try:
         result = PROGRAMS[program](x, streams)
     finally:
         count = torch.ops.late.drop_wait(-1)
-    use_what_is_free(x, streams)
+    for stream in everywhere:
+        use_what_is_free(stream)
     late.synchronize()
     found = late.findings()
     return result.detach().cpu(), found, count
@@ -210,14 +221,12 @@ def test_all_is_in_order(settings, program, device):
 
 def all_of_them():
     """Settings under which most programs need what others have shown take long: these are slow."""
-    for settings in SETTINGS:
-        for program in PROGRAMS:
-            is_slow = len(COVERED.get(settings, ())) > 2 and program in COVERED[settings]
-            marks = [pytest.mark.slow] if is_slow else []
-            yield pytest.param(settings, program, marks=marks)
+    for settings, program in itertools.product(SETTINGS, PROGRAMS):
+        is_slow = len(COVERED.get(settings, ())) > 2 and program in COVERED[settings]
+        yield pytest.param(settings, program, marks=[pytest.mark.slow] if is_slow else [])
 
 
-@pytest.mark.parametrize(("settings", "program"), all_of_them())
+@pytest.mark.parametrize(("settings", "program"), list(all_of_them()))
 def test_a_wait_that_is_left_out_is_found(settings, program, device):
     _, unseen = kinds_of_waits(settings, program, device)
     if unseen and program in COVERED.get(settings, ()):
@@ -225,3 +234,232 @@ def test_a_wait_that_is_left_out_is_found(settings, program, device):
             unseen -= kinds_of_waits(settings, other, device)[0]
 
     assert unseen == set()
+
+
+# Several streams
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+def test_kept_tensor_leaves_after_the_stream_that_packed_it(in_flight, streams, x, device):
+    ebb.config.update(offload_keep_last=1, offload_in_flight_bytes=in_flight)
+    inputs, outputs = (x, leaf(device)), []
+    for stream, leaf_ in zip(streams, inputs, strict=True):
+        with stream, ebb.region(SINES):  # keeps its sine, and sends the one before
+            outputs.append(leaf_.sin().cos())
+    finish_copies()
+    for stream, leaf_, y in zip(streams, inputs, outputs, strict=True):
+        with stream:
+            found = torch.autograd.grad(y.sum(), leaf_)[0]
+        assert_gradient(found, lambda x: x.sin().cos(), leaf_)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
+@pytest.mark.parametrize("keep_last", [0, 1])
+def test_write_on_another_stream_comes_after_the_copy(keep_last, at_once, streams, x):
+    """The copy back comes after the copy out, on a stream that knows nothing of the write."""
+    ebb.config.offload.keep_last = keep_last
+    with ebb.region(SINES):
+        with streams[0]:
+            h = x.sin()
+            h.cos()  # saves h
+            y = h.exp().cos()
+        with late.behind(streams[1], streams[0]), torch.no_grad():
+            h.zero_()
+    if not at_once:
+        torch.accelerator.synchronize()
+    with streams[0]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+
+    assert_gradient(found, lambda x: x.sin().exp().cos(), x)
+
+
+def test_memory_of_a_tensor_that_a_write_sent_is_freed_after_the_copy(streams, x):
+    """The writer waited for the copy, on its own stream; the memory is another stream's."""
+    with ebb.region(SINES):
+        with streams[0]:
+            h = x.sin()
+            h.cos()  # sends it
+            y = h.exp().cos()
+        with late.behind(streams[1], streams[0]), torch.no_grad():
+            h.zero_()
+        streams[0].wait_stream(streams[1])
+    del h
+    use_what_is_free(streams[0])
+    with streams[0]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+
+    assert_gradient(found, lambda x: x.sin().exp().cos(), x)
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+def test_value_that_leaves_at_region_end_leaves_after_the_stream_that_made_it(
+    in_flight, streams, x
+):
+    """Only recipes read the value, so ebb sends it when the region ends. The stream that is current
+    then has not waited for the stream that made the value."""
+    ebb.config.offload.in_flight_bytes = in_flight
+
+    def program(x):
+        h = x.sin()
+        return h.exp().cos()  # no numbers: for those the device would wait
+
+    with ebb.region(SINES), streams[0]:
+        y = program(x)
+    finish_copies()
+    with streams[0]:
+        found = torch.autograd.grad(y.sum(), x)[0]
+
+    assert_gradient(found, program, x)
+
+
+def sines_in_regions_of_their_own(x, stream, count):
+    """Cosines of sines that have left, in graphs that know of that stream only."""
+    outputs = []
+    for factor in range(1, count + 1):
+        with stream, ebb.region(SINES):
+            outputs.append((x * factor).sin().cos())
+    finish_copies()
+    return outputs
+
+
+def test_memory_that_came_ahead_for_another_stream_is_freed_after_its_reader(streams, x):
+    """The memory belongs to the first stream. The second stream still reads it when it is freed."""
+    first, second = sines_in_regions_of_their_own(x, streams[1], 2)
+    with streams[0]:
+        _ = second.grad_fn._saved_self  # and the other one ahead
+    with streams[1]:
+        found = first.grad_fn._saved_self * 1
+    del first
+    use_what_is_free(streams[0])
+
+    assert_same([found], x.detach().cpu().sin())
+
+
+def test_tensor_fetched_on_one_stream_is_taken_by_another(streams, x, device):
+    """Each call of the device fails once. The memory belongs to a third stream."""
+    ebb.config.offload.prefetch_bytes = x.nbytes
+    third = torch.Stream(device=device)
+    calls, fails = 0, True
+    while fails:
+        outputs = sines_in_regions_of_their_own(x, third, 3)
+        with streams[0]:
+            _ = outputs[2].grad_fn._saved_self  # and the one before it ahead
+        try:
+            with streams[1], late.broken(after=calls):
+                _ = outputs[1].grad_fn._saved_self  # and the first one ahead
+            fails = False
+        except RuntimeError:
+            calls += 1
+        with third:
+            found = outputs[1].grad_fn._saved_self * 1
+        streams[1].synchronize()  # the allocator knows that this one used it
+        del _, outputs[1]
+        use_what_is_free(streams[0])
+
+        assert_same([found], (x.detach().cpu() * 2).sin())
+
+
+def test_memory_of_a_dropped_fetch_is_reused_after_its_copy(streams, x):
+    """On the device by the same stream, and on the host by another one."""
+    ebb.config.offload.in_flight_bytes = 0
+    with ebb.region(SINES), streams[0]:
+        first = x.sin().cos()
+        second = (x * 2).sin().cos()
+    late.synchronize()
+    ones = torch.ones_like(second)
+    late.synchronize()
+    with streams[0]:
+        torch.autograd.grad(second, x, ones)  # and the first one ahead
+    del first, second
+    use_what_is_free(streams[0])
+    with streams[1]:
+        with ebb.region(SINES):
+            y = chain(x)
+        found = torch.autograd.grad(y.sum(), x)[0]
+
+    assert_gradient(found, chain, x)
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+def test_two_devices_do_not_share_host_memory_that_is_in_use(in_flight, device):
+    _testing.drain_offload()
+    ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=in_flight)
+    inputs = [leaf(f"late:{i}") for i in range(2)]
+    for _ in range(3):
+        for x in inputs:
+            torch.accelerator.set_device_index(x.device.index)
+            with ebb.region(SINES):
+                y = chain(x)
+            x.found = gradient(y, x)
+    torch.accelerator.set_device_index(0)
+    late.synchronize()
+    for x in inputs:
+        assert_gradient(x.found, chain, x)
+
+
+# There are no more than these
+
+
+def step(x, region=None, length=8):
+    with region or ebb.region(SINES):
+        loss = chain_of_sines(x, length).sum()
+    return torch.autograd.grad(loss, x)[0]
+
+
+def counts_of_a_step(x, region=None):
+    for _ in range(3):
+        step(x, region)
+    late.synchronize()
+    torch.ops.late.counts()
+    step(x, region)
+    return torch.ops.late.counts()
+
+
+def assert_host_asks_nothing(counts):
+    assert not {"synchronize", "query"} & counts.keys()
+
+
+@pytest.mark.parametrize("keep_last", [0, 2])
+@pytest.mark.parametrize("prefetch", [0, 1 << 30])
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+def test_host_neither_waits_nor_asks_in_a_steady_step(in_flight, prefetch, keep_last, x):
+    ebb.config.update(
+        offload_in_flight_bytes=in_flight,
+        offload_prefetch_bytes=prefetch,
+        offload_keep_last=keep_last,
+    )
+    counts = counts_of_a_step(x)
+
+    assert_host_asks_nothing(counts)
+    assert "event made" not in counts  # making one takes as long as recording it
+    assert "allocate pinned" not in counts
+
+
+def test_host_asks_nothing_of_what_is_never_fetched(x):
+    ebb.config.offload.in_flight_bytes = 0
+    step(x)
+    late.synchronize()
+    torch.ops.late.counts()
+    with ebb.region(SINES):
+        x.sin().cos().sin().cos()
+
+    assert_host_asks_nothing(torch.ops.late.counts())
+
+
+def test_device_waits_once_for_all_that_is_leaving(x):
+    """And once for each tensor that backward takes before its copy is done."""
+    ebb.config.offload.min_bytes = 1 << 30
+    eager = counts_of_a_step(x)
+    ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=1 << 30)
+    counts = counts_of_a_step(x)
+
+    assert counts["wait"] == eager.get("wait", 0) + 8 + 1
+
+
+def test_recomputing_on_one_stream_needs_no_event(x):
+    ebb.config.offload.min_bytes = 1 << 30
+    counts = counts_of_a_step(x)
+    eager = counts_of_a_step(x, contextlib.nullcontext())
+
+    for what in ("record", "wait", "query", "synchronize"):
+        assert counts.get(what, 0) == eager.get(what, 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 
 import pytest
 import torch
@@ -13,16 +12,10 @@ from ebb_tests import device as late
 from ebb_tests.device_leaves import needs_captures
 from ebb_tests.programs.ahead import Squeeze, WaitingLayers, bytes_in_use_between_regions, counts
 from ebb_tests.programs.captured_paging import Step
-from ebb_tests.programs.paged import PRODUCTS, Masked, gradients, masked, products, same
-from ebb_tests.replays import delays, wait_for_replays
+from ebb_tests.programs.paged import PRODUCTS, STEPS, Masked, gradients, masked, products, same
+from ebb_tests.replays import delays
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
-
-STEPS = {
-    "in order": ebb.experimental.paging.step,
-    "in any order": lambda: ebb.experimental.paging.step(False),
-    "not bracketed": contextlib.nullcontext,
-}
 
 
 def found(net, x, n, region=contextlib.nullcontext):
@@ -31,38 +24,23 @@ def found(net, x, n, region=contextlib.nullcontext):
     return results
 
 
-@pytest.mark.parametrize("prefetch", [0, 1])
-@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_all_but_the_last_layer_are_there_in_time(step, prefetch, ahead, device):
-    ebb.config.paging.prefetch = prefetch
-    net = WaitingLayers(device=device)
-    x, n = net.inputs(0), net.live(20)
-    right = found(net, x, n)
-
-    def program():
-        for _ in range(4):
-            with step():
-                results = found(net, x, n, products)
-            assert same(right, results)
-            assert ebb.experimental.paging.step_ok()
-
-    did = counts(program)
-    assert did["regions_in_time"] == 2 * 4
-    assert did["regions_stopped"] == did["failures"] == 0
-    assert ebb.stats()["paging"]["recorded_steps"] == 1
-
-
 @pytest.mark.parametrize(("compute", "side"), [(0, 0), (300, 0), (0, 300), (200, 200)])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_streams_run_late_at_random(step, compute, side, ahead, device):
     net, x, n = masked(device, layers=4)
     right = found(net, x, n)
-    with late.delayed(compute, side):
+
+    def program():
         for _ in range(4):
             with step():
                 results = gradients(net, x, n, products)
             assert same(right, results)
             assert ebb.experimental.paging.step_ok()
+
+    with late.delayed(compute, side):
+        did = counts(program)
+    assert did["failures"] == 0
+    assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
 def test_streams_of_the_programs_own(ahead, device, streams):
@@ -89,8 +67,8 @@ class Products(Step):
 
 
 @needs_captures
-def test_what_a_graph_has_is_left_to_backward(ahead, device):
-    """Its calls come after those of the stream on which graphs run, which the worker is not on."""
+def test_pages_of_a_graph_are_left_to_backward(ahead, device):
+    """A graph runs on another stream than the worker."""
     step = Products(device)
     step.warm()
     graph = step.capture()
@@ -110,9 +88,7 @@ def test_what_a_graph_has_is_left_to_backward(ahead, device):
     assert ebb.experimental.paging.step_ok()
 
 
-def test_what_came_back_and_has_been_read_is_gone(ahead, device):
-    """Steps that are recorded hold nothing but what they need."""
-
+def test_page_that_has_been_read_is_freed(ahead, device):
     def bytes_in_use():
         ebb.experimental.paging.reset()
         return bytes_in_use_between_regions(device, PRODUCTS)
@@ -135,29 +111,7 @@ def test_an_overflow_is_told_by_the_step(ahead, device):
     assert outcomes == [True, True, False, False, True, True, True, True]
 
 
-def test_what_backward_never_asks_for_is_given_back(ahead, device):
-    net = WaitingLayers(device=device)
-    x, n = net.inputs(0), net.live(20)
-
-    def program():
-        h, last = x, None
-        for index in range(3):
-            last = h
-            with products():
-                h = net.layer(ebb.experimental.mark_rows(h.mul(1.5), n), index)
-        torch.autograd.grad(h[:20].sum(), last)
-        wait_for_replays()
-
-    for _ in range(4):
-        with ebb.experimental.paging.step(False):
-            program()
-            gc.collect()
-            assert ebb.stats()["paging"]["stashes"] == 0
-        assert ebb.experimental.paging.step_ok()
-    assert ebb.stats()["ahead"]["bytes"] == 0
-
-
-def test_no_memory_ahead_is_no_failure(ahead, device):
+def test_pages_without_memory_ahead_are_left_to_backward(ahead, device):
     net = WaitingLayers(device=device)
     x, n = net.inputs(0), net.live(20)
     right = found(net, x, n)
@@ -181,7 +135,7 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
     assert ebb.experimental.paging.step_ok()
 
 
-def test_each_wait_matters(ahead, device):
+def test_a_wait_that_is_left_out_shows(ahead, device):
     net = WaitingLayers(device=device)
     x, n = net.inputs(0), net.live(20)
     right = 2 * found(net, x, n)

@@ -48,8 +48,7 @@ def step(device):
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
-def test_a_backward_on_a_device_that_failed(prefetch, step):
-    """The error is an exception, and all is dropped."""
+def test_backward_on_a_device_that_failed_raises_and_drops_all(prefetch, step):
     ebb.config.update(paging_prefetch=prefetch, paging_headroom=4.0)
     for _ in range(2):
         assert step(bracketed=bool(prefetch))
@@ -70,8 +69,8 @@ def test_a_backward_on_a_device_that_failed(prefetch, step):
 
 
 @pytest.mark.parametrize("back", [0, 1])
-def test_a_graph_that_is_dropped_after_the_device_failed(back, step):
-    """Its destructors ask the device for nothing; not for what was coming back ahead either."""
+def test_graph_dropped_after_the_device_failed_asks_it_nothing(back, step):
+    """Also not for pages that were coming back ahead."""
     ebb.config.update(paging_prefetch=1, paging_headroom=4.0)
     for _ in range(2):
         assert step(bracketed=True)
@@ -108,7 +107,7 @@ def test_asking_a_device_that_failed_raises(step):
 
 @pytest.mark.parametrize("which", [0, 1, 2, 5])
 def test_a_kernel_that_fails_in_forward(which, step):
-    """The pages of those that did not are given back with the graph."""
+    """The graph gives back the pages of the kernels that did not fail."""
     ebb.config.paging.headroom = 1.0
     for _ in range(2):
         assert step()
@@ -124,9 +123,9 @@ def test_a_kernel_that_fails_in_forward(which, step):
 # Memory
 
 
-def test_no_memory_for_what_comes_back_ahead(device):
-    """It comes back when it is needed, and what is asked for comes back all the same. In that step
-    nothing more comes ahead: each try may cost an allocator all that it has cached."""
+def test_prefetch_without_memory_leaves_it_to_the_asker(device):
+    """Then the step brings nothing else back ahead: each try may cost all that the allocator has
+    cached."""
     ebb.config.paging.prefetch = 1
     _, x, n = masked(device)
     for limited in (False, False, True, True, False):
@@ -148,8 +147,8 @@ def test_no_memory_for_what_comes_back_ahead(device):
 
 
 @pytest.mark.parametrize("host_headroom", [0.0, 4.0])
-def test_no_memory_for_pools(host_headroom, step):
-    """Steps run without them, and the host waits for each count."""
+def test_steps_without_memory_for_pools_run_without_them(host_headroom, step):
+    """The host waits for each count."""
     ebb.config.paging.host_headroom = host_headroom
     n = step.net.live(100)
     expected = gradients(step.net, step.x, n)
@@ -178,41 +177,32 @@ def test_no_memory_for_pools(host_headroom, step):
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
-def test_no_pinned_memory_for_the_second_tier(bracketed, step):
-    """The pool has none, and says which setting asks for it."""
-    ebb.config.paging.host_headroom = 4.0
-    with (
-        late.limited(host=torch.ops.late.host_usage()[0] + 4096),
-        pytest.warns(
-            UserWarning,
-            match=r"could not allocate .* of pinned memory .*Lower ebb.config.paging.host",
-        ),
-    ):
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [
+        (4096, r".* of pinned memory .*Lower ebb.config.paging.host"),
+        (None, "the page pools"),
+    ],
+    ids=["none for the second tier", "none"],
+)
+def test_warning_without_pinned_memory_names_the_setting(room, message, bracketed, step):
+    """A pool without a second tier, or no pool."""
+    ebb.config.paging.host_headroom = 0.0 if room is None else 4.0
+    limit = 0 if room is None else torch.ops.late.host_usage()[0] + room
+    with late.limited(host=limit), pytest.warns(UserWarning, match=f"could not allocate {message}"):
         assert step(bracketed=bracketed)
     stats = ebb.stats()["paging"]
-    assert stats["pools"] != []
+    assert (stats["pools"] == []) == (room is None)
     assert stats["host_pool_bytes"] == 0
     for _ in range(2):
         assert step(bracketed=bracketed)
         assert ebb.experimental.paging.step_ok()
-    assert ebb.stats()["paging"]["recorded_steps"] == 1
-
-
-def test_no_pinned_memory_at_all(step):
-    with (
-        late.limited(host=0),
-        pytest.warns(UserWarning, match="could not allocate the page pools"),
-    ):
-        assert step()
-    assert ebb.stats()["paging"]["pools"] == []
-    for _ in range(2):
-        assert step()
-        assert ebb.experimental.paging.step_ok()
+    assert ebb.stats()["paging"]["recorded_steps"] == (2 if room is None else 1)
 
 
 @pytest.mark.parametrize("tier", ["device", "host"])
-def test_pools_that_go_while_something_is_on_its_way_back(tier, step):
-    """Their memory is not used again before; pinned memory is of no stream."""
+def test_memory_of_dropped_pools_is_reused_after_copies_back(tier, step):
+    """Pinned memory belongs to no stream."""
     if tier == "host":
         ebb.config.paging.host_headroom = 4.0
     assert step(20)
@@ -249,13 +239,13 @@ for _ in range(2):
     except NotImplementedError as error:
         print(type(error).__name__, str(error).splitlines()[0])
     print(ebb.stats()["paging"]["stashes"], ebb.stats()["open_regions"])
-accelerator.have_pages()
+late.have_pages()
 print(len(gradients(net, x, n, region)), ebb.experimental.paging.step_ok())
 """
 
 
-def test_kernels_that_cannot_run_show_in_the_first_forward():
-    """A mover whose launches fail: before anything depends on pages."""
+def test_kernels_that_cannot_run_raise_in_the_first_forward():
+    """Before anything depends on pages."""
     done = fork_server.run(["-c", BAD], cwd=TESTS)
     first, *rest = done.stdout.splitlines()
     assert "PAGE does not work on late:0: page kernel: no kernel image" in first, done.stderr

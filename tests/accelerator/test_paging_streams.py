@@ -1,13 +1,12 @@
-"""PAGE with several compute streams: each lets go of its own memory, and who reads what another
-has made waits for it."""
+"""PAGE with several compute streams: each waits for values of others, and frees its own memory."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
-from torch.nn.functional import gelu, layer_norm
 
 import ebb
 from ebb_tests import device as late
@@ -33,34 +32,49 @@ pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 
 @pytest.fixture
-def one(device):
-    """Pools are there; x and the number of its live rows."""
+def one(device, streams):
+    """Pools are there; x and the number of its valid rows. All streams have waited."""
     _, x, n = masked(device)
     for _ in range(2):
         for ctx, _ in paged(x, n, ("a", "b")):
             assert ctx.saved_tensors[0] is not None
     Keep.last = None
     late.synchronize()
+    wait_for_all(device, streams)
     return x, n
 
 
-def test_two_streams_take_turns(device, streams):
-    """Micro-batches on one stream and the other: forward, then all backwards in the same way."""
+def assert_steps_are_exact(run, expected, streams=(), brackets=(False,) * 4, fixed_order=True):
+    """Runs steps, each in `paging.step()` or not, and compares their gradients with `expected`."""
+    wait_for_all("late:0", streams)
+    for bracketed in brackets:
+        with maybe_step(bracketed, fixed_order):
+            found = run()
+        wait_for_all("late:0", streams)
+        assert same(expected, found)
+        assert ebb.experimental.paging.step_ok()
+
+
+SOME_BRACKETED = (False, False, True, True, True)
+
+
+def test_micro_batches_on_two_streams_in_turn(device, streams):
+    """All forwards, then all backwards."""
     nets = [Masked(device=device, seed=seed) for seed in range(4)]
     data = [(net.inputs(1), net.live(5 + 7 * i)) for i, net in enumerate(nets)]
-    expected = [gradients(net, *given) for net, given in zip(nets, data, strict=True)]
-    wait_for_all(device, streams)
-    for _ in range(4):
+    expected = [g for net, given in zip(nets, data, strict=True) for g in gradients(net, *given)]
+
+    def run():
         losses, found = [], []
         for i, net in enumerate(nets):
             with streams[i % 2]:
                 losses.append(net(*data[i], region))
         for i, net in reversed(list(enumerate(nets))):
             with streams[i % 2]:
-                found.append(torch.autograd.grad(losses.pop(), [data[i][0], *net.weights]))
-        wait_for_all(device, streams)
-        assert all(map(same, expected, reversed(found)))
-        assert ebb.experimental.paging.step_ok()
+                found = [*torch.autograd.grad(losses.pop(), [data[i][0], *net.weights]), *found]
+        return found
+
+    assert_steps_are_exact(run, expected, streams)
     assert ebb.stats()["paging"]["recorded_steps"] == 1
 
 
@@ -71,8 +85,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
     ebb.config.update(paging_prefetch=prefetch, paging_headroom=4.0)
     net = Masked(device=device)
     n, inputs = net.live(20), [net.inputs(seed) for seed in range(6)]
-    expected = [gradients(net, x, n) for x in inputs]
-    wait_for_all(device, streams)
+    expected = [g for x in inputs for g in gradients(net, x, n)]
 
     def run():
         losses, found = [], []
@@ -80,7 +93,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
         def backward():
             batch, loss = losses.pop(0)
             with streams[batch % 2]:
-                found.append(torch.autograd.grad(loss, [inputs[batch], *net.weights]))
+                found.extend(torch.autograd.grad(loss, [inputs[batch], *net.weights]))
 
         for batch, x in enumerate(inputs):
             with streams[batch % 2]:
@@ -91,12 +104,7 @@ def test_a_pipeline_on_two_streams(prefetch, bracketed, device, streams):
             backward()
         return found
 
-    for _ in range(4):
-        with maybe_step(bracketed):
-            found = run()
-        wait_for_all(device, streams)
-        assert all(map(same, expected, found))
-        assert ebb.experimental.paging.step_ok()
+    assert_steps_are_exact(run, expected, streams, [bracketed] * 4)
 
 
 def test_layers_on_two_streams(device, streams):
@@ -104,7 +112,7 @@ def test_layers_on_two_streams(device, streams):
     net, x, n = masked(device, layers=4)
     expected = gradients(net, x, n)
 
-    def program(inside):
+    def run(inside=region):
         lives = net.places < n
         h = torch.where(lives, x, 0)
         for index in range(4):
@@ -115,22 +123,16 @@ def test_layers_on_two_streams(device, streams):
                 h = net.layer(ebb.experimental.mark_rows(h.mul(1.5), n), index)
             before.wait_stream(here)
             h.record_stream(before)
-        return torch.where(lives, h, 0).square().sum()
+        loss = torch.where(lives, h, 0).square().sum()
+        return torch.autograd.grad(loss, [x, *net.weights])
 
-    wait_for_all(device, streams)
-    assert same(expected, torch.autograd.grad(program(torch.enable_grad), [x, *net.weights]))
-    wait_for_all(device, streams)
+    assert_steps_are_exact(lambda: run(torch.enable_grad), expected, streams, [False])
     assert late.findings() == []
-    for bracketed in (False, False, True, True, True):
-        with maybe_step(bracketed):
-            found = torch.autograd.grad(program(region), [x, *net.weights])
-        wait_for_all(device, streams)
-        assert same(expected, found)
-        assert ebb.experimental.paging.step_ok()
+    assert_steps_are_exact(run, expected, streams, SOME_BRACKETED)
 
 
 @pytest.mark.parametrize("part", ["made on one", "ends on one"])
-def test_what_leaves_when_the_region_ends(part, device, streams):
+def test_value_paged_at_region_end_was_made_on_another_stream(part, device, streams):
     """The stream on which a region ends pages what only recipes read."""
     policy = ebb.Policy({"aten::sin": ebb.PAGE})
     net, x, n = masked(device)
@@ -141,12 +143,9 @@ def test_what_leaves_when_the_region_ends(part, device, streams):
 
     late.synchronize()
     for _ in range(3):
-        if part == "made on one":
-            with ebb.region(policy), streams[0]:
-                loss = program(x)
-        else:
-            with streams[1], ebb.region(policy), streams[0]:
-                loss = program(x)
+        around = contextlib.nullcontext() if part == "made on one" else streams[1]
+        with around, ebb.region(policy), streams[0]:
+            loss = program(x)
         with streams[0]:
             found = torch.autograd.grad(loss, [x])
         late.synchronize()
@@ -155,24 +154,21 @@ def test_what_leaves_when_the_region_ends(part, device, streams):
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "in pools"])
-def test_another_stream_asks(recorded, device, streams, one):
+def test_another_stream_asks_for_what_one_has_paged(recorded, device, streams, one):
     x, n = one
     if recorded:
         ebb.experimental.paging.reset()
     with streams[0]:
         kept = paged(x, n)
     with late.behind(streams[1], streams[0]):
-        found = kept[0][0].saved_tensors[0]
-        copy = found.clone()
-        del found
+        found = kept[0][0].saved_tensors[0].clone()
     torch.accelerator.synchronize()
-    assert is_right(copy, x, 1)
+    assert is_right(found, x, 1)
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["each waits", "none waits"])
-def test_another_stream_asks_again(ordered, device, streams, one):
-    """What one has brought back another gets too. They need not wait for each other: both come
-    after what was saved; who brought it back first is not their business."""
+def test_more_streams_ask_for_what_one_brought_back(ordered, device, streams, one):
+    """They need not wait for each other: all come after the forward that saved it."""
     x, n = one
     kept = paged(x, n)
     wait_for_all(device, streams)
@@ -184,28 +180,6 @@ def test_another_stream_asks_again(ordered, device, streams, one):
             found.append(kept[0][0].saved_tensors[0].clone())
     torch.accelerator.synchronize()
     assert all(is_right(value, x, 1) for value in found)
-
-
-def test_what_came_back_ahead_for_another_stream(device, streams):
-    """A layer's backward on one stream brings back what is needed on the other."""
-    ebb.config.paging.prefetch = 1
-    _, x, n = masked(device)
-    late.synchronize()
-    for _ in range(4):
-        with ebb.experimental.paging.step():
-            kept = paged(x, n, ("a", "b", "c"))
-            found = []
-            wait_for_all(device, streams)
-            for number, (ctx, _) in reversed(list(enumerate(kept, 1))):
-                with streams[number % 2]:
-                    # What asks first begins the layer's backward; then its memory is dropped.
-                    found.append((ctx.saved_tensors[0] * 1, number))
-            wait_for_all(device, streams)
-            del kept, ctx
-            Keep.last = None
-        torch.accelerator.synchronize()
-        assert all(is_right(value, x, number) for value, number in found)
-        assert ebb.experimental.paging.step_ok()
 
 
 def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, streams, one):
@@ -224,10 +198,9 @@ def test_a_write_on_another_stream_comes_after_the_rows_have_left(device, stream
     assert not found.isnan().any()
 
 
-def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
-    """It goes back to the one that allocated it, which knows nothing of the lane."""
+def test_memory_goes_back_to_the_stream_that_allocated_it(device, streams, one):
+    """That stream knows nothing of the lane."""
     x, n = one
-    wait_for_all(device, streams)
     for _ in range(3):
         with ebb.region(EVERYTHING, "a"):
             with streams[0]:
@@ -251,9 +224,8 @@ def test_memory_of_another_stream_than_the_one_that_pages(device, streams, one):
 
 
 def test_memory_of_one_stream_does_not_wait_for_another(device, streams, one):
-    """What another waits for says nothing of it. The other stream runs nothing meanwhile."""
+    """The other stream waits for the lane, and runs nothing meanwhile."""
     x, n = one
-    wait_for_all(device, streams)
 
     def page(name):
         with ebb.region(EVERYTHING, name):
@@ -287,9 +259,8 @@ def test_pools_serve_a_stream_that_has_not_waited_for_the_one_that_made_them(dev
     assert same(expected, found)
 
 
-def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, one):
+def test_memory_of_a_dropped_stash_is_reused_after_the_lane(device, streams, one):
     x, n = one
-    wait_for_all(device, streams)
     for _ in range(3):
         with streams[0], ebb.region(EVERYTHING):
             h = ebb.experimental.mark_rows(x.detach() + 1, n).requires_grad_()
@@ -307,7 +278,7 @@ def test_what_never_had_to_come_back_is_let_go_behind_the_lane(device, streams, 
 
 
 def test_a_graph_that_is_dropped_on_another_stream(device, streams, one):
-    """What was coming back ahead is the stream's for which it was to be."""
+    """Pages that were coming back ahead belong to the stream of the graph."""
     x, n = one
     ebb.config.paging.prefetch = 1
     ebb.experimental.paging.reset()
@@ -357,78 +328,37 @@ def test_threads_of_two_devices(device):
 
 
 def test_one_graph_over_two_devices(device):
-    """Its backward has a thread for each."""
+    """Its backward has a thread for each device."""
     nets = [Masked(device=torch.device("late", i)) for i in (0, 1)]
-    xs, counts = [net.inputs(0) for net in nets], [net.live(20) for net in nets]
+    data = [(net, net.inputs(0), net.live(20)) for net in nets]
+    leaves = [leaf for net, x, _ in data for leaf in (x, *net.weights)]
+    expected = [g for given in data for g in gradients(*given)]
 
-    def loss(inside):
-        return sum(net(x, n, inside).to("late:0") for net, x, n in zip(nets, xs, counts))  # noqa: B905
+    def run():
+        loss = sum(net(x, n, region).to("late:0") for net, x, n in data)
+        return torch.autograd.grad(loss, leaves)
 
-    leaves = [*xs, *nets[0].weights, *nets[1].weights]
-    expected = [g for net, x, n in zip(nets, xs, counts, strict=True) for g in gradients(net, x, n)]
-    for bracketed in (False, False, True, True, True):
-        with maybe_step(bracketed, fixed_order=False):
-            found = torch.autograd.grad(loss(region), leaves)
-        by_net = [found[0], *found[2:8], found[1], *found[8:]]
-        assert same(expected, by_net)
-        assert ebb.experimental.paging.step_ok()
+    assert_steps_are_exact(run, expected, (), SOME_BRACKETED, fixed_order=False)
 
 
 def test_streams_that_run_by_themselves(device, streams):
-    """With threads, each task late at random."""
+    """Threads run each task late at random."""
     ebb.config.paging.headroom = 2.0
     net = Masked(device=device)
-    data = [(net.inputs(seed), net.live(20 + seed)) for seed in range(4)]
-    expected = [gradients(net, *given) for given in data]
+    given = [(net.inputs(seed), net.live(20 + seed)) for seed in range(4)]
+    expected = [gradients(net, *each) for each in given]
     late.synchronize()
     with late.delayed(50, 300):
         for number in range(12):
-            given = data[number % 4]
             with streams[number % 2]:
-                found = gradients(net, *given, region)
+                found = gradients(net, *given[number % 4], region)
             wait_for_all(device, streams)
             assert same(expected[number % 4], found)
             assert ebb.experimental.paging.step_ok()
 
 
-def test_one_stream_costs_nothing_more(device):
-    """Nothing but what the order of calls needs: each stash and restore has one event to wait for
-    before and one after it."""
-    net, x, n = masked(device)
-    for _ in range(3):
-        gradients(net, x, n, region)
-    before = ebb.stats()["paging"]["stashed"]
-    torch.ops.late.counts()
-    gradients(net, x, n, region)
-    counts = torch.ops.late.counts()
-    stashed = ebb.stats()["paging"]["stashed"] - before
-
-    assert stashed > 0
-    assert counts["record"] <= 4 * stashed + 1  # and one for the flags
-    assert counts["wait"] <= 3 * stashed + len(net.weights)
-
-
-def test_a_layer_of_other_operators(device, streams):
-    w = torch.randn(8, 8).to(device).requires_grad_()
-    net, x, n = masked(device, 12)
-
-    def program(inside):
-        with inside():
-            h = ebb.experimental.mark_rows(x * 1.5, n)
-            y = layer_norm(gelu(h @ w), (8,))
-        return torch.where(net.places < n, y, 0).square().sum()
-
-    expected = torch.autograd.grad(program(torch.enable_grad), [x, w])
-    wait_for_all(device, streams)
-    for number in range(4):
-        with streams[number % 2]:
-            found = torch.autograd.grad(program(region), [x, w])
-        wait_for_all(device, streams)
-        assert same(expected, found)
-
-
-def test_another_stream_asks_again_where_the_step_could_not_end(device, streams):
-    """What has come back is there still, behind the stream that brought it."""
+def test_another_stream_asks_again_after_an_error_at_the_end_of_the_step(device, streams):
+    """The stream that asks waits for the one that brought it back."""
     _, x, n = masked(device)
     with fresh(device_limit=16):
         kept = paged(x, n)
@@ -442,8 +372,8 @@ def test_another_stream_asks_again_where_the_step_could_not_end(device, streams)
         assert is_right(found, x, 1)
 
 
-def test_a_write_on_another_stream_to_what_stays(device, streams):
-    """What stays is copied first, there; backward is on a stream that knows nothing of it."""
+def test_write_on_another_stream_to_a_resident_layer(device, streams):
+    """The writer copies it first; backward is on a stream that knows nothing of the write."""
     net = Masked(device=device)
     x, n, w = net.inputs(0), net.live(20), net.weights[0]
     lives = net.places < n
@@ -473,7 +403,7 @@ def test_a_write_on_another_stream_to_what_stays(device, streams):
     assert ebb.stats()["paging"]["resident"] > 0
 
 
-def test_what_dies_when_a_stream_has_waited_may_ask(device):
+def test_finalizer_of_freed_memory_may_ask_for_statistics(device):
     """Python's finalizers run when the engine's lock has been given back."""
     _, x, n = masked(device)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which waits PAGE needs: each one that is left out shows; and nobody waits for more than that."""
+"""The waits of PAGE: each is needed, and there are no more."""
 
 from __future__ import annotations
 
@@ -25,30 +25,48 @@ from ebb_tests.programs.paged import (
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 
 
-# The host
+def steady(*devices, bracketed=False):
+    """Runs until pools are there; gives a step of each device's own."""
 
+    def step_of(net):
+        x, n = net.inputs(0), net.live(20)
 
-def steady(net, live=20, bracketed=False):
-    """Runs until pools are there; gives a step."""
-    x, n = net.inputs(0), net.live(live)
+        def step():
+            with maybe_step(bracketed):
+                return gradients(net, x, n, region)
 
-    def step():
-        with maybe_step(bracketed):
-            return gradients(net, x, n, region)
+        return step
 
-    for _ in range(3):
+    steps = [step_of(Masked(device=device)) for device in devices]
+    if len(steps) > 1:
+        together(steps)
+    for step in steps * 3:
         step()
         assert ebb.experimental.paging.step_ok()
     late.synchronize()
     torch.ops.late.counts()
-    return step
+    return steps
+
+
+def together(steps):
+    with ebb.experimental.paging.step(False):  # sizes the pools of all
+        for step in steps:
+            step()
+
+
+def counted(*names):
+    counts = torch.ops.late.counts()
+    return [counts.get(name, 0) for name in names]
+
+
+# The host
 
 
 @pytest.mark.parametrize("bracketed", [False, True])
 @pytest.mark.parametrize("settings", [{}, {"page_rows": 4}, {"host_headroom": 2.0}], ids=str)
-def test_the_host_neither_waits_nor_asks_in_a_steady_step(settings, bracketed, device):
+def test_host_neither_waits_nor_asks_in_a_steady_step(settings, bracketed, device):
     ebb.config.update({f"paging.{name}": value for name, value in settings.items()})
-    step = steady(Masked(device=device), bracketed=bracketed)
+    (step,) = steady(device, bracketed=bracketed)
     for _ in range(2):  # the second time, there are as many events as three steps need
         torch.ops.late.counts()
         for _ in range(3):
@@ -63,89 +81,66 @@ def test_the_host_neither_waits_nor_asks_in_a_steady_step(settings, bracketed, d
     assert counts["record"] > 0
 
 
-def test_dropped_graphs_wait_for_nothing_either(device):
+def test_host_waits_for_nothing_after_a_dropped_graph(device):
     net = Masked(device=device)
-    step = steady(net)
+    (step,) = steady(device)
     for _ in range(3):
         net(net.inputs(0), net.live(20), region)
         gc.collect()
         torch.ops.late.counts()
         step()
-        counts = torch.ops.late.counts()
-        assert counts.get("synchronize", 0) == counts.get("query", 0) == 0
+        assert counted("synchronize", "query") == [0, 0]
+
+
+@pytest.mark.parametrize("devices", [["late:0"], ["late:0", "late:1"]], ids=len)
+def test_asking_waits_for_devices_with_work_and_gives_them_none(devices, device):
+    """The flags are on their way since the step has ended. Only the first device runs a step."""
+    step = steady(*map(torch.device, devices))[0]
+    step()
+    torch.ops.late.counts()
+    assert ebb.experimental.paging.step_ok()
+    assert counted("synchronize", "record", "wait") == [1, 0, 0]
 
 
 @pytest.mark.parametrize("ask", ["step_ok", "optimizer"])
 def test_asking_waits_for_one_event_of_each_device(ask, device):
-    nets = [Masked(device=torch.device("late", index)) for index in (0, 1)]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    data = [(net.inputs(0), net.live(20)) for net in nets]
-
-    def step():
-        with ebb.experimental.paging.step(False):
-            for net, given in zip(nets, data, strict=True):
-                gradients(net, *given, region)
-
-    for _ in range(3):
-        step()
-        assert ebb.experimental.paging.step_ok()
+    steps = steady(torch.device("late", 0), torch.device("late", 1))
     assert len(ebb.stats()["paging"]["pools"]) >= 4
-    torch.ops.late.counts()
-    step()
+    together(steps)
     assert ebb.experimental.paging.step_ok() if ask == "step_ok" else optimizer.step() is None
-    counts = torch.ops.late.counts()
-    assert counts["synchronize"] == 2
-    assert counts.get("query", 0) == 0
+    assert counted("synchronize", "query") == [2, 0]
     assert ebb.experimental.paging.step_ok()
-    assert torch.ops.late.counts().get("synchronize", 0) == 0  # it is known
+    assert counted("synchronize") == [0]  # it is known
 
 
-def done_by_now():
-    """An event behind all that the compute stream has been given."""
-    event = torch.Event("late")
-    event.record()
-    return event
-
-
-@pytest.mark.parametrize("ask", ["step_ok", "optimizer", "found_inf"])
+@pytest.mark.parametrize("ask", ["step_ok", "optimizer", "found_inf", "before backward"])
 def test_asking_waits_for_pools_alone(ask, device):
-    """What the compute stream was given after the last rows had come back is not waited for. Lazy
-    streams run nothing that nobody waits for."""
-    step = steady(Masked(device=device))
+    """And not for work that the compute stream was given after the last rows had left or come back.
+    Streams run nothing that nobody waits for."""
+    (step,) = steady(device)
+    net = Masked(device=device)
     parameter = torch.ones(4).to(device).requires_grad_()
     parameter.grad = torch.ones(4).to(device)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    found = step()
+    loss = net(net.inputs(0), net.live(20), region) if ask == "before backward" else None
+    found = [loss] if loss is not None else step()
     for _ in range(5):
         found = [g * 2 for g in found]
-    behind = done_by_now()
-    if ask == "step_ok":
-        assert ebb.experimental.paging.step_ok()
-    elif ask == "optimizer":
+    behind = torch.Event("late")
+    behind.record()
+    if ask == "optimizer":
         optimizer.step()
-    else:
+    elif ask == "found_inf":
         ebb.experimental.paging.found_inf(device)
+    else:
+        assert ebb.experimental.paging.step_ok()
 
     assert not behind.query()
     late.synchronize()
 
 
-def test_asking_between_forward_and_backward_waits_for_pools_alone(device):
-    """What the compute stream was given after the last rows had left is not waited for."""
-    net = Masked(device=device)
-    steady(net)
-    loss = net(net.inputs(0), net.live(20), region)
-    for _ in range(5):
-        loss = loss * 2
-    behind = done_by_now()
-
-    assert ebb.experimental.paging.step_ok()
-    assert not behind.query()
-    late.synchronize()
-
-
-def test_a_bracketed_step_is_asked_about_before_its_end(device):
-    """A micro-batch of it: what has been given to pools since is waited for."""
+def test_asking_within_a_bracketed_step_waits_for_what_pools_were_given(device):
     net, x, n = masked(device)
     for _ in range(3):
         with ebb.experimental.paging.step(False):
@@ -158,7 +153,69 @@ def test_a_bracketed_step_is_asked_about_before_its_end(device):
     assert loss is not None
 
 
-# The device
+@pytest.mark.parametrize("asked", [False, True])
+def test_dropped_pools_are_waited_for_once(asked, device):
+    """And not at all if somebody has asked."""
+    (step,) = steady(device)
+    assert len(ebb.stats()["paging"]["pools"]) > 1
+    step()
+    if asked:
+        assert ebb.experimental.paging.step_ok()
+    torch.ops.late.counts()
+    ebb.experimental.paging.reset()
+    assert counted("synchronize") == [0 if asked else 1]
+
+
+# Streams that need not wait
+
+
+def test_stream_that_has_copied_rows_waits_for_nothing(device):
+    net = Masked(device=device)
+    kept = paged(net.inputs(0), net.live(20))
+    torch.ops.late.counts()
+    assert kept[0][0].saved_tensors[0] is not None
+    assert counted("wait") == [0]
+
+
+def test_one_stream_needs_few_events(device):
+    """Each stash and restore has one event to wait for before and one after it."""
+    net = Masked(device=device)
+    (step,) = steady(device)
+    before = ebb.stats()["paging"]["stashed"]
+    step()
+    records, waits = counted("record", "wait")
+    stashed = ebb.stats()["paging"]["stashed"] - before
+
+    assert stashed > 0
+    assert records <= 4 * stashed + 1  # and one for the flags
+    assert waits <= 3 * stashed + len(net.weights)
+
+
+def test_layer_waits_only_for_what_its_own_stream_has_paged(device, streams):
+    """The other stream has paged rows since, and runs nothing."""
+    _, x, n = masked(device)
+    for _ in range(2):
+        assert all(ctx.saved_tensors for ctx, _ in paged(x, n, ("a", "b")))
+    wait_for_all(device, streams)
+    late.synchronize()
+    with streams[0]:
+        kept = paged(x, n, ("a",))
+    with streams[1]:
+        others = torch.zeros_like(x)
+        before_its_own = torch.Event("late")
+        before_its_own.record()
+        kept += paged(x, n, ("a",))
+    with streams[0]:
+        kept += paged(x, n, ("b",))
+        begun = torch.Event("late")
+        begun.record()
+    begun.synchronize()
+    assert not before_its_own.query()
+    late.synchronize()
+    assert not others.any()
+
+
+# Each wait that is left out shows
 
 
 class Single(Masked):
@@ -343,8 +400,7 @@ def differs(expected, found):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_each_wait_that_is_left_out_shows(name, device):
-    """As a race, or in what was computed."""
+def test_a_wait_that_is_left_out_shows(name, device):
     lane = lane_of(device)
     step, settings = PROGRAMS[name]
     program = Program(device, **settings)

@@ -67,7 +67,7 @@ def bits(model, step):
     return [one.grad.cpu() for one in model.parameters()]
 
 
-def test_what_leaves_is_seen_and_measured(model, step):
+def test_copies_are_measured_and_values_that_may_leave_found(model, step):
     found = measure(step, model, ["layers.*"])
 
     assert found.link.out > 0
@@ -110,7 +110,7 @@ def test_a_plan_from_the_budget_alone(model, step):
 # Profiles: how long kernels took there, not how long the host took to call them
 
 
-def test_runtimes_are_the_devices(device):
+def test_profile_has_runtimes_of_the_device(device):
     x = torch.randn(8, 8).to(device).requires_grad_()
 
     def step():

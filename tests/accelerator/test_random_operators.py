@@ -60,7 +60,7 @@ def test_gradients_and_generators_are_as_in_eager(operator, device_draws, device
 
 
 @pytest.mark.parametrize("whose", ["from device", "from cpu"])
-def test_what_was_drawn_from_one_generator_is_recomputed(whose, device):
+def test_numbers_from_a_known_generator_are_recomputed(whose, device):
     ebb.reset_stats()
     with late.drawing(whose):
         run(OPERATORS["rand_like"], ebb.region(EVERYTHING), device)
@@ -70,7 +70,7 @@ def test_what_was_drawn_from_one_generator_is_recomputed(whose, device):
 
 
 @pytest.mark.parametrize("whose", ["from both", "from hidden"])
-def test_what_was_drawn_from_nobody_knows_where_is_kept(whose, device):
+def test_numbers_from_an_unknown_generator_are_saved(whose, device):
     ebb.reset_stats()
     with late.drawing(whose), ebb.record_reports():
         run(OPERATORS["rand_like"], ebb.region(EVERYTHING), device)
@@ -79,7 +79,7 @@ def test_what_was_drawn_from_nobody_knows_where_is_kept(whose, device):
 
 
 @pytest.mark.parametrize("whose", ["from device", "from cpu"])
-def test_a_generator_that_is_given(whose, device):
+def test_explicit_generator(whose, device):
     def operator(x):
         of = device if whose == "from device" else "cpu"
         generator = torch.Generator(device=of).manual_seed(3)
@@ -102,17 +102,6 @@ def noise_on(count: int, device: torch.device) -> torch.Tensor:
 FROM_ELSEWHERE = ebb.Policy({"ebb_test::*": ebb.RECOMPUTE})
 
 
-def test_a_tensor_of_the_cpu_comes_first(device):
-    scale = torch.tensor(3.0)
-
-    assert_exact(lambda x: x * scaled_noise(scale, x.detach()), device, FROM_ELSEWHERE)
-
-
-@pytest.mark.parametrize("named", ["late:0", "late", "cpu"])
-def test_an_operator_that_is_given_a_device_alone(named, device):
-    assert_exact(lambda x: x * noise_on(16, torch.device(named)).to(device), device, FROM_ELSEWHERE)
-
-
 @torch.library.custom_op(
     "ebb_test::noise_there", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
@@ -120,8 +109,22 @@ def noise_there(count: int) -> torch.Tensor:
     return torch.rand(count, device="late")
 
 
-def test_an_operator_that_says_that_it_draws_but_not_where(device):
-    assert_exact(lambda x: x * noise_there(16), device, FROM_ELSEWHERE)
+def noise_on_device(name):
+    return lambda x: x * noise_on(16, torch.device(name)).to(x.device)
+
+
+CUSTOM = {
+    "first_tensor_on_the_cpu": lambda x: x * scaled_noise(torch.tensor(3.0), x.detach()),
+    "device_argument": noise_on_device("late:0"),
+    "device_argument_without_an_index": noise_on_device("late"),
+    "cpu_argument": noise_on_device("cpu"),
+    "tag_only": lambda x: x * noise_there(16),
+}
+
+
+@pytest.mark.parametrize("operator", CUSTOM.values(), ids=CUSTOM)
+def test_custom_operators_draw_as_in_eager(operator, device):
+    assert_exact(operator, device, FROM_ELSEWHERE)
 
 
 @torch.library.custom_op("ebb_test::times_a_number", mutates_args=())
@@ -130,8 +133,7 @@ def times_a_number(x: torch.Tensor) -> torch.Tensor:
 
 
 @needs_captures
-def test_in_a_capture_the_cpus_numbers_are_those_of_the_forward(device):
-    """The graph has them as they were drawn."""
+def test_captured_replay_uses_the_cpu_numbers_of_the_forward(device):
     stream = torch.Stream(device=device)
     x = torch.randn(4, 16).to(device).requires_grad_()
 

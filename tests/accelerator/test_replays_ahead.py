@@ -3,50 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 import torch
 
 import ebb
 from ebb_tests import device as late
-from ebb_tests.device_leaves import needs_captures
-from ebb_tests.exactness import same_bits
+from ebb_tests.device_leaves import leaf, needs_captures
 from ebb_tests.programs.ahead import (
     Squeeze,
     WaitInBackward,
+    X,
+    all_same,
     blocks,
     bytes_in_use_between_regions,
+    chain,
     counts,
+    in_backward,
     parameters,
+    region,
 )
 from ebb_tests.replays import delays, wait_for_replays
 
 RECOMPUTE = ebb.policies.recompute_all
 INPUTS_LEAVE = ebb.Policy({"aten::native_layer_norm": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)
-SHAPE = (2, 6, 16)
 
 
 def on(device, modules):
     return [module.to(device) for module in modules]
 
 
-def leaf(device, *shape):
-    return torch.randn(*(shape or SHAPE)).to(device).requires_grad_()
-
-
-def chain(modules, x, region, waits=True):
+def chain_that_never_waits(modules, x, entered):
     for module in modules:
-        with region():
-            x = module(WaitInBackward.apply(x) if waits else x)
+        with entered():
+            x = module(x)
     return x
-
-
-def region():
-    return ebb.region(RECOMPUTE)
 
 
 def backward(loss, modules, *more):
     return [loss.detach(), *torch.autograd.grad(loss, [*parameters(modules), *more])]
+
+
+def step_of(modules, x, chained=chain):
+    """A program for `assert_exact`: a chain of the modules and its backward."""
+    return lambda entered: backward(chained(modules, x, entered).sum(), modules, x)
 
 
 def found(tensors):
@@ -59,26 +60,24 @@ def assert_exact(program, steps=3):
     expected = found(program(contextlib.nullcontext))
     for _ in range(steps):
         torch.manual_seed(3)
-        assert all(map(same_bits, found(program(region)), expected))
+        assert all_same(found(program(region)), expected)
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_chain(ahead, device, waits):
-    modules, x = on(device, blocks(4)), leaf(device)
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("chained", [chain, chain_that_never_waits])
+def test_gradients_and_masks_are_eagers(chained, dropout, ahead, device):
+    modules, x = on(device, blocks(4, dropout=dropout)), leaf(device, *X)
 
-    def program(entered):
-        return backward(chain(modules, x, entered, waits).sum(), modules, x)
-
-    did = counts(lambda: assert_exact(program))
+    did = counts(lambda: assert_exact(step_of(modules, x, chained)))
     assert did["failures"] == 0
-    assert not waits or did["regions_in_time"] == 9
+    assert chained is not chain or dropout > 0 or did["regions_in_time"] == 9
 
 
 @pytest.mark.parametrize(("compute", "side"), [(0, 0), (300, 0), (0, 300), (200, 200)])
 def test_streams_run_late_at_random(ahead, device, compute, side):
-    modules, x = on(device, blocks(4)), leaf(device)
+    modules, x = on(device, blocks(4)), leaf(device, *X)
     with late.delayed(compute, side):
-        assert_exact(lambda entered: backward(chain(modules, x, entered, False).sum(), modules, x))
+        assert_exact(step_of(modules, x, chain_that_never_waits))
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["in turn", "all forwards first"])
@@ -86,7 +85,7 @@ def test_streams_of_the_programs_own(at_once, ahead, device):
     """If all forwards come first, nothing is recorded between the backwards."""
     modules = on(device, blocks(3))
     streams = [torch.Stream(device=device) for _ in range(2)]
-    xs = [leaf(device) for _ in streams]
+    xs = [leaf(device, *X) for _ in streams]
     torch.accelerator.synchronize()
 
     def program(entered):
@@ -107,10 +106,10 @@ def test_streams_of_the_programs_own(at_once, ahead, device):
     assert_exact(program)
 
 
-def test_an_escape_that_was_replayed_ahead_is_for_the_stream_that_asks_first(ahead, device):
-    """Though what that asks for is an input, which was not replayed."""
+def test_escape_replayed_ahead_waits_for_the_stream_that_asks(ahead, device):
+    """The stream asks for an input, which was not replayed."""
     streams = [torch.Stream(device=device) for _ in range(2)]
-    x, factor = leaf(device), leaf(device)
+    x, factor = leaf(device, *X), leaf(device, *X)
     late.synchronize()
     with streams[0]:
         with ebb.region(RECOMPUTE, escapes="placeholder"):
@@ -136,7 +135,7 @@ def test_an_escape_that_was_replayed_ahead_is_for_the_stream_that_asks_first(ahe
 def test_two_devices(ahead, device):
     other = torch.device(device.type, 1)
     near, far = on(device, blocks(2)), on(other, blocks(2))
-    x = leaf(device)
+    x = leaf(device, *X)
 
     def program(entered):
         h = chain(near, x, entered)
@@ -146,33 +145,13 @@ def test_two_devices(ahead, device):
     assert_exact(program)
 
 
-def test_masks_that_have_a_generator_are_drawn_again(ahead, device):
-    modules, x = on(device, blocks(3, dropout=0.4)), leaf(device)
-    assert_exact(lambda entered: backward(chain(modules, x, entered).sum(), modules, x))
-
-
-def test_writes_in_place(ahead, device):
-    x, w = leaf(device, 5, 5), leaf(device, 5, 5)
-
-    def program(entered):
-        h = x
-        for _ in range(4):
-            with entered():
-                y = (WaitInBackward.apply(h) @ w).relu_()
-                y = y.mul(2).add_(1).sigmoid_() * y
-                h = y + h
-        return [h.detach(), *torch.autograd.grad(h.sum(), (x, w))]
-
-    assert_exact(program)
-
-
 @pytest.mark.parametrize("prefetch", [0, 1 << 30])
 def test_offloaded_inputs_come_back_ahead(prefetch, ahead, device):
-    """On its own stream too: the first fetch of a backward finds nothing that came ahead."""
+    """With `prefetch` 0 too: the worker fetches what its recipes read."""
     ebb.config.update(
         offload_min_bytes=1, offload_in_flight_bytes=0, offload_prefetch_bytes=prefetch
     )
-    modules, x = on(device, blocks(4)), leaf(device)
+    modules, x = on(device, blocks(4)), leaf(device, *X)
 
     def program(entered):
         entered = (lambda: ebb.region(INPUTS_LEAVE)) if entered is region else entered
@@ -191,7 +170,7 @@ def test_offloaded_inputs_come_back_ahead(prefetch, ahead, device):
 
 def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
     ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=0, offload_prefetch_bytes=0)
-    modules, x = on(device, blocks(2)), leaf(device)
+    modules, x = on(device, blocks(2)), leaf(device, *X)
     fetched = []
 
     def look(gradient):
@@ -214,7 +193,7 @@ def test_offloaded_inputs_come_back_within_the_limit(ahead, device):
     assert run(regions=1, limit=0) == expected
 
 
-def test_what_was_offloaded_and_has_been_read_is_gone(ahead, device):
+def test_offloaded_value_is_freed_when_it_has_been_read(ahead, device):
     ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=0, offload_prefetch_bytes=0)
     policy = ebb.Policy({"aten::mm": ebb.OFFLOAD})
     bytes_in_use_between_regions(device, policy)
@@ -225,7 +204,7 @@ def test_what_was_offloaded_and_has_been_read_is_gone(ahead, device):
 
 
 def test_a_region_on_two_streams_is_left_to_backward(ahead, device):
-    x, other = leaf(device), torch.Stream(device=device)
+    x, other = leaf(device, *X), torch.Stream(device=device)
 
     def program(entered):
         h = x
@@ -248,24 +227,16 @@ def test_a_write_beside_a_replay_is_seen(ahead, device):
     """Eager gives a gradient here: it does not save the bias."""
     w, x = leaf(device, 8, 8), leaf(device, 4, 8)
 
-    class Writes(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, bias):
-            ctx.bias = bias
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            wait_for_replays()
-            ctx.bias.add_(1)
-            return gradient, None
+    def write(bias):
+        wait_for_replays()
+        bias.add_(1)
 
     def program(entered):
         bias = torch.zeros(8, device=device)
         h = x
         for i in range(3):
             with entered():
-                h = Writes.apply(h, bias) if i == 2 else h
+                h = in_backward(h, functools.partial(write, bias)) if i == 2 else h
                 h = (torch.mm(h, w) + bias).tanh().exp().log1p()
         return [h.detach(), *torch.autograd.grad(h.sum(), (x, w))]
 
@@ -273,18 +244,16 @@ def test_a_write_beside_a_replay_is_seen(ahead, device):
     try:
         results = found(program(region))
     except RuntimeError as error:
-        message = str(error)
         late.findings()  # what was read meanwhile is thrown away
+        assert "modified by an inplace operation" in str(error)  # noqa: PT017
     else:
-        assert all(map(same_bits, results, expected))
-        return
-    assert "modified by an inplace operation" in message
+        assert all_same(results, expected)
 
 
-def test_no_memory_ahead_is_no_failure(ahead, device):
-    """After it nothing of that step is tried ahead."""
-    modules, x = on(device, blocks(3)), leaf(device)
-    assert_exact(lambda entered: backward(chain(modules, x, entered).sum(), modules, x), 1)
+def test_replay_ahead_without_memory_is_left_to_backward(ahead, device):
+    """Then the step tries nothing else ahead."""
+    modules, x = on(device, blocks(3)), leaf(device, *X)
+    assert_exact(step_of(modules, x), 1)
 
     def program(entered):
         h = x
@@ -300,59 +269,51 @@ def test_no_memory_ahead_is_no_failure(ahead, device):
     assert did["regions_in_time"] == 0
 
 
-def test_each_wait_matters(ahead, device):
-    modules, x = on(device, blocks(3)), leaf(device)
-    expected = backward(chain(modules, x, contextlib.nullcontext).sum(), modules, x)
-    expected = 2 * found(expected)
-
-    def program():
-        steps = [backward(chain(modules, x, region).sum(), modules, x) for _ in range(2)]
-        return found([result for step in steps for result in step])
+def test_a_wait_that_is_left_out_shows(ahead, device):
+    modules, x = on(device, blocks(3)), leaf(device, *X)
+    step = step_of(modules, x)
+    expected = 2 * found(step(contextlib.nullcontext))
 
     missed = []
-    for which, results, findings in late.each_wait_left_out(program):
-        if not findings and all(map(same_bits, results, expected)):
+    for which, results, findings in late.each_wait_left_out(
+        lambda: found([*step(region), *step(region)])
+    ):
+        if not findings and all_same(results, expected):
             missed.append(which)
     assert missed == [-1]  # which leaves out none
 
 
-def test_steady_state_asks_and_waits_for_nothing(ahead, device):
-    modules, x = on(device, blocks(3)), leaf(device)
-
-    def step():
-        chain(modules, x, region).sum().backward()
-
+def test_host_waits_for_nothing_in_a_steady_step(ahead, device):
+    modules, x = on(device, blocks(3)), leaf(device, *X)
+    step = step_of(modules, x)
     for _ in range(3):
-        step()
+        step(region)
     wait_for_replays()
     torch.accelerator.synchronize()
     torch.ops.late.counts()
-    step()
+    step(region)
     wait_for_replays()
     assert torch.ops.late.counts().get("synchronize", 0) == 0
 
 
 @needs_captures
 def test_nothing_runs_ahead_while_a_graph_is_captured(ahead, device):
-    modules, x = on(device, blocks(3)), leaf(device)
-
-    def step():
-        return backward(chain(modules, x, region).sum(), modules, x)
-
-    expected = found(backward(chain(modules, x, contextlib.nullcontext).sum(), modules, x))
+    modules, x = on(device, blocks(3)), leaf(device, *X)
+    step = step_of(modules, x)
+    expected = found(step(contextlib.nullcontext))
     stream = torch.Stream(device=device)
     late.synchronize()
     with stream:
         for _ in range(2):
-            step()
+            step(region)
     wait_for_replays()
     graph = late.Graph()
     before = ebb.stats()["ahead"]
     with graph.capture(stream):
-        results = step()
+        results = step(region)
     wait_for_replays()
     fates = ("regions_in_time", "regions_late", "regions_in_vain", "regions_stopped", "failures")
     assert {k: ebb.stats()["ahead"][k] for k in fates} == {k: before[k] for k in fates}
     for _ in range(2):
         graph.replay()
-        assert all(map(same_bits, found(results), expected))
+        assert all_same(found(results), expected)

@@ -65,9 +65,18 @@ class Net(nn.Module):
             x = block(x)
         return x
 
+    def forget_statistics(self):
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                module.reset_running_stats()
+
 
 def inputs():
     return torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(3))
+
+
+def no_region(name):
+    return contextlib.nullcontext()
 
 
 def step(net, x, in_regions=True, seed=1):
@@ -75,12 +84,10 @@ def step(net, x, in_regions=True, seed=1):
     net.zero_grad()
     if seed is not None:
         torch.manual_seed(seed)
+    region = partial(ebb.region, ebb.policies.recompute_all) if in_regions else no_region
     h = x
     for number, block in enumerate(net.blocks):
-        if in_regions:
-            with ebb.region(ebb.policies.recompute_all, f"block {number}"):
-                h = block(h)
-        else:
+        with region(f"block {number}"):
             h = block(h)
     h.square().sum().backward()
     gradients = [p.grad.clone() for p in net.parameters()]
@@ -121,7 +128,7 @@ def assert_none_left():
 
 @pytest.mark.parametrize(("is_anywhere", "every"), [(False, 60), (True, 150)])
 def test_regions_give_memory_back_when_an_allocation_fails(is_anywhere, every, assert_none_left):
-    """In regions, and in backward's own operators."""
+    """Of regions' kernels, or of any, also in backward. A step after a failed one is exact too."""
     expected = step(Net(), inputs(), in_regions=False)
     came_through, before = 0, _C.room_stats()
 
@@ -130,48 +137,17 @@ def test_regions_give_memory_back_when_an_allocation_fails(is_anywhere, every, a
         with room(used=1000), faults(every, seed, is_anywhere=is_anywhere):
             found = step_unless_it_fails(net)  # it fails if no region keeps anything
         if found is None:
-            continue
-        came_through += 1
+            net.forget_statistics()
+            with room(used=1000):
+                found = step(net, inputs())
+        else:
+            came_through += 1
         assert all(map(same_bits, found, expected)), seed
 
     counts = risen(before)
-    assert came_through > 50
+    assert 50 < came_through < 195
     assert counts["shortages"] > 50
     assert counts["regions_given_up"] > counts["shortages"]
-    assert_none_left()
-
-
-def test_backward_uses_memory_that_a_region_gives_back():
-    x = torch.randn(64, 64, requires_grad=True)
-
-    def program():
-        with ebb.region(ebb.policies.recompute_all):
-            h = x.sin().exp()
-        return (h * 2).sum()
-
-    expected = torch.autograd.grad(program(), x)
-    before = _C.room_stats()
-    for seed in range(40):
-        with room(used=1000), contextlib.suppress(RuntimeError):
-            loss = program()
-            with faults(4, seed, most=ANYTHING, is_anywhere=True):
-                found = torch.autograd.grad(loss, x)
-            assert all(map(same_bits, found, expected))
-    assert risen(before)["regions_given_up"] > 2
-
-
-def test_after_a_step_that_failed_the_next_is_eagers(assert_none_left):
-    expected = step(Net(), inputs(), in_regions=False)
-    for seed in range(50):
-        net = Net()
-        with room(used=1000), contextlib.suppress(RuntimeError), faults(10, seed):
-            step(net, inputs())
-        for module in net.modules():
-            if isinstance(module, nn.BatchNorm1d):
-                module.reset_running_stats()
-        with room(used=1000):
-            found = step(net, inputs())
-        assert all(map(same_bits, found, expected)), seed
     assert_none_left()
 
 
@@ -220,7 +196,7 @@ def test_an_open_region_gives_up_what_it_keeps_itself():
     assert risen(before)["shortages"] > 0
 
 
-def test_what_was_given_back_and_the_program_holds_still_escapes():
+def test_given_back_value_that_the_program_holds_still_escapes():
     x = torch.randn(64, 64, requires_grad=True)
 
     def escaped(inside=contextlib.nullcontext):
@@ -242,9 +218,8 @@ def test_what_was_given_back_and_the_program_holds_still_escapes():
     assert {*filter(None, found)} == {expected, (x.nbytes, 1)}
 
 
-def test_storage_that_python_has_seen_stays():
-    """The storage keeps its Python object, whose end needs the GIL: the thread that allocates must
-    not wait for that."""
+def test_storage_with_a_python_object_is_not_given_back():
+    """To free the object needs the GIL, which the thread that allocates must not wait for."""
     x = torch.randn(64, 64, requires_grad=True)
     with room(used=1000):
         with ebb.region(ebb.policies.recompute_all):
@@ -270,9 +245,7 @@ def test_threads_with_regions_give_each_other_memory(is_anywhere, assert_none_le
 
     def work(net):
         for _ in range(25):
-            for module in net.modules():
-                if isinstance(module, nn.BatchNorm1d):
-                    module.reset_running_stats()
+            net.forget_statistics()
             found = step_unless_it_fails(net, seed=None)
             if found is not None:
                 done.append(found)
@@ -287,7 +260,7 @@ def test_threads_with_regions_give_each_other_memory(is_anywhere, assert_none_le
 
 @pytest.mark.parametrize("mode", ["room", "replays ahead"])
 def test_graph_that_gave_memory_back_dies_with_its_results(mode):
-    """The allocator's thread must not drop the last reference, and the next region does."""
+    """The next region drops the last reference, not the thread that allocates."""
 
     class Packed:
         def __init__(self, tensor):
@@ -319,7 +292,7 @@ def test_graph_that_gave_memory_back_dies_with_its_results(mode):
     assert [one for one in packed if one() is not None] == []
 
 
-def test_a_graph_that_waits_long_does_not_keep_all_later_ones_in_mind():
+def test_list_of_graphs_with_room_does_not_grow_behind_an_old_graph():
     x = torch.randn(4, requires_grad=True)
     with room(used=1000):
         with ebb.region(ebb.policies.recompute_all):

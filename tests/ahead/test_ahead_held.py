@@ -1,6 +1,5 @@
-"""What the region that backward meets first has not freed is the values' own if the program had
-dropped it when the region ended. Else the program may have written to it: recipes that read such a
-value run its recipe first."""
+"""Values that the last region holds. Backward uses such a value if the program had dropped it when
+the region ended. Otherwise the program may have written to it, so backward recomputes it."""
 
 from __future__ import annotations
 
@@ -121,16 +120,16 @@ def write_one_element_unseen(held):
         ("after", give_other_contents),
     ],
 )
-def test_what_the_program_may_have_written_is_made_again(x, when, act):
+def test_held_value_that_the_program_may_have_written_is_recomputed(x, when, act):
     assert_exact(x, 2, **{when: act})
 
 
-def test_what_the_program_has_dropped_is_not_made_again(x):
+def test_held_value_that_the_program_dropped_is_not_recomputed(x):
     assert_exact(x, 1)
 
 
 def test_handles_follow_what_was_written_without_moving_its_version(x):
-    """As eager's saved tensors do; what was computed before does not."""
+    """As eager's saved tensors do. Results that were computed before the write stay."""
     policy = ebb.Policy({"aten::exp": ebb.RECOMPUTE_EACH_TIME}, default=ebb.RECOMPUTE)
     w = torch.randn(64, requires_grad=True)
 

@@ -1,4 +1,4 @@
-"""Which region is replayed next, and how much of it: nothing in vain, and never above the limit."""
+"""Regions are replayed ahead in backward's order, none in vain, and within the limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _nothing_left():
 
 
 @pytest.mark.parametrize("regions", [1, 2, 5])
-def test_all_but_the_last_region_are_there_in_time(regions):
+def test_all_regions_but_the_last_are_replayed_in_time(regions):
     modules, x = blocks(5), torch.randn(X, requires_grad=True)
     with replays_ahead(regions):
         ebb.reset_stats()
@@ -35,7 +35,7 @@ def test_all_but_the_last_region_are_there_in_time(regions):
     assert total["ops_replayed"] == total["ops_replayed_ahead"] > 0  # backward did nothing itself
 
 
-def test_off_is_as_without():
+def test_nothing_runs_ahead_when_off():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
     did = counts(lambda: chain(modules, x).sum().backward())
 
@@ -44,62 +44,67 @@ def test_off_is_as_without():
     assert ebb.stats()["total"]["ops_replayed_ahead"] == 0
 
 
-def assert_ahead(program, *, in_time):
-    """So many regions are replayed in time, and none in vain."""
-    did = counts_ahead(program)
+def code_between_regions(x):
+    """Code between regions hides the data flow but not the order."""
+    h, results = x, []  # a storage in the place of one would be taken for it
+    for module in blocks(4):
+        with region():
+            y = module(WaitInBackward.apply(h))
+        results.append(y)
+        h = y * 2 + h
+    h.sum().backward()
+
+
+def micro_batches(x):
+    """The region recorded just before another is of another micro-batch."""
+    hs = [x, *(torch.randn(X, requires_grad=True) for _ in range(2))]
+    for module in blocks(3):
+        for i, h in enumerate(hs):
+            with region():
+                hs[i] = module(WaitInBackward.apply(h))
+    for h in hs:
+        h.sum().backward()
+
+
+def two_branches(x):
+    """Backward meets the later branch first."""
+    one, other, last = blocks(3)
+    with region():
+        a = one(WaitInBackward.apply(x))
+    with region():
+        b = other(WaitInBackward.apply(x))
+    with region():
+        loss = last(WaitInBackward.apply(a) + WaitInBackward.apply(b)).sum()
+    loss.backward()
+
+
+def unpacking_outside_of_backward(x):
+    """A program that looks at a saved tensor is not backward."""
+    first, *others = blocks(3)
+    with region():
+        h = Keep.apply(first(x))
+        ctx, Keep.last = Keep.last, None
+    loss = chain(others, h).sum()
+    assert torch.equal(ctx.saved_tensors[0], h)
+    loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "in_time"),
+    [
+        (code_between_regions, 3),
+        (micro_batches, 6),
+        (two_branches, 2),
+        (unpacking_outside_of_backward, 2),
+    ],
+)
+def test_regions_are_replayed_in_the_order_of_backward(program, in_time):
+    did = counts_ahead(lambda: program(torch.randn(X, requires_grad=True)))
     assert did["regions_in_time"] == in_time
     assert did["regions_in_vain"] == 0
 
 
-def test_code_between_regions_hides_the_data_flow_but_not_the_order():
-    modules, x = blocks(4), torch.randn(X, requires_grad=True)
-
-    def program():
-        h, results = x, []  # a storage in the place of one would be taken for it
-        for module in modules:
-            with region():
-                y = module(WaitInBackward.apply(h))
-            results.append(y)
-            h = y * 2 + h
-        h.sum().backward()
-
-    assert_ahead(program, in_time=3)
-
-
-def test_micro_batches_are_told_apart():
-    """The region recorded just before another is of another micro-batch."""
-    modules = blocks(3)
-    xs = [torch.randn(X, requires_grad=True) for _ in range(3)]
-
-    def program():
-        hs = list(xs)
-        for module in modules:
-            for i, h in enumerate(hs):
-                with region():
-                    hs[i] = module(WaitInBackward.apply(h))
-        for h in hs:
-            h.sum().backward()
-
-    assert_ahead(program, in_time=6)
-
-
-def test_the_later_of_two_branches_comes_first():
-    one, other, last = blocks(3)
-    x = torch.randn(X, requires_grad=True)
-
-    def program():
-        with region():
-            a = one(WaitInBackward.apply(x))
-        with region():
-            b = other(WaitInBackward.apply(x))
-        with region():
-            loss = last(WaitInBackward.apply(a) + WaitInBackward.apply(b)).sum()
-        loss.backward()
-
-    assert_ahead(program, in_time=2)
-
-
-def test_a_region_that_backward_never_reaches():
+def test_region_that_backward_never_reaches_is_counted_in_vain():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
 
     def program():
@@ -145,8 +150,8 @@ def most_bytes_ahead(modules, x):
 
 
 @pytest.mark.parametrize("depth", [1, 4, 9])
-def test_bytes_are_as_predicted(depth):
-    """sin saves its input: the first is the leaf, and there are depth - 1 more."""
+def test_held_bytes_are_as_predicted(depth):
+    """sin saves its input. The first input is the leaf."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
         before = ebb.stats()["ahead"]["bytes"]
@@ -179,8 +184,8 @@ def test_no_more_regions_are_ahead_than_are_asked_for(regions):
     assert most == regions * 3 * Wide.nbytes
 
 
-def test_bytes_that_pass_are_given_back():
-    """Results that nobody has saved live as long as what reads them has not run."""
+def test_bytes_of_intermediates_are_given_back():
+    """Results that nothing saved live until the ops that read them have run."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
 
     def body(h):
@@ -194,23 +199,7 @@ def test_bytes_that_pass_are_given_back():
     assert did["regions_in_time"] == 1
 
 
-def test_who_looks_at_a_saved_tensor_is_not_backward():
-    modules, x = blocks(3), torch.randn(X, requires_grad=True)
-
-    def program():
-        with region():
-            h = Keep.apply(modules[0](x))
-            ctx = Keep.last
-        loss = chain(modules[1:], h).sum()
-        assert torch.equal(ctx.saved_tensors[0], h)
-        loss.backward()
-
-    did = counts_ahead(program)
-    Keep.last = None
-    assert did["regions_in_time"] == 2
-
-
-def test_what_was_held_is_given_up_when_another_region_is_entered():
+def test_held_values_are_freed_when_another_region_is_entered():
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
         h = chain([Wide(5)], x)
@@ -223,23 +212,17 @@ def test_what_was_held_is_given_up_when_another_region_is_entered():
         h.sum().backward()
 
 
-def test_what_was_taken_is_given_back_where_backward_arrives():
-    """Though the graph lives on."""
+@pytest.mark.parametrize("end", ["backward", "dropped"])
+def test_bytes_are_given_back(end):
+    """When backward arrives, though the graph lives on, and when the program drops it."""
     x = torch.randn(Wide.nbytes // 4, requires_grad=True)
     with replays_ahead():
-        loss = chain([Wide(5)], x).sum()
+        losses = [chain([Wide(5)], x).sum()]
         assert ebb.stats()["ahead"]["bytes"] > 0
-        loss.backward(retain_graph=True)
-        assert ebb.stats()["ahead"]["bytes"] == 0
-        del loss
-
-
-def test_what_the_program_drops_is_dropped():
-    x = torch.randn(Wide.nbytes // 4, requires_grad=True)
-    with replays_ahead():
-        h = chain([Wide(5)], x)
-        assert ebb.stats()["ahead"]["bytes"] > 0
-        del h
+        if end == "backward":
+            losses[0].backward(retain_graph=True)
+        else:
+            losses.clear()
         assert ebb.stats()["ahead"]["bytes"] == 0
 
 
@@ -257,7 +240,7 @@ def test_nested_regions_count_as_one():
     assert did["regions_in_time"] + did["regions_held"] == 2
 
 
-def test_saved_values_are_not_made_again():
+def test_saved_values_are_not_recomputed():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
 
     def program():
@@ -274,7 +257,7 @@ def test_saved_values_are_not_made_again():
     assert did["most_bytes"] == 0
 
 
-def test_held_values_are_no_escapes():
+def test_held_values_count_as_no_escapes():
     modules, x = blocks(2), torch.randn(X, requires_grad=True)
     with replays_ahead():
         ebb.reset_stats()
@@ -285,7 +268,7 @@ def test_held_values_are_no_escapes():
     assert ahead == ebb.stats()["total"]["bytes_escaped"]
 
 
-def test_escapes_may_be_emptied():
+def test_escapes_may_be_placeholders():
     x = torch.randn(64, requires_grad=True)
     kept = []
 
@@ -304,7 +287,7 @@ def test_escapes_may_be_emptied():
     assert torch.equal(kept[1], kept[0])
 
 
-def test_traces_tell_what_ran_ahead():
+def test_spans_of_replays_ahead_are_of_another_thread():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
     with replays_ahead(), ebb.record_reports():
         chain(modules, x).sum().backward()
@@ -336,7 +319,7 @@ def written_through_an_alias(x):
 
 
 @pytest.mark.parametrize("body", [written_over, written_through_an_alias])
-def test_what_no_handle_needs_is_not_made(body):
+def test_values_that_no_handle_needs_are_not_recomputed(body):
     x = torch.randn(X, requires_grad=True)
 
     def replays():
@@ -353,8 +336,8 @@ def test_what_no_handle_needs_is_not_made(body):
         assert replays() == expected
 
 
-def test_where_backward_went_elsewhere_nothing_is_waited_for():
-    """What was replayed in vain lives on, and is no reason to replay nothing else."""
+def test_region_that_backward_left_out_stops_no_later_replay():
+    """The values that were replayed in vain live on."""
     modules, x = blocks(4), torch.randn(X, requires_grad=True)
 
     def program():

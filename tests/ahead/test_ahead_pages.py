@@ -1,4 +1,4 @@
-"""PAGE and replays ahead of backward: pages come back ahead, and to paging all is as without."""
+"""PAGE and replays ahead of backward: results, pools and errors are as without replays ahead."""
 
 from __future__ import annotations
 
@@ -16,19 +16,10 @@ from ebb_tests.programs.ahead import (
     in_backward,
     many_products,
 )
-from ebb_tests.programs.paged import PRODUCTS, Mlp, Seen, fresh, gradients, same
+from ebb_tests.programs.paged import PRODUCTS, STEPS, Mlp, Seen, fresh, gradients, products, same
 from ebb_tests.replays import replays_ahead, wait_for_replays
 
-STEPS = {
-    "in order": ebb.experimental.paging.step,
-    "in any order": lambda: ebb.experimental.paging.step(False),
-    "not bracketed": contextlib.nullcontext,
-}
 MASKS = ebb.Policy({"aten::gt": ebb.PAGE})
-
-
-def products():
-    return ebb.region(PRODUCTS)
 
 
 def with_and_without(program, **settings):
@@ -67,7 +58,7 @@ def _nothing_left():
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_all_but_the_last_layer_are_there_in_time(step, prefetch):
+def test_all_layers_but_the_last_are_back_in_time(step, prefetch):
     net = WaitingLayers()
     x, n = net.inputs(0), net.live(20)
     right = gradients(net, x, n)
@@ -125,7 +116,7 @@ def two_stages(one, other, n, seen):
 
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
-def test_backward_begins_where_it_does_and_nothing_is_back_before(step, prefetch):
+def test_schedule_of_two_stages_is_as_without(step, prefetch):
     """Schedules, steps that end by themselves, and pools are as if nothing came back ahead."""
     one, other = Mlp(layers=1), Mlp(layers=1, seed=1)
     n = torch.tensor(20)
@@ -178,8 +169,8 @@ def masked(x, live, between, names=("mask", "next")):
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_what_has_no_nan_raises_where_it_is_asked_for(asks):
-    """Integers that are garbage look like something. Who does not ask for them hears nothing."""
+def test_overflow_of_a_mask_raises_when_backward_needs_it(asks):
+    """Integers have no NaN to show it. A backward that does not need the mask raises nothing."""
     x = torch.randn(32, 4, requires_grad=True)
 
     def program():
@@ -200,57 +191,53 @@ def test_what_has_no_nan_raises_where_it_is_asked_for(asks):
     assert did["regions_stopped"] > 0
 
 
-def test_what_goes_wrong_meanwhile_is_told_when_backward_arrives():
-    """What came back ahead is right; but backward would have asked for it now."""
-    x = torch.randn(32, 4, requires_grad=True)
-
-    def overflow():
-        wait_for_replays()
-        if not kept:
-            kept.append(masked(x, 30, lambda y: y, ("more", "most")))
-
-    kept = []
-
-    def program():
-        masked(x, 2, lambda y: y)[0].backward()
-        loss = masked(x, 2, lambda y: in_backward(y, overflow))[0]
-        outcomes = []
-        for _ in range(2):
-            with pytest.raises(
-                ebb.experimental.PageOverflowError, match="cannot be restored"
-            ) as raised:
-                loss.backward(retain_graph=True)
-            outcomes.append(str(raised.value))
-        kept.clear()
-        del loss
-        return outcomes, ebb.experimental.paging.step_ok()
-
-    _, did = same_with_and_without(program)
-    assert did["regions_in_time"] >= 1
+def overflow(x, kept):
+    if not kept:
+        kept.append(masked(x, 30, lambda y: y, ("more", "most")))
 
 
-def test_a_pool_that_is_gone_is_told_of_when_backward_arrives():
-    x = torch.randn(32, 4, requires_grad=True)
-
-    def program():
-        masked(x, 2, lambda y: y)[0].backward()
-        loss = masked(x, 2, lambda y: in_backward(y, begin_next_step))[0]
-        with pytest.raises(RuntimeError, match="its page pool failed in the meantime"):
-            loss.backward()
-        del loss
-
-    def begin_next_step():
-        wait_for_replays()
+def begin_another_step(x, kept):
+    if not kept:
+        kept.append(None)
         masked(x, 30, lambda y: y, ("more", "most"))
         assert not ebb.experimental.paging.step_ok()
         masked(x, 2, lambda y: y, ("more", "most"))
 
+
+@pytest.mark.parametrize(
+    ("act", "error", "message"),
+    [
+        (overflow, ebb.experimental.PageOverflowError, "cannot be restored"),
+        (begin_another_step, RuntimeError, "its page pool failed in the meantime"),
+    ],
+)
+def test_error_of_a_pool_after_a_restore_ahead_raises_when_backward_arrives(act, error, message):
+    """The restored bytes are right, but without replays ahead backward would raise here."""
+    x = torch.randn(32, 4, requires_grad=True)
+
+    def program():
+        kept, messages = [], []
+
+        def between():
+            wait_for_replays()
+            act(x, kept)
+
+        masked(x, 2, lambda y: y)[0].backward()
+        loss = masked(x, 2, lambda y: in_backward(y, between))[0]
+        for _ in range(2):
+            with pytest.raises(error, match=message) as raised:
+                loss.backward(retain_graph=True)
+            messages.append(str(raised.value))
+        kept.clear()
+        del loss
+        return messages, ebb.experimental.paging.step_ok()
+
     _, did = same_with_and_without(program)
     assert did["regions_in_time"] >= 1
 
 
-def test_a_region_that_backward_never_reaches():
-    """What came back ahead counts as away until the graph is dropped."""
+def test_pages_of_a_region_that_backward_never_reaches_are_given_back():
+    """They count as stashed until the graph is dropped."""
     net = WaitingLayers()
     x, n = net.inputs(0), net.live(20)
 
@@ -279,8 +266,8 @@ def test_a_region_that_backward_never_reaches():
 
 
 @pytest.mark.parametrize("room", [0, 3, 9, 100])
-def test_the_limit_holds_and_what_has_been_read_is_given_back(room):
-    """Each product comes back for one operator that nothing else waits for."""
+def test_limit_holds_and_bytes_that_were_read_are_given_back(room):
+    """Only one op reads each product."""
     weights = [torch.randn(8, 8) / 3 for _ in range(8)]
     x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
     nbytes = 40 * 8 * 4
@@ -304,7 +291,7 @@ def test_the_limit_holds_and_what_has_been_read_is_given_back(room):
     assert did["regions_in_time"] == (2 if room >= 9 else 0)
 
 
-def test_what_has_been_read_makes_room_for_what_is_fetched_next():
+def test_bytes_that_were_read_make_room_for_the_next_fetch():
     weights = [torch.randn(8, 32) / 3 for _ in range(4)]
     x, n = torch.randn(40, 8, requires_grad=True), torch.tensor(20)
     wide = 40 * 32 * 4
@@ -326,7 +313,7 @@ def test_what_has_been_read_makes_room_for_what_is_fetched_next():
     assert did["regions_in_time"] == 1
 
 
-def test_what_the_program_holds_is_not_copied_back():
+def test_tensors_that_the_program_holds_are_not_copied_back():
     net = WaitingLayers()
     x, n = net.inputs(0), net.live(20)
     held = []
@@ -371,7 +358,7 @@ def two_regions(x, n, weights):
 
 
 def test_a_step_ends_when_all_has_come_back_ahead():
-    """Nothing of it was asked for but what had come back; then somebody drops the rest."""
+    """Backward asked for the rest of nothing that was away, and then the rest is dropped."""
     x, n, weights = padded_rows()
 
     def program():
@@ -389,8 +376,7 @@ def test_a_step_ends_when_all_has_come_back_ahead():
     assert did["regions_in_time"] == 3
 
 
-def test_what_has_died_has_no_backward():
-    """Nobody could ask for anything that the region has paged."""
+def test_region_whose_pages_all_died_has_no_backward_in_the_schedule():
     x = torch.randn(32, 4, requires_grad=True)
 
     def program():
@@ -407,7 +393,7 @@ def test_what_has_died_has_no_backward():
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
+def test_overflow_of_a_mask_that_the_program_holds_does_not_raise(asks):
     """Nothing has to come back."""
     x = torch.randn(32, 4, requires_grad=True)
 
@@ -438,8 +424,8 @@ def test_who_holds_a_mask_hears_nothing_of_its_pool(asks):
     assert did["failures"] == 0
 
 
-def test_where_backward_arrives_no_mode_sees_anything():
-    """A step that is recorded ends there: pools are made, and errors are on their way."""
+def test_dispatch_mode_sees_no_paging_when_backward_arrives():
+    """The recorded step ends there, and makes pools."""
     x, n, weights = padded_rows()
 
     def program():
@@ -455,8 +441,7 @@ def test_where_backward_arrives_no_mode_sees_anything():
     assert did["regions_in_time"] == 1
 
 
-def test_a_step_that_cannot_end_where_backward_arrives():
-    """What has come back is there when it is asked for again."""
+def test_error_at_the_end_of_a_step_keeps_what_came_back():
     x, n, weights = padded_rows()
 
     def program():

@@ -41,7 +41,7 @@ def after_setup(script, *, before="", returncode=0):
         ),
     ],
 )
-def test_the_interpreter_ends_while_it_works(end):
+def test_interpreter_ends_while_the_worker_runs(end):
     script = f"""
 seen = []
 def hook(g):
@@ -72,7 +72,7 @@ loss = forward()
 """)
 
 
-def test_none_starts_when_the_interpreter_ends():
+def test_no_worker_starts_when_the_interpreter_ends():
     before = "import atexit\natexit.register(lambda: at_the_end())\n"  # runs after ebb's own
     script = """
 def hook(g): pass
@@ -133,7 +133,7 @@ def test_children_of_fork_have_workers_of_their_own():
 
 @pytest.mark.parametrize("fork", ["os.fork()", "ctypes.PyDLL(None).fork()"])
 def test_a_graph_that_is_being_replayed_at_a_fork_is_whole_in_both(fork):
-    """Python, which has hooks of its own, need not be told of it."""
+    """Also if Python, which has hooks of its own, does not know of the fork."""
     script = f"""
 ebb._testing.delay_replays_ahead(100000)
 ebb._testing.replay_when_closed(True)

@@ -1,4 +1,4 @@
-"""The worker's life: delays, other numbers of threads, and what it waits for."""
+"""The worker of replays ahead: its start, its end, its settings, and what it waits for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ebb_tests.programs.ahead import (
     region,
 )
 from ebb_tests.programs.paged import Keep
-from ebb_tests.replays import delays, replays_ahead, wait_for_replays
+from ebb_tests.replays import delays, replays_ahead
 from ebb_tests.stand_ins import kernel
 
 
@@ -78,7 +78,7 @@ def test_a_thousand_steps_with_random_delays(no_objects_left):
 
 
 @pytest.mark.not_sanitized  # what sanitizers remember grows
-def test_nothing_grows():
+def test_memory_does_not_grow():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
     with replays_ahead(2):
         for _ in range(50):
@@ -90,7 +90,7 @@ def test_nothing_grows():
     assert ebb.stats()["ahead"]["workers"] <= 1
 
 
-def test_it_ends_when_told_and_starts_again():
+def test_worker_ends_when_told_and_starts_again():
     modules, x = blocks(3), torch.randn(X, requires_grad=True)
     expected = step(modules, x, contextlib.nullcontext)
 
@@ -105,7 +105,8 @@ def test_it_ends_when_told_and_starts_again():
             assert ebb.stats()["ahead"]["workers"] == 0
 
 
-def test_it_has_the_number_of_threads_that_the_forward_had():
+def test_number_of_threads_may_change_and_stays_as_set():
+    """A worker with another number of threads would have to set it, and threads begin with that."""
     modules, x = blocks(4), torch.randn(X, requires_grad=True)
 
     def program():
@@ -115,22 +116,12 @@ def test_it_has_the_number_of_threads_that_the_forward_had():
         for threads in (1, 2, 1, 2):
             torch.set_num_threads(threads)
             assert counts(program)["regions_in_time"] + counts(program)["regions_in_time"] >= 3
-
-
-def test_the_number_of_threads_stays_as_it_was_set():
-    """A worker that had another number would have to set it, which threads begin with."""
-    modules, x = blocks(4), torch.randn(X, requires_grad=True)
-    with replays_ahead():
-        for threads in (1, 2, 1, 2):
-            torch.set_num_threads(threads)
-            step(modules, x)
-            wait_for_replays()
             with ThreadPoolExecutor(1) as pool:
                 assert pool.submit(torch.get_num_threads).result() == threads
 
 
-def test_warnings_of_the_forward_are_not_given_again(capfd):
-    """Of the worker's own thread they would go to where nobody has asked for them."""
+def test_warnings_are_not_repeated(capfd):
+    """The worker would give them where nobody catches them."""
     x = torch.randn(4, 6, requires_grad=True)
     bounds = torch.linspace(-1, 1, 5)
 
@@ -161,8 +152,8 @@ def test_verify_mode_runs_nothing_ahead():
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_denormals_are_flushed_by_whom_they_were(first):
-    """Intra-op threads have the mode with which they were born, the worker's too."""
+def test_denormals_are_flushed_as_in_eager(first):
+    """Intra-op threads keep the mode in which they were started, the worker's too."""
     torch.set_num_threads(2)
     x = torch.rand(1 << 18, requires_grad=True)
     small = torch.rand(1 << 18) * 1e-38
@@ -186,8 +177,8 @@ def test_denormals_are_flushed_by_whom_they_were(first):
             torch.set_flush_denormal(False)
 
 
-def test_denormals_are_not_flushed_because_who_starts_the_worker_does():
-    """Its intra-op threads are born when rows come back, before any recipe runs."""
+def test_worker_does_not_inherit_flushing_of_denormals():
+    """Its intra-op threads start when rows come back, before any recipe runs."""
     done = in_a_process("""
 import torch, ebb
 from ebb_tests.programs.ahead import *
@@ -224,7 +215,7 @@ print(did["regions_in_time"], ebb.stats()["paging"]["stashed"])
     assert done.stdout.split() == ["True", "1", "1"], done.stderr
 
 
-def test_what_is_remembered_of_storages_goes_with_them():
+def test_records_of_storages_are_freed_with_them():
     with replays_ahead():
 
         def aliases():
@@ -235,18 +226,18 @@ def test_what_is_remembered_of_storages_goes_with_them():
         assert least_growth(aliases) < 2000
 
 
-def test_many_threads_read_and_have_hands_on_storages():
+def test_many_threads_read_and_alias_storages():
     assert _testing.hands_are_known(4, 300_000)
 
 
-def test_hands_on_storages_and_who_runs_ahead_are_under_one_lock():
-    """A thread that runs ahead and does not find itself would wait for itself, for ever."""
+def test_aliases_and_the_running_recipe_are_under_one_lock():
+    """Otherwise a thread that runs ahead could wait for itself."""
     assert _testing.hands_without_lock() == []
 
 
-def test_a_region_that_backward_waits_for_is_not_begun():
-    """One thread looks at what it has saved, which takes long; a backward waits for that; and
-    another one comes by the region behind."""
+def test_region_that_a_backward_waits_for_is_not_begun():
+    """A thread unpacks a tensor, which takes long. A backward waits for that, and another backward
+    comes by the region behind."""
     x = torch.randn(4, requires_grad=True)
     looks = threading.Event()
 
@@ -282,7 +273,7 @@ def test_a_region_that_backward_waits_for_is_not_begun():
     assert did["regions_in_time"] == did["regions_late"] == did["regions_stopped"] == 0
 
 
-def test_backward_does_what_is_left():
+def test_backward_does_what_the_worker_has_not_done():
     """The worker gives way between two operators."""
     x = torch.randn(4, requires_grad=True)
     begun = threading.Event()

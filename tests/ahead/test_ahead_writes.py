@@ -1,4 +1,4 @@
-"""Programs that write, beside a replay, to what it reads: the bits of eager, or an error."""
+"""Programs that write, beside a replay, to what it reads: they get eager's bits, or an error."""
 
 from __future__ import annotations
 
@@ -20,10 +20,23 @@ SIZE = 1 << 20
 ROUNDS = 40
 
 
-def assert_outcomes_are_exact(program, *, may_raise=False):
-    """Runs the program many times; its hook comes at another moment each time. Each time the bits
-    must be eager's, or, with `may_raise`, there is an error about the write."""
-    draw = random.Random(2)
+def assert_outcomes_are_exact(body, write, *, given=lambda: None, may_raise=False):
+    """Runs `body(x, given())` in a region many times, and `write` beside its replay.
+
+    The write comes at another moment each time. Each time the bits must be eager's, or, with
+    `may_raise`, there is an error about the write.
+    """
+    x, draw = torch.rand(SIZE, requires_grad=True), random.Random(2)
+
+    def program(entered, pause):
+        given_ = given()
+
+        def hook(gradient):
+            time.sleep(pause)
+            write(given_)
+
+        return two_regions(x, lambda x: body(x, given_), hook, entered)
+
     expected = program(contextlib.nullcontext, 0)
 
     def run():
@@ -39,48 +52,63 @@ def assert_outcomes_are_exact(program, *, may_raise=False):
     assert sum(did[what] for what in began) > ROUNDS // 4, did
 
 
-def test_to_a_value_that_can_be_made_again():
+def test_write_to_a_recomputable_value():
     """Versions move when the write's kernel has returned, too late for the replay beside it."""
-    x = torch.rand(SIZE, requires_grad=True)
 
-    def program(entered, pause):
-        kept = []
+    def body(x, kept):
+        kept.append(x * 1.5)
+        return kept[0].exp().mean()
 
-        def body(x):
-            kept.append(x * 1.5)
-            return kept[0].exp().mean()
+    @torch.no_grad()
+    def write(kept):
+        kept[0].add_(1)
 
-        def hook(gradient):
-            time.sleep(pause)
-            with torch.no_grad():
-                kept[0].add_(1)
-
-        return two_regions(x, body, hook, entered)
-
-    assert_outcomes_are_exact(program)
+    assert_outcomes_are_exact(body, write, given=list)
 
 
 @pytest.mark.parametrize("through", ["itself", "an alias"])
-def test_to_a_part_of_a_leaf(through):
-    """Between the places at which fingerprints look. An alias has a version of its own."""
-    x = torch.rand(SIZE, requires_grad=True)
-    between = slice(4, SIZE // 63 - 4)
+def test_write_to_a_part_of_a_leaf(through):
+    """Fingerprints do not read this part. An alias has a version of its own."""
 
-    def program(entered, pause):
+    def leaf_and_alias():
         leaf = torch.full((SIZE,), 0.5)
-        read = leaf.data if through == "an alias" else leaf
+        return leaf, leaf.data if through == "an alias" else leaf
 
-        def hook(gradient):
-            time.sleep(pause)
-            read[between].erfinv_()
+    def write(tensors):
+        tensors[1][4 : SIZE // 63 - 4].erfinv_()
 
-        return two_regions(x, lambda x: (x + leaf + read).exp().mean(), hook, entered)
+    assert_outcomes_are_exact(
+        lambda x, tensors: (x + tensors[0] + tensors[1]).exp().mean(),
+        write,
+        given=leaf_and_alias,
+        may_raise=True,
+    )
 
-    assert_outcomes_are_exact(program, may_raise=True)
+
+ALIASES = {
+    "data": lambda leaf: leaf.data,
+    "numpy": lambda leaf: torch.from_numpy(leaf.numpy()),
+    "set_": lambda leaf: torch.empty(0).set_(leaf),
+    "DLPack": lambda leaf: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(leaf)),
+    "storage": lambda leaf: torch.empty(0).set_(leaf.untyped_storage(), 0, (SIZE,)),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+def test_write_that_is_undone(alias):
+    """As when averages of weights are put in place for a moment. No version moves."""
+    leaf, other = torch.rand(SIZE), torch.rand(SIZE)
+    kept = leaf.clone()
+
+    def write(_):
+        alias(leaf).copy_(other)
+        alias(leaf).copy_(kept)
+
+    assert_outcomes_are_exact(lambda x, _: (x + leaf).exp().mean(), write)
 
 
 @pytest.mark.parametrize("through", ["itself", "an alias"])
-def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget(through):
+def test_error_about_a_write_is_raised_each_time_and_frees_all_bytes(through):
     x, leaf = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE)
     read = leaf if through == "itself" else leaf.data  # which has a version of its own
 
@@ -101,53 +129,7 @@ def test_an_error_is_raised_each_time_and_leaves_no_bytes_in_the_budget(through)
         del out
 
 
-@pytest.mark.parametrize("how", ["data", "numpy", "pointer", "set_", "DLPack"])
-def test_that_puts_back_what_was_there(how):
-    """Averages of weights are put in place for a moment, say. No version moves."""
-    x, leaf, other = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE), torch.rand(SIZE)
-    kept = leaf.clone()
-
-    def alias():
-        if how == "data":
-            return leaf.data
-        if how == "numpy":
-            return torch.from_numpy(leaf.numpy())
-        if how == "set_":
-            return torch.empty(0).set_(leaf)
-        if how == "DLPack":
-            return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(leaf))
-        return torch.empty(0).set_(leaf.untyped_storage(), 0, (SIZE,))
-
-    def program(entered, pause):
-        def hook(gradient):
-            time.sleep(pause)
-            alias().copy_(other)
-            alias().copy_(kept)
-
-        return two_regions(x, lambda x: (x + leaf).exp().mean(), hook, entered)
-
-    assert_outcomes_are_exact(program)
-
-
-def test_that_is_marked_as_opaque():
-    x, other = torch.rand(SIZE, requires_grad=True), torch.rand(SIZE)
-    leaf = torch.rand(SIZE)
-    alias, kept = leaf.numpy(), leaf.clone()
-
-    def program(entered, pause):
-        def hook(gradient):
-            time.sleep(pause)
-            with ebb.opaque(leaf):
-                alias[:] = other.numpy()
-
-        alias[:] = kept.numpy()
-        return two_regions(x, lambda x: (x + leaf).exp().mean(), hook, entered)
-
-    assert_outcomes_are_exact(program, may_raise=True)
-
-
-def test_opaque_writes_know_nothing_of_ahead():
-    """What is remembered of storages is no reason to move a version."""
+def test_opaque_write_moves_no_version_of_an_alias():
     x = torch.rand(8, requires_grad=True)
     with replays_ahead():
         y = torch.rand(8)
@@ -196,8 +178,8 @@ UNDER_A_KERNEL = {
 
 
 @pytest.mark.parametrize("write", UNDER_A_KERNEL.values(), ids=UNDER_A_KERNEL)
-def test_no_half_of_a_write_is_read(write, slow_sine):
-    """The write comes when the worker's kernel has read one half."""
+def test_write_while_a_kernel_reads(write, slow_sine):
+    """The worker's kernel has read one half when the program writes."""
     x = torch.rand(1, requires_grad=True)
     kept = torch.rand(8)
 
@@ -262,8 +244,8 @@ def two_looks():
 
 
 @pytest.mark.parametrize("taken", ["while it is read", "before"])
-def test_through_an_alias_while_a_kernel_reads(taken, two_looks):
-    """What was there is put back before the kernel has returned: no look at the input shows it."""
+def test_write_through_an_alias_while_a_kernel_reads(taken, two_looks):
+    """The old contents are back before the kernel returns, so the input does not show it."""
     x, leaf = torch.rand(1, requires_grad=True), torch.rand(8)
     kept = leaf.clone()
 
@@ -290,8 +272,8 @@ def test_through_an_alias_while_a_kernel_reads(taken, two_looks):
     assert two_looks.has_read.is_set() == (taken != "before")
 
 
-def test_an_alias_does_not_wait_for_what_does_not_read_it():
-    """The next recipe is about to run, and reads something else."""
+def test_alias_does_not_wait_for_a_kernel_that_does_not_read_it():
+    """The recipe that runs next reads another tensor."""
     program, ran = threading.get_ident(), []
     has_read = threading.Event()
     at_once = []

@@ -217,6 +217,14 @@ class Block(nn.Module):
         return x + F.dropout(self.down(F.gelu(self.up(x))), self.dropout, self.training)
 
 
+def dropout_mlps(count: int, width: int, dropout: float) -> nn.Sequential:
+    torch.manual_seed(0)
+    block = lambda: nn.Sequential(  # noqa: E731
+        nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * width, width)
+    )
+    return nn.Sequential(*(block() for _ in range(count)))
+
+
 def blocks(count: int, dropout: float = 0.0) -> list[Block]:
     torch.manual_seed(1)
     return [Block(dropout=dropout) for _ in range(count)]

@@ -114,6 +114,12 @@ def trained(device, kind=Step, **options):
     return step
 
 
+def trained_and_captured(device, kind=Step, **options):
+    """A step that `trained` gives, and a graph of it."""
+    step = trained(device, kind, **options)
+    return step, step.capture()
+
+
 def two_trained(device, live=10):
     """Two steps that have run twice, so that each has pools of its own sizes."""
     steps = Step(device), Step(device, live=live, width=12)

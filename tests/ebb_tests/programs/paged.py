@@ -190,6 +190,13 @@ def maybe_step(bracketed, fixed_order=True):
     return ebb.experimental.paging.step(fixed_order) if bracketed else contextlib.nullcontext()
 
 
+STEPS = {
+    "in order": ebb.experimental.paging.step,
+    "in any order": lambda: ebb.experimental.paging.step(False),
+    "not bracketed": contextlib.nullcontext,
+}
+
+
 def gradients(net, x, n, region=contextlib.nullcontext):
     loss = net(x, n, region)
     return torch.autograd.grad(loss, [x, *net.weights])

@@ -1,4 +1,4 @@
-"""What changes for the whole process, and must not under a replay ahead."""
+"""State of the whole process, and memory, that must not change during a replay ahead."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ebb_tests.replays import delays, replays_ahead, wait_for_replays
 from ebb_tests.stand_ins import kernel
 
 
-def test_settings_change_for_a_moment_in_a_hook():
+def test_settings_that_change_briefly_in_a_hook_change_no_bits():
     """Backward switches oneDNN off and on again while the worker is at a convolution."""
     torch.manual_seed(1)
     convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
@@ -53,43 +53,45 @@ def test_settings_change_for_a_moment_in_a_hook():
             assert all_same(program(region), expected)
 
 
-def test_other_settings_than_in_the_forward_are_left_to_backward():
+def test_regions_under_other_settings_are_left_to_backward():
     x = torch.randn(2, 8, 16, 16, requires_grad=True)
     convolutions = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(3)]
 
     def program(entered):
-        h = x
         with torch.backends.mkldnn.flags(enabled=False):
-            for convolution in convolutions:
-                with entered():
-                    h = convolution(WaitInBackward.apply(h)).sin().exp()
+            h = chain([lambda h, c=c: c(h).sin().exp() for c in convolutions], x, entered)
         return [h.detach(), *torch.autograd.grad(h.sum(), [*parameters(convolutions), x])]
 
     did = assert_exact_ahead(program)
     assert did["regions_in_time"] == 0
 
 
-@pytest.mark.parametrize("more", ["", "and an alias is taken of"])
-def test_a_storage_that_is_resized_by_hand_is_not_read_ahead(more):
-    w = torch.randn(16, 16)
-    x = torch.randn(4, 16, requires_grad=True)
+@pytest.mark.parametrize("when", ["between_regions", "and_an_alias_is_taken", "before_the_forward"])
+def test_storage_resized_by_hand_is_not_read_ahead(when):
+    """An alias that is taken of it later is no reason to read it, also in graphs of before."""
+    w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
     full = w.clone()
 
-    def refill(gradient):
+    def resize_and_fill(gradient=None):
         w.untyped_storage().resize_(w.numel() * 4)
         with torch.autograd._unsafe_preserve_version_counter(w):
             w.copy_(full)
 
     def program(entered):
+        if entered is region and when == "before_the_forward":
+            w.untyped_storage().resize_(w.numel() * 4)
+            _ = w.data
         h = x
         for _ in range(3):
             with entered():
                 h = (WaitInBackward.apply(h) @ w).sin().exp().sin()
-            h.register_hook(refill)
-            if entered is region:
-                w.untyped_storage().resize_(0)
-                refill(None)
-                _ = w.data if more else None
+            if when != "before_the_forward":
+                h.register_hook(resize_and_fill)
+                if entered is region:
+                    w.untyped_storage().resize_(0)
+                    resize_and_fill()
+            if when == "and_an_alias_is_taken":
+                _ = w.data
         return [h.detach(), *torch.autograd.grad(h.sum(), x)]
 
     did = assert_exact_ahead(program)
@@ -97,24 +99,7 @@ def test_a_storage_that_is_resized_by_hand_is_not_read_ahead(more):
     assert did["regions_in_time"] == 0
 
 
-def test_a_storage_that_was_ever_resized_by_hand_is_not_read_ahead():
-    """An alias that is taken of it later is no reason to, of the graphs that are closed then."""
-    w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
-
-    def program(entered):
-        if entered is region:
-            w.untyped_storage().resize_(w.numel() * 4)
-            _ = w.data
-        h = chain([lambda h: (h @ w).sin().exp().sin()] * 3, x, entered)
-        return [h.detach(), *torch.autograd.grad(h.sum(), x)]
-
-    did = assert_exact_ahead(program)
-    assert did["regions_stopped"] > 0
-    assert did["regions_in_time"] == 0
-
-
-def test_a_storage_that_has_other_memory_is_not_read_ahead():
-    """As compiled programs shard: see give_other_memory."""
+def test_storage_with_other_memory_is_not_read_ahead():
     w, x = torch.randn(16, 16), torch.randn(4, 16, requires_grad=True)
     full = w.clone()
 
@@ -136,8 +121,8 @@ def test_a_storage_that_has_other_memory_is_not_read_ahead():
     assert did["failures"] == did["regions_in_time"] == 0
 
 
-def test_memory_that_backward_gives_back_while_it_is_read():
-    """resize_ waits for the recipe that reads: else the memory is gone under the kernel."""
+def test_resize_waits_for_the_recipe_that_reads():
+    """Otherwise the memory is gone under the kernel."""
     x = torch.randn(1, requires_grad=True)
     draw = random.Random(1)
 
@@ -161,33 +146,38 @@ def test_memory_that_backward_gives_back_while_it_is_read():
     assert True in outcomes
 
 
+RAN_AHEAD = set()
+
+
 @torch.library.custom_op("ebb_test::who_runs", mutates_args=())
 def who_runs(x: torch.Tensor) -> torch.Tensor:
-    RAN_IN.add(threading.get_ident())
+    RAN_AHEAD.add(is_ahead())
     return x * 2
 
 
 who_runs.register_autograd(lambda ctx, gradient: gradient * 2)
-RAN_IN = set()
 
 
-def test_operators_from_elsewhere_run_where_backward_does():
+def test_custom_operators_run_in_backwards_thread():
     x = torch.randn(4, requires_grad=True)
     policy = ebb.Policy({"ebb_test::who_runs": ebb.RECOMPUTE})
-    RAN_IN.clear()
+    RAN_AHEAD.clear()
     with replays_ahead():
         h = x
         for _ in range(3):
             with ebb.region(policy):
                 h = who_runs(WaitInBackward.apply(h)).exp().sin()
         h.sum().backward()
-    assert {threading.get_ident()} == RAN_IN
+    assert True not in RAN_AHEAD
+
+
+def is_ahead():
+    return threading.get_ident() != threading.main_thread().ident
 
 
 @pytest.fixture
 def python_sine():
-    """A kernel in Python of an operator of torch's: replays ahead run it too. It does what is added
-    to the list."""
+    """What a kernel of aten::sin in Python does first; replays ahead run it too."""
     acts = []
 
     def sine(x):
@@ -199,12 +189,11 @@ def python_sine():
         yield acts
 
 
-def test_what_a_kernel_was_to_write_is_there_when_it_fails():
-    """Backward runs it again."""
-    program, failed = threading.get_ident(), []
+def test_backward_repeats_a_write_whose_kernel_failed_ahead():
+    failed = []
 
     def negate(x):
-        if threading.get_ident() != program:
+        if is_ahead():
             failed.append(None)
             raise RuntimeError("not here")
         return x.copy_(0 - x.clone())
@@ -225,13 +214,11 @@ def test_what_a_kernel_was_to_write_is_there_when_it_fails():
     assert failed
 
 
-def set_something():
-    torch.backends.mkldnn.set_flags(torch.backends.mkldnn.is_available())
-
-
 @pytest.mark.parametrize("who", ["the kernel", "the program"])
-def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
-    """A recipe that runs for the kernel that it runs, nor with the GIL that the kernel wants."""
+def test_setters_do_not_deadlock_with_a_kernel(who, python_sine):
+    """The kernel that runs ahead calls the setter, or the program does while the kernel wants the
+    GIL."""
+    set_something = partial(torch.backends.mkldnn.set_flags, torch.backends.mkldnn.is_available())
     python_sine.append(set_something if who == "the kernel" else lambda: time.sleep(0.001))
     x = torch.randn(4, requires_grad=True)
 
@@ -256,9 +243,9 @@ def test_setters_do_not_wait_for_who_waits_for_them(who, python_sine):
     assert who == "the program" or did["regions_in_time"] > 0
 
 
-def test_nothing_begins_ahead_in_a_commotion(python_sine):
-    ran_in = set()
-    python_sine.append(lambda: ran_in.add(threading.get_ident()))
+def test_nothing_begins_ahead_while_process_state_changes(python_sine):
+    ran_ahead = set()
+    python_sine.append(lambda: ran_ahead.add(is_ahead()))
     x = torch.randn(4, requires_grad=True)
     _testing.replay_when_closed(True)
     try:
@@ -271,11 +258,11 @@ def test_nothing_begins_ahead_in_a_commotion(python_sine):
             torch.autograd.grad(h.sum(), x)
     finally:
         _testing.replay_when_closed(False)
-    assert {threading.get_ident()} == ran_in
+    assert ran_ahead == {False}
 
 
-def test_nothing_runs_ahead_in_a_commotion(python_sine):
-    """A graph's capture lasts, say: see global_state_guard.py."""
+def test_nothing_runs_ahead_while_process_state_changes(python_sine):
+    """As during a graph's capture: see global_state_guard.py."""
     now, seen = [False], []
 
     def look():
@@ -305,13 +292,13 @@ def test_nothing_runs_ahead_in_a_commotion(python_sine):
     assert True not in seen
 
 
-def test_a_commotion_waits_for_the_recipe_that_runs_only(python_sine):
-    """Though one value needs many."""
-    program, ran, ended, at_once, in_its_midst = threading.get_ident(), [], [], [], []
+def test_change_of_process_state_waits_for_one_recipe_only(python_sine):
+    """Though a value needs many recipes."""
+    ran, ended, at_once, in_its_midst = [], [], [], []
     runs = threading.Event()
 
     def look():
-        if threading.get_ident() != program:
+        if is_ahead():
             ran.append(None)
             runs.set()
             time.sleep(0.005)
@@ -353,10 +340,10 @@ def empty_an_escape(x):
 
 @pytest.mark.parametrize("moves_memory", [share, empty_an_escape])
 def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, python_sine):
-    program, runs, at_the_end, seen = threading.get_ident(), threading.Event(), [], []
+    runs, at_the_end, seen = threading.Event(), [], []
 
     def look():
-        if threading.get_ident() != program and not runs.is_set():
+        if is_ahead() and not runs.is_set():
             runs.set()
             time.sleep(0.1)
             at_the_end.append(len(seen))
@@ -374,40 +361,12 @@ def test_memory_that_ebb_moves_stays_until_the_recipe_has_run(moves_memory, pyth
     assert at_the_end == [0]
 
 
-def test_backward_replays_under_other_settings_meanwhile(python_sine):
-    """Who has the setting changed for a kernel waits for the one that runs ahead."""
-    enabled = torch._C._get_mkldnn_enabled
-    seen = []
-
-    def look():
-        before = enabled()
-        time.sleep(0.002)
-        seen.append((before, enabled()))
-
-    python_sine.append(look)
-    x = torch.randn(4, requires_grad=True)
-    with replays_ahead():
-        for _ in range(20):
-            with region():
-                h = x.sin().sin().sin().exp()
-            with region():
-                for flag in (False, True) * 4:
-                    with torch.backends.mkldnn.flags(enabled=flag):
-                        h = h.sin()
-                h = h.exp()
-            with region():
-                h = h.exp()
-            h.sum().backward()
-    assert len(seen) > 20 * 11
-    assert all(before == after for before, after in seen)
-
-
-def test_other_settings_of_backwards_wait_for_the_kernel_that_runs_ahead(python_sine):
-    program, begun, seen = threading.get_ident(), threading.Event(), []
+def test_backward_waits_for_the_kernel_ahead_before_it_changes_settings(python_sine):
+    begun, seen = threading.Event(), []
     enabled = torch._C._get_mkldnn_enabled
 
     def look():
-        if threading.get_ident() == program:
+        if not is_ahead():
             time.sleep(0.2 if begun.is_set() else 0)
         else:
             before = enabled()

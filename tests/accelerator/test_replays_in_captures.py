@@ -1,13 +1,19 @@
-"""Values that a captured graph recomputes: their bytes are there once the graph is launched."""
+"""Captures that recompute, and steps beside them.
+
+Values that a captured graph recomputes have their bytes once the graph is launched.
+"""
 
 from __future__ import annotations
 
 import functools
+import gc
+import threading
 
 import pytest
 import torch
 
 import ebb
+from ebb import _testing
 from ebb_tests import device as late
 from ebb_tests.device_leaves import leaf, needs_captures
 
@@ -63,7 +69,7 @@ def assert_launch_and_backward_are_right(graph, result, loss, x, stream):
     assert torch.equal(found(again), expected(x))
 
 
-def test_a_backward_that_only_a_capture_has_run(x, stream):
+def test_backward_that_only_a_capture_has_run_raises_outside(x, stream):
     """Eager's saved tensors would still be there."""
     with stream:
         loss = forward(x)
@@ -72,7 +78,7 @@ def test_a_backward_that_only_a_capture_has_run(x, stream):
         gradient(loss, x)
 
 
-def test_what_a_replay_reads_is_of_a_capture(x, stream):
+def test_replay_outside_that_reads_a_value_of_a_capture_raises(x, stream):
     with stream, ebb.region(ebb.policies.recompute_all):
         h = x.sin().exp()
         first, second = h.sin().sum(), h.cos().exp().sum()
@@ -81,7 +87,7 @@ def test_what_a_replay_reads_is_of_a_capture(x, stream):
         gradient(second, x)
 
 
-def test_a_launch_of_a_captured_backward_is_right(x, stream):
+def test_captured_backwards_have_eagers_gradients(x, stream):
     with stream:
         loss = forward(x)
     graph, result = captured(stream, lambda: [gradient(loss, x), gradient(loss, x)])
@@ -89,7 +95,7 @@ def test_a_launch_of_a_captured_backward_is_right(x, stream):
     assert all(torch.equal(found(g), expected(x)) for g in result)
 
 
-def test_what_was_recomputed_before_the_capture_may_be_used_in_it(x, stream):
+def test_value_recomputed_before_a_capture_is_used_in_it(x, stream):
     with stream:
         loss = forward(x)
         gradient(loss, x)
@@ -158,3 +164,54 @@ def test_a_discarded_tensor_is_not_restored_by_a_capture(x, stream):
         loss = z.sum()
     with pytest.raises(RuntimeError, match=r"aten::sin.*another CUDA graph capture"):
         captured(stream, functools.partial(gradient, loss, x))
+
+
+# Steps of another thread on another stream. A capture forbids queries and waits on all threads: see
+# Note [Captures of other threads]
+
+POLICIES = {
+    "recompute": ebb.policies.recompute_all,
+    "offload": ebb.Policy(default=ebb.OFFLOAD, inputs=ebb.OFFLOAD),
+}
+
+
+def step_on(x, policy, stream):
+    with stream:
+        with ebb.region(policy):
+            loss = (x * 2).sin().cos().sum()
+        return torch.autograd.grad(loss, x)[0]
+
+
+def dropped(x, policy, stream):
+    """A step without a backward: what was offloaded dies."""
+    with stream, ebb.region(policy):
+        (x * 2).sin().cos().sum()
+    gc.collect()
+    return step_on(x, policy, stream)
+
+
+@pytest.mark.parametrize("in_flight", [0, 1 << 30])
+@pytest.mark.parametrize("program", [step_on, dropped])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_step_on_another_thread_and_capture_both_succeed(
+    policy, program, in_flight, device, streams
+):
+    _testing.drain_offload()
+    ebb.config.update(offload_min_bytes=1, offload_in_flight_bytes=in_flight)
+    x, z = leaf(device), torch.rand(8).to(device)
+    late.synchronize()
+    eager = step_on(x, ebb.policies.save_all, streams[1])
+    program(x, policy, streams[1])
+    late.synchronize()
+
+    with late.Graph().capture(streams[0]) as graph:
+        tripled = z * 3
+        gradients = []
+        thread = threading.Thread(target=lambda: gradients.append(program(x, policy, streams[1])))
+        thread.start()
+        thread.join()
+        tripled = tripled + 1
+    graph.replay_and_wait()
+
+    assert torch.equal(gradients[0].cpu(), eager.cpu())
+    assert torch.equal(tripled.cpu(), z.cpu() * 3 + 1)
