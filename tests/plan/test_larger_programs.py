@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.on_cpu("times and bytes of the CPU")
 
 TIME_ERROR = 0.10
 SHARES = (0.6, 0.0)  # the last one: the lowest budget
-LARGER = (programs.pre_ln, programs.dropout_encoder, programs.accumulation, programs.recurrent)
+LARGER = (programs.pre_ln, programs.dropout_encoder, programs.accumulation)
 
 
 def plans_of(program):
