@@ -37,6 +37,9 @@ def test_operators_take_the_time_of_their_kernels(make):
     step = Step(found)
     for number, one in enumerate(found.operators):
         assert step.end_of(number) - one.start == pytest.approx(one.runtime, rel=1e-6)
+    for call in step.calls:  # time in which copies can hide
+        kernels = sum(found.operators[op].runtime for op in call.operators)
+        assert step.working(call.begins, call.ends) >= 0.99 * kernels
     for one, other in zip(of_host.values, found.values, strict=True):
         for name in ("let_go", "asked", "again", "ended"):  # negative: never
             assert (getattr(one, name) < 0) == (getattr(other, name) < 0)
@@ -72,12 +75,3 @@ def test_replays_of_small_kernels_take_the_time_of_the_host(make):
     replaying = Step(on_device(profile)).replaying
     assert replaying >= 0.99 * sum(runtime for *_, runtime in profile.replays)
     assert device.replay_time(0) > kernels[0].runtime
-
-
-def test_copies_can_hide_in_device_time():
-    profile = not_waiting(planning(programs.pre_ln).measured.profile)
-    host, device = Step(profile), Step(on_device(profile))
-
-    for one, other in zip(host.calls, device.calls, strict=True):
-        hidden = device.working(other.begins, other.ends)
-        assert hidden > 5 * host.working(one.begins, one.ends)

@@ -110,7 +110,7 @@ def test_offloading_never_makes_a_plan_slower(make):
         assert alone._regions._settings.offload == {}
 
 
-def test_a_fast_link_is_used_and_a_slow_one_is_not():
+def test_fast_link_is_used_and_slow_link_is_not():
     slow = Link(out=1.0, back=1.0, least=LEAST, room=1 << 40)
 
     fast_plan = plan_of(planning(programs.pre_ln).measured, 0.6)

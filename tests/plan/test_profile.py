@@ -55,20 +55,12 @@ def test_operators_are_in_order_with_inputs_and_results():
         assert not product.random
         assert not product.inplace
         assert 0 < product.start < act.start < found.duration
+        assert product.start <= value.made < value.asked <= value.ended <= found.duration
         assert product.runtime > 0
+    asked = [found.values[one.outputs[0]].asked for one in found.operators[::2]]
+    assert asked == sorted(asked, reverse=True)
     of_parameters = found.operators[0].inputs
     assert {found.values[one].shape for one in of_parameters} >= {(WIDTH,), (WIDTH, WIDTH)}
-
-
-def test_times_of_values_are_in_order():
-    found = ebb.profile(step_of(model()))
-
-    asked = []
-    for operator in found.operators[::2]:
-        value = found.values[operator.outputs[0]]
-        assert operator.start <= value.made < value.asked <= value.ended <= found.duration
-        asked.append(value.asked)
-    assert asked == sorted(asked, reverse=True)
 
 
 def test_recomputed_values_have_their_fate_and_replays_are_no_operators():
