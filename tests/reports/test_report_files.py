@@ -86,13 +86,6 @@ def test_variables_write_a_report_and_logs(tmp_path):
     assert json.loads(report.read_text())["step"] == 2
 
 
-@pytest.mark.sweep
-def test_each_rank_writes_its_own_file(tmp_path):
-    run = run_program(EBB_REPORT=str(tmp_path / "r.txt"), RANK="3")
-    assert run.stderr == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["r.rank3.txt"]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [("r.pdf", "a report's file name must end in .txt"), ("no/r.txt", "cannot write")],
@@ -256,17 +249,20 @@ def test_disk_full_keeps_earlier_report_and_leaves_no_other_file(tmp_path):
 
 
 KILL = "os.kill(os.getpid(), signal.SIGTERM)"
-HANDLERS = {
+HANDLERS = {  # what runs before ebb is imported, the program, its exit status and output
     "of the program": (
+        "",
         "assert signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)) is signal.SIG_DFL\n"
         f"step()\n{KILL}",
         (7, ""),
     ),
-    "ignores": (
+    "ignored": (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
         f"step()\n{KILL}; print('goes on')",
         (0, "goes on\n"),
     ),
     "in a fork": (
+        "",
         "step()\nchild = os.fork()\n"
         "if not child: signal.pause()\n"
         "os.kill(child, signal.SIGTERM)\n"
@@ -279,11 +275,10 @@ HANDLERS = {
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_handlers_of_signals_act_as_without_ebb(tmp_path, handler):
     """The report is written at exit. A fork ends by the signal, and writes none."""
-    program, expected = HANDLERS[handler]
-    before = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    before, program, expected = HANDLERS[handler]
 
     run = fork_server.run(
-        ["-c", (before if handler == "ignores" else "") + LONGER + program, tmp_path],
+        ["-c", before + LONGER + program, tmp_path],
         env=os.environ | {"EBB_REPORT": f"{tmp_path}/r.json"},
         timeout=120,
     )
