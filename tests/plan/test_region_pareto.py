@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebb._plan.choose.region_pareto import Choices, Costs, choices_of, front
+from ebb._plan.choose.region_pareto import (
+    Choices,
+    Costs,
+    Point,
+    choices_of,
+    front,
+    hull,
+    not_beaten,
+)
 from ebb._plan.simulate.choice import EAGER, Choice
 from ebb_tests import best_choices
 from ebb_tests.predictions import every_program
@@ -124,3 +133,20 @@ def test_choices_that_need_too_many_rules_are_not_offered():
             policies = found.policies({"0": point})
             names = found.simulator.step.names_of(0)
             assert len(policies.policies["0"].rules) <= 64, len(names)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=12))
+def test_corners_of_points_are_those_of_their_lower_hull(pairs):
+    best = not_beaten(Point(None, *pair) for pair in pairs)
+    corners = hull(best)
+
+    beaten = {(a, b) for a, b in pairs if any(c <= a and d <= b for c, d in {*pairs} - {(a, b)})}
+    assert [(one.resident, one.added) for one in best] == sorted({*pairs} - beaten)
+    assert (corners[0], corners[-1]) == (best[0], best[-1])
+    prices = []
+    for low, high in itertools.pairwise(corners):
+        price = Fraction(low.added - high.added, high.resident - low.resident)
+        prices.append(price)
+        least = price * low.resident + low.added
+        assert all(price * one.resident + one.added >= least for one in best)
+    assert prices == sorted(set(prices), reverse=True)
