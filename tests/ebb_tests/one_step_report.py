@@ -1,6 +1,8 @@
-"""Shared by the tests of reports: a small model, and the report of one of its steps."""
+"""Shared by the tests of reports: models, and the report of one of their steps."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torch import nn
 
 import ebb
 from ebb import _C, _testing
+from ebb._plan.plan import plan_of
+from ebb_tests.programs.planned import Program, planning, pre_ln
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +49,20 @@ def recorded(policy: ebb.Policy, model: nn.Module | None = None) -> ebb.Report:
     with ebb.record_reports(), ebb.apply(model, policy, "?"):
         step(model)
     return ebb.report()
+
+
+def under_a_plan(
+    make: Callable[[], Program] = pre_ln, budget: float = 0.6, *, measured: bool = True
+) -> tuple[Program, ebb.Plan, ebb.Report | None]:
+    """A program, its plan, and the report of a step under it. No report: the plan has no regions.
+
+    Args:
+        measured: True if the plan measures a step, too.
+    """
+    found = planning(make)
+    plan = plan_of(found.measured, budget, at_least=True)
+    with ebb.record_reports(), plan.apply(found.program.model):
+        found.program.step()
+        if measured:
+            plan.measure(found.program.step)
+    return found.program, plan, ebb.report() if plan.policies else None

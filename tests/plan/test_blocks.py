@@ -1,4 +1,4 @@
-"""Which modules of a model that nobody described are its blocks."""
+"""Modules that `find_blocks` takes for the blocks of a model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from torch.nn.utils import parametrizations
 
 from ebb._region.blocks import find_blocks
 from ebb._support.names import in_ranges
-
-
-def blocks(model):
-    """As short as names can be written."""
-    return in_ranges(find_blocks(model))
 
 
 def holder(**parts):
@@ -103,49 +98,6 @@ class Alone(nn.Module):
         return x @ self.weight
 
 
-def layers(*settings):
-    return nn.ModuleList(Layer(**one) for one in settings)
-
-
-def test_layers_of_a_transformer():
-    model = holder(embed=nn.Embedding(4, 4), h=layers({}, {}, {}), head=nn.Linear(4, 4))
-
-    assert find_blocks(model) == ("h.0", "h.1", "h.2")
-
-
-def test_encoder_and_decoder():
-    assert blocks(nn.Transformer(4, 2, 2, 3, 4)) == ["encoder.layers.0-1", "decoder.layers.0-2"]
-
-
-def test_a_single_layer():
-    assert blocks(holder(layers=layers({}))) == ["layers.0"]
-    assert blocks(nn.Transformer(4, 2, 1, 1, 4)) == ["encoder.layers.0", "decoder.layers.0"]
-
-
-def test_experts_are_no_blocks():
-    assert blocks(holder(layers=layers({"experts": 3}, {"experts": 3}))) == ["layers.0-1"]
-    assert blocks(holder(layers=layers({}, {"experts": 3}))) == ["layers.0-1"]
-    assert blocks(holder(layers=layers({"experts": 3}))) == ["layers.0"]
-
-
-def test_layers_of_several_kinds():
-    mixed = nn.ModuleList([Layer(), nn.Sequential(Mlp(), Attention()), Layer()])
-
-    assert blocks(holder(layers=mixed)) == ["layers.0-2"]
-
-
-def test_lists_in_lists_that_have_no_forward():
-    pairs = nn.ModuleList(nn.ModuleList([Attention(), Mlp()]) for _ in range(3))
-
-    assert blocks(holder(layers=pairs)) == ["layers.0-2.0-1"]
-
-
-def test_a_head_that_is_made_of_parts_is_taken_too():
-    model = holder(embed=holder(words=nn.Embedding(4, 4)), layers=layers({}, {}), head=Mlp())
-
-    assert blocks(model) == ["layers.0-1", "head"]
-
-
 class Merging(nn.Module):
     """As between the stages of Swin."""
 
@@ -157,144 +109,174 @@ class Merging(nn.Module):
         return self.reduction(self.norm(x))
 
 
-def test_parts_of_one_layer_are_taken_too():
-    """Their normalization and activation are freed."""
-    stages = [holder(blocks=layers({"width": w}, {"width": w}), after=Merging()) for w in (4, 8)]
-    model = holder(stem=Merging(), norm=nn.LayerNorm(4), stages=nn.ModuleList(stages))
-
-    assert blocks(model) == ["stem", "stages.0-1.blocks.0-1", "stages.0-1.after"]
-
-
-def test_a_part_that_holds_the_blocks_of_a_list_again_is_no_block():
+class Chained(nn.Module):
     """As in MONAI's DynUNet, where modules of a chain hold the next one."""
 
-    class Chained(nn.Module):
-        def __init__(self, block, after):
-            super().__init__()
-            self.block, self.after = block, after
+    def __init__(self, block, after):
+        super().__init__()
+        self.block, self.after = block, after
 
-        def forward(self, x):
-            return self.after(self.block(x))
-
-    downsamples = layers({}, {}, {})
-    chain = Chained(downsamples[0], Chained(downsamples[1], downsamples[2]))
-
-    assert blocks(holder(downsamples=downsamples, chain=chain)) == ["downsamples.0-2"]
-    assert blocks(holder(chain=chain, downsamples=downsamples)) == [
-        "chain.block",
-        "chain.after.block",
-        "chain.after.after",
-    ]
+    def forward(self, x):
+        return self.after(self.block(x))
 
 
-def test_recurrent_layers_are_blocks():
-    """One keeps what each time step makes, unlike a Linear."""
+class Connected(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 4), nn.ReLU())
 
-    class Connected(nn.Sequential):
-        def __init__(self):
-            super().__init__(nn.Linear(4, 4), nn.ReLU())
 
-    model = holder(fc1=Connected(), fc2=Connected(), rnn=nn.LSTM(4, 4), out=nn.Linear(4, 4))
+def layers(*experts):
+    """A layer for each number of experts."""
+    return nn.ModuleList(Layer(experts=count) for count in experts)
 
-    assert find_blocks(model) == ("fc1", "fc2", "rnn")
+
+def stages():
+    pairs = [nn.ModuleList(Layer(width) for _ in range(2)) for width in (4, 8)]
+    return nn.ModuleList(holder(blocks=pair, after=Merging()) for pair in pairs)
 
 
 def stage(block, *widths):
     return nn.Sequential(*(block(a, b) for a, b in itertools.pairwise(widths)))
 
 
-def test_blocks_of_stages():
-    model = holder(
-        conv1=nn.Conv2d(3, 4, 3),
-        layer1=stage(Residual, 4, 4, 4),
-        layer2=stage(Residual, 4, 8, 8),
-        fc=nn.Linear(8, 2),
-    )
-
-    assert find_blocks(model) == ("layer1.0", "layer1.1", "layer2.0", "layer2.1")
+def double(inside, outside):
+    return stage(Convolution, inside, outside, outside)
 
 
-def test_blocks_of_stages_in_a_list():
-    stages = nn.Sequential(
-        Convolution(3, 4),
-        stage(Residual, 4, 4, 4),
-        Convolution(4, 8),
-        stage(Residual, 8, 16, 16, 16),
-        stage(Residual, 16, 32),
-    )
-
-    found = find_blocks(holder(features=stages))
-
-    names = ("0", "1.0", "1.1", "2", "3.0", "3.1", "3.2", "4")
-    assert found == tuple(f"features.{name}" for name in names)
+def chained(*order):
+    """A chain of modules that a list holds, too."""
+    downs = layers(0, 0, 0)
+    parts = {"downs": downs, "chain": Chained(downs[0], Chained(downs[1], downs[2]))}
+    return holder(**{name: parts[name] for name in order})
 
 
-def test_small_units_inside_of_blocks_are_no_blocks():
-    features = nn.Sequential(
-        Convolution(3, 4), stage(Inverted, 4, 6), stage(Inverted, 6, 8, 8), stage(Inverted, 8, 9, 9)
-    )
-
-    found = find_blocks(features)
-
-    assert not [name for name in found if ".block" in name]
-    assert {name.split(".")[0] for name in found} == {"0", "1", "2", "3"}
-
-
-def test_a_unet():
-    def double(inside, outside):
-        return nn.Sequential(Convolution(inside, outside), Convolution(outside, outside))
-
-    model = holder(
-        inc=double(3, 4),
-        down1=double(4, 8),
-        down2=double(8, 8),
-        up1=double(8, 4),
-        out=nn.Linear(1, 1),
-    )
-
-    assert find_blocks(model) == ("inc", "down1", "down2", "up1")
-
-
-def test_layers_that_are_wrapped():
-    assert blocks(holder(module=holder(layers=layers({}, {})))) == ["module.layers.0-1"]
-    assert blocks(torch.nn.DataParallel(holder(layers=layers({}, {})))) == ["module.layers.0-1"]
-
-
-def test_a_sequential_of_layers_is_one_block():
-    """A Linear by itself has nothing inside that could be given up."""
-    assert find_blocks(Mlp()) == ("",)
-    assert find_blocks(holder(net=Mlp(), loss=nn.MSELoss())) == ("net",)
-    assert blocks(
-        nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.GELU()) for _ in range(3)))
-    ) == ["0-2"]
-
-
-def test_parts_of_a_model_without_repetition():
-    model = holder(features=Convolution(3, 4), classifier=Mlp())
-
-    assert find_blocks(model) == ("features", "classifier")
-
-
-def test_modules_without_parts():
-    assert blocks(nn.Sequential(Alone(), Alone())) == ["0-1"]
-    assert find_blocks(nn.Sequential(nn.Linear(2, 2), Alone(), Alone())) == ("",)
-    assert find_blocks(Alone()) == ("",)
-    assert find_blocks(nn.ReLU()) == ("",)
-
-
-def test_parametrizations_are_no_parts():
-    model = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(2, 2)) for _ in range(2)))
-
-    assert find_blocks(model) == ("",)
-
-
-def test_a_shared_module_is_named_once():
+def shared():
     layer = Layer()
+    return holder(layers=nn.ModuleList([layer, layer, Layer()]))
 
-    assert find_blocks(holder(layers=nn.ModuleList([layer, layer, Layer()]))) == (
-        "layers.0",
-        "layers.2",
-    )
+
+def normalized():
+    return nn.Sequential(*(parametrizations.weight_norm(nn.Linear(2, 2)) for _ in range(2)))
+
+
+MODELS = {
+    "transformer": (
+        lambda: holder(embed=nn.Embedding(4, 4), h=layers(0, 0, 0), head=nn.Linear(4, 4)),
+        ["h.0-2"],
+    ),
+    "encoder and decoder": (
+        lambda: nn.Transformer(4, 2, 2, 3, 4),
+        ["encoder.layers.0-1", "decoder.layers.0-2"],
+    ),
+    "one layer": (lambda: holder(layers=layers(0)), ["layers.0"]),
+    "one layer each": (
+        lambda: nn.Transformer(4, 2, 1, 1, 4),
+        ["encoder.layers.0", "decoder.layers.0"],
+    ),
+    "experts": (lambda: holder(layers=layers(3, 3)), ["layers.0-1"]),
+    "experts in one layer": (lambda: holder(layers=layers(0, 3)), ["layers.0-1"]),
+    "experts in the only layer": (lambda: holder(layers=layers(3)), ["layers.0"]),
+    "layers of two kinds": (
+        lambda: holder(layers=nn.ModuleList([Layer(), nn.Sequential(Mlp(), Attention()), Layer()])),
+        ["layers.0-2"],
+    ),
+    "lists in a list": (
+        lambda: holder(layers=nn.ModuleList(nn.ModuleList([Attention(), Mlp()]) for _ in range(3))),
+        ["layers.0-2.0-1"],
+    ),
+    "head with parts": (
+        lambda: holder(embed=holder(words=nn.Embedding(4, 4)), layers=layers(0, 0), head=Mlp()),
+        ["layers.0-1", "head"],
+    ),
+    # Parts of one layer are blocks: their normalization and activation are freed.
+    "parts of one layer": (
+        lambda: holder(stem=Merging(), norm=nn.LayerNorm(4), stages=stages()),
+        ["stem", "stages.0-1.blocks.0-1", "stages.0-1.after"],
+    ),
+    "list before its chain": (lambda: chained("downs", "chain"), ["downs.0-2"]),
+    "chain before its list": (
+        lambda: chained("chain", "downs"),
+        ["chain.block", "chain.after.block", "chain.after.after"],
+    ),
+    # A recurrent layer saves results of each time step, unlike a Linear.
+    "recurrent layer": (
+        lambda: holder(fc1=Connected(), fc2=Connected(), rnn=nn.LSTM(4, 4), out=nn.Linear(4, 4)),
+        ["fc1", "fc2", "rnn"],
+    ),
+    "stages": (
+        lambda: holder(
+            conv1=nn.Conv2d(3, 4, 3),
+            layer1=stage(Residual, 4, 4, 4),
+            layer2=stage(Residual, 4, 8, 8),
+            fc=nn.Linear(8, 2),
+        ),
+        ["layer1.0-1", "layer2.0-1"],
+    ),
+    "stages in a list": (
+        lambda: holder(
+            features=nn.Sequential(
+                Convolution(3, 4),
+                stage(Residual, 4, 4, 4),
+                Convolution(4, 8),
+                stage(Residual, 8, 16, 16, 16),
+                stage(Residual, 16, 32),
+            )
+        ),
+        ["features.0,2,4", "features.1,3.0-2"],
+    ),
+    "units inside of blocks": (
+        lambda: nn.Sequential(
+            Convolution(3, 4),
+            stage(Inverted, 4, 6),
+            stage(Inverted, 6, 8, 8),
+            stage(Inverted, 8, 9, 9),
+        ),
+        ["0-1", "2-3.0-1"],
+    ),
+    "unet": (
+        lambda: holder(
+            inc=double(3, 4),
+            down1=double(4, 8),
+            down2=double(8, 8),
+            up1=double(8, 4),
+            out=nn.Linear(1, 1),
+        ),
+        ["inc", "down1", "down2", "up1"],
+    ),
+    "wrapped": (lambda: holder(module=holder(layers=layers(0, 0))), ["module.layers.0-1"]),
+    "data parallel": (
+        lambda: nn.DataParallel(holder(layers=layers(0, 0))),
+        ["module.layers.0-1"],
+    ),
+    # A Linear alone has nothing inside that could be freed.
+    "sequential of layers": (Mlp, [""]),
+    "sequential and loss": (lambda: holder(net=Mlp(), loss=nn.MSELoss()), ["net"]),
+    "sequentials": (lambda: nn.Sequential(*(Connected() for _ in range(3))), ["0-2"]),
+    "no repetition": (
+        lambda: holder(features=Convolution(3, 4), classifier=Mlp()),
+        ["features", "classifier"],
+    ),
+    "modules without parts": (lambda: nn.Sequential(Alone(), Alone()), ["0-1"]),
+    "modules without parts, and a linear": (
+        lambda: nn.Sequential(nn.Linear(2, 2), Alone(), Alone()),
+        [""],
+    ),
+    "module without parts": (Alone, [""]),
+    "activation": (nn.ReLU, [""]),
+    "parametrizations": (normalized, [""]),
+    "shared layer": (shared, ["layers.0,2"]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_blocks_of_models(name):
+    make, expected = MODELS[name]
+    model = make()
+
+    found = find_blocks(model)
+
+    assert in_ranges(found) == expected
+    assert list(found) == [name for name, _ in model.named_modules() if name in found]
 
 
 @pytest.mark.parametrize(
@@ -311,9 +293,9 @@ def test_a_shared_module_is_named_once():
         ("Mamba", ["backbone.layers.0-1"]),
     ],
 )
-def test_models_of_transformers(family, expected):
-    families = pytest.importorskip("real_models").HUGGING_FACE
+def test_blocks_of_models_of_transformers_library(family, expected):
+    models = pytest.importorskip("ebb_tests.programs.real_models", exc_type=ImportError)
 
-    found = blocks(families[family].build())
+    found = in_ranges(find_blocks(models.HUGGING_FACE[family].build()))
 
     assert found == expected if expected else found[0] == "vit.embeddings" and len(found) == 2

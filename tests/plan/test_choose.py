@@ -1,4 +1,4 @@
-"""What is chosen stays in the budget and takes as little time as it may."""
+"""Choices for a budget: within the budget, and as fast as possible."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 
 from ebb._plan.apply.described import users_of_peak
 from ebb._plan.simulate.choice import EAGER, Choice
+from ebb_tests.predictions import every_program
 from ebb_tests.programs import planned as programs
-from ebb_tests.programs.planned import PROGRAMS, planning
-
-every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+from ebb_tests.programs.planned import planning
 
 
 def budgets(make, count=12):
@@ -30,54 +29,35 @@ def choices(make):
 
 
 @every_program
-def test_never_above_the_budget(make):
+def test_choices_fit_and_larger_budgets_are_never_slower(make):
     chooser = planning(make).chooser
+    all_recomputed = chooser.estimate(planning(make).chosen(dict.fromkeys(chooser.calls, Choice())))
+    found = [(budget, chooser.estimate(chosen)) for budget, chosen in choices(make)[1:]]
 
-    for budget, chosen in choices(make)[1:]:
-        assert chooser.estimate(chosen).peak <= budget
-
-
-@every_program
-def test_the_least_is_the_least(make):
-    chooser = planning(make).chooser
-    least = chooser.estimate(chooser.least()).peak
-
-    assert chooser.choose(least) is not None
-    assert chooser.choose(least - 1) is None
-    nothing = planning(make).chosen(dict.fromkeys(chooser.calls, Choice()))
-    assert least <= chooser.estimate(nothing).peak
-
-
-@every_program
-def test_with_enough_no_region_is_needed(make):
+    for budget, estimate in found:
+        assert estimate.peak <= budget
+        if all_recomputed.peak <= budget:
+            assert estimate.duration <= all_recomputed.duration
+    for (_, before), (_, after) in itertools.pairwise(found):
+        assert after.duration <= 1.001 * before.duration
     _, chosen = choices(make)[-1]
-
     assert all(point.choice is EAGER for point in chosen.values())
 
 
 @every_program
-def test_more_memory_never_costs_time(make):
+def test_least_is_the_lowest_peak_of_a_choice(make):
     chooser = planning(make).chooser
-    times = [chooser.estimate(chosen).duration for _, chosen in choices(make)[1:]]
+    least = chooser.estimate(chooser.least()).peak
+    all_recomputed = planning(make).chosen(dict.fromkeys(chooser.calls, Choice()))
 
-    for before, after in itertools.pairwise(times):
-        assert after <= 1.001 * before
+    assert chooser.choose(least) is not None
+    assert chooser.choose(least - 1) is None
+    assert least <= chooser.estimate(all_recomputed).peak
+    assert least <= planning(make).simulator.plain.peak
 
 
 @every_program
-def test_never_slower_than_all_recomputed(make):
-    chooser = planning(make).chooser
-    nothing = planning(make).chosen(dict.fromkeys(chooser.calls, Choice()))
-    slowest = chooser.estimate(nothing)
-
-    for budget, chosen in choices(make)[1:]:
-        if slowest.peak <= budget:
-            assert chooser.estimate(chosen).duration <= slowest.duration
-
-
-@every_program
-def test_what_is_left_could_not_be_used_by_one_region(make):
-    """No other choice of any single region is faster and still in the budget."""
+def test_no_other_choice_of_one_region_is_faster_and_fits(make):
     chooser = planning(make).chooser
     missed = []
 
@@ -91,21 +71,17 @@ def test_what_is_left_could_not_be_used_by_one_region(make):
     assert missed == []
 
 
-def test_layers_that_do_the_same_share_a_front():
+def test_equal_layers_share_a_front():
     for make in (programs.pre_ln, programs.llama, programs.accumulation):
         chooser = planning(make).chooser
         assert len(set(chooser.alike.values())) <= 2  # the last one's result is not read by a layer
         regions = list(chooser.fronts)
         assert chooser.fronts[regions[0]] is chooser.fronts[regions[1]]
+    alike = planning(programs.frozen).chooser.alike
+    assert alike["layers.0"] != alike["layers.1"] != alike["layers.2"]
 
 
-def test_layers_that_do_not_do_the_same_have_their_own():
-    chooser = planning(programs.frozen).chooser
-
-    assert chooser.alike["layers.0"] != chooser.alike["layers.1"] != chooser.alike["layers.2"]
-
-
-def test_a_region_that_runs_twice_does_the_same_each_time():
+def test_region_that_runs_twice_has_one_choice_and_the_time_of_both():
     found = planning(programs.shared)
     chooser = found.chooser
     assert {region: len(calls) for region, calls in chooser.calls.items()} == {"0": 2, "1": 2}
@@ -113,11 +89,6 @@ def test_a_region_that_runs_twice_does_the_same_each_time():
     for _, chosen in choices(programs.shared)[1:-2]:
         assert set(chosen) == {"0", "1"}
         assert chooser.estimate(chosen).peak == found.peak(chosen)
-
-
-def test_time_of_a_region_that_runs_twice_is_that_of_both():
-    chooser = planning(programs.shared).chooser
-
     for region, points in chooser.fronts.items():
         first = chooser.calls[region][0]
         for point in points:
@@ -125,7 +96,7 @@ def test_time_of_a_region_that_runs_twice_is_that_of_both():
             assert point.added == pytest.approx(2 * once, rel=0.1)
 
 
-def test_who_holds_adds_up_to_the_peak():
+def test_users_of_the_peak_add_up_to_it():
     chooser = planning(programs.pre_ln).chooser
     chosen = chooser.least()
 

@@ -1,4 +1,4 @@
-"""Blocks of the same code get the same policy, also if a router gives them rows of their own."""
+"""Equal blocks get the same policy, also if a router gives them different numbers of rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def built(*blocks: nn.Module):
 
 
 @pytest.mark.parametrize("budget", [0.6, 0.8])
-def test_eight_blocks_of_experts_have_a_table_or_two(tmp_path, budget):
+def test_eight_blocks_of_experts_have_at_most_three_tables(tmp_path, budget):
     torch.manual_seed(0)
     model, step = built(*(Experts() for _ in range(BLOCKS)))
     expected = step()
@@ -64,27 +64,10 @@ def test_eight_blocks_of_experts_have_a_table_or_two(tmp_path, budget):
     assert profile.peak <= plan.peak * 1.02 <= plan.plain_peak
 
 
-def test_blocks_of_other_widths_are_not_equal():
+def test_blocks_of_different_widths_have_different_policies():
     torch.manual_seed(0)
     model, step = built(Experts(), Experts(), Experts(2 * WIDTH), Experts(2 * WIDTH))
 
     numbers = ebb.plan(model, step, 0.7, modules="[0-9]")._chooser.alike
 
     assert numbers["0"] == numbers["1"] != numbers["2"] == numbers["3"]
-
-
-def test_a_rule_takes_one_line(tmp_path):
-    policy = ebb.Policy(
-        [
-            ebb.Rule("aten::mm", ebb.SAVE, nth=2, module='a\nb\x7f"}, {'),
-            ebb.Rule("aten::gelu", ebb.OFFLOAD, min_bytes=1024, dtype=torch.bfloat16),
-            ebb.Rule("aten::add.Tensor", ebb.SAVE, every=3, per_module=True),
-        ],
-        inputs=ebb.OFFLOAD,
-    )
-
-    ebb.ModulePolicies({"x": policy, "y": policy}).save(tmp_path / "p.toml")
-
-    lines = (tmp_path / "p.toml").read_text().split("\n")
-    assert sum("op =" in line for line in lines) == 3
-    assert ebb.ModulePolicies.load(tmp_path / "p.toml").policies == {"x": policy, "y": policy}

@@ -1,7 +1,8 @@
-"""How much memory a job may use, as `EBB_BUDGET=auto` reads it."""
+"""The memory that a job may use, for `EBB_BUDGET=auto`."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -12,14 +13,7 @@ import torch
 from ebb._launch.memory_limit import Limit, free, limit_of, there_is
 from ebb._support import devices
 
-MACHINES = (
-    int(
-        next(line for line in open("/proc/meminfo") if line.startswith("MemTotal")).split()[1]  # noqa: SIM115
-    )
-    * 1024
-)
-
-
+MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of the machine
 CPU = torch.device("cpu")
 
 
@@ -28,18 +22,18 @@ def _no_accelerator(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
 
 
-def test_it_is_given():
+def test_limit_is_read_from_the_budget():
     assert limit_of("auto:20GiB") == Limit(20 * 2**30)
     assert limit_of(" AUTO : 1MiB").nbytes(CPU) == 2**20
 
 
 @pytest.mark.parametrize("text", ["", "40%", "20GiB", "automatic", "0.4"])
-def test_other_budgets_are_none(text):
+def test_other_budgets_give_no_limit(text):
     assert limit_of(text) is None
 
 
 @pytest.mark.parametrize("text", ["auto:", "auto:0", "auto:banana", "auto:-3", "auto:40%"])
-def test_nonsense(text):
+def test_invalid_limit_raises(text):
     with pytest.raises(ValueError, match="ebb: "):
         limit_of(text)
 
@@ -65,29 +59,27 @@ def limit_in(tmp_path, own, files):
         ("4:memory:/a", {"memory/memory.limit_in_bytes": f"{2**30}"}),
     ],
 )
-def test_the_smallest_limit_of_the_control_groups_around_the_process_counts(tmp_path, own, files):
+def test_smallest_limit_of_the_control_groups_of_the_process_counts(tmp_path, own, files):
     assert limit_in(tmp_path, own, files) == 2**30
 
 
-@pytest.mark.parametrize("text", ["max", f"{2**63 - 4096}", "", "0"])
-def test_without_a_limit_it_is_the_machines(tmp_path, text):
-    assert limit_in(tmp_path, "0::/a", {"a/memory.max": text}) == MACHINES
+@pytest.mark.parametrize(
+    "files",
+    [
+        *({"a/memory.max": text} for text in ("max", f"{2**63 - 4096}", "", "0")),
+        {"b/memory.max": f"{2**30}", "a/b/memory.max": f"{2**30}"},  # of other control groups
+    ],
+)
+def test_without_a_limit_the_memory_of_the_machine_counts(tmp_path, files):
+    assert limit_in(tmp_path, "0::/a", files) == MEMORY
+    assert there_is(CPU, str(tmp_path), str(tmp_path / "none")) == MEMORY
 
 
-def test_limits_of_other_control_groups_do_not_count(tmp_path):
-    others = {"b/memory.max": f"{2**30}", "a/b/memory.max": f"{2**30}"}
-    assert limit_in(tmp_path, "0::/a", others) == MACHINES
-
-
-def test_without_a_list_of_control_groups_it_is_the_machines(tmp_path):
-    assert there_is(CPU, str(tmp_path), str(tmp_path / "none")) == MACHINES
-
-
-def test_some_is_left_free():
+def test_a_tenth_is_left_free():
     assert limit_of("auto").nbytes(CPU) == int(0.9 * there_is(CPU))
 
 
-def test_what_is_free_is_the_least_of_what_limits_leave():
+def test_address_space_limit_lowers_free_memory():
     most = f"resource.setrlimit(resource.RLIMIT_AS, (used + {2**28}, resource.RLIM_INFINITY))"
     code = (
         "import resource, torch; from ebb._launch.memory_limit import free, there_is\n"
@@ -100,8 +92,7 @@ def test_what_is_free_is_the_least_of_what_limits_leave():
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
-def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
-    """Of whatever kind; and it is not asked before it is used."""
+def test_memory_of_the_accelerator_counts_once_it_is_initialized(monkeypatch, kind):
     asked = []
     device, module = torch.device(kind), types.SimpleNamespace(is_available=lambda: False)
     module.is_initialized = lambda: False
@@ -125,7 +116,7 @@ def test_the_accelerators_memory_counts_where_it_is_used(monkeypatch, kind):
     assert there_is(CPU) == 2**30 + 2**20
 
 
-def test_the_share_of_a_cuda_device_that_the_program_allows_is_the_limit(monkeypatch):
+def test_memory_fraction_of_a_cuda_device_is_a_limit(monkeypatch):
     device, properties = torch.device("cuda"), types.SimpleNamespace(total_memory=2**31)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (2**31, 2**31))
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda _: 0)

@@ -1,8 +1,9 @@
-"""Modules and their policies: applied, written and read."""
+"""`ModulePolicies`: applied, saved and loaded."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 
 import ebb
@@ -10,7 +11,7 @@ from ebb_tests.programs import planned as programs
 from ebb_tests.programs.planned import planned
 
 
-def test_a_plan_in_a_file(tmp_path):
+def test_plan_is_saved_and_loaded(tmp_path):
     program, plan = planned(programs.llama, 0.5)
     path = tmp_path / "policy.toml"
 
@@ -40,8 +41,7 @@ ODD = [
 ]
 
 
-def test_names_with_odd_characters(tmp_path):
-    """Of modules: each is itself, and no glob."""
+def test_names_of_modules_are_no_globs_in_files(tmp_path):
     model = nn.Module()
     for name in [*ODD, "a0", "ax", "0"]:
         model.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.GELU()))
@@ -57,8 +57,7 @@ def test_names_with_odd_characters(tmp_path):
         assert sorted(handle.names) == sorted(policies)
 
 
-def test_operators_with_globs(tmp_path):
-    """Brackets in an operator's glob come back as they were."""
+def test_globs_of_operators_are_saved_and_loaded(tmp_path):
     policy = ebb.Policy(
         [ebb.Rule("aten::[am]*", ebb.SAVE, nth=2), ebb.Rule("aten::?elu", ebb.SAVE)],
         inputs=ebb.OFFLOAD,
@@ -72,10 +71,21 @@ def test_operators_with_globs(tmp_path):
     assert (tmp_path / "p.toml").read_text().count("[[regions]]") == 1
 
 
-def test_a_file_without_regions(tmp_path):
-    ebb.ModulePolicies({}).save(tmp_path / "p.toml")
+def test_rule_takes_one_line(tmp_path):
+    policy = ebb.Policy(
+        [
+            ebb.Rule("aten::mm", ebb.SAVE, nth=2, module='a\nb\x7f"}, {'),
+            ebb.Rule("aten::gelu", ebb.OFFLOAD, min_bytes=1024, dtype=torch.bfloat16),
+            ebb.Rule("aten::add.Tensor", ebb.SAVE, every=3, per_module=True),
+        ],
+        inputs=ebb.OFFLOAD,
+    )
 
-    assert ebb.ModulePolicies.load(tmp_path / "p.toml").policies == {}
+    ebb.ModulePolicies({"x": policy, "y": policy}).save(tmp_path / "p.toml")
+
+    lines = (tmp_path / "p.toml").read_text().split("\n")
+    assert sum("op =" in line for line in lines) == 3
+    assert ebb.ModulePolicies.load(tmp_path / "p.toml").policies == {"x": policy, "y": policy}
 
 
 @pytest.mark.parametrize(
@@ -90,29 +100,49 @@ def test_a_file_without_regions(tmp_path):
         ("[[regions]]\nmodules = ['a']\n[[regions.rules]]\nop = 'aten::nothing_like'\n"
          "decision = 'save'", r"regions\[0\]\.rules\[0\]"),
         ("[[regions", "p.toml"),
+        ("ahead = 1\nregions = []", "ahead: must be true or false; got 1"),
+        ('ahead = "no"\nregions = []', "ahead: must be true or false"),
+        ("regions = []\noffload = 3", "p.toml: offload: "),
+        ("regions = []\n[offload]\nin_flight = 3", "p.toml: offload.in_flight: "),
+        ("regions = []\n[offload]\nin_flight_bytes = -1", "p.toml: offload.in_flight_bytes: "),
+        ("regions = []\n[offload]\nprefetch_bytes = 'much'", "p.toml: offload.prefetch_bytes: "),
+        ("regions = []\n[offload]\nkeep_last = '1MiB'", "p.toml: offload.keep_last: "),
     ],
 )  # fmt: skip
-def test_a_file_that_is_wrong(text, message, tmp_path):
+def test_invalid_file_raises(text, message, tmp_path):
     (tmp_path / "p.toml").write_text(text)
 
     with pytest.raises(ValueError, match=message):
         ebb.ModulePolicies.load(tmp_path / "p.toml")
 
 
-def test_modules_that_are_not_there():
+def test_invalid_policies_raise_and_apply_nothing():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     policies = ebb.ModulePolicies({"0": ebb.policies.recompute_all, "7": ebb.policies.save_matmuls})
 
     with pytest.raises(ValueError, match="no module matches '7'"):
         policies.apply(model)
-    ebb.apply(model, modules="0").remove()  # nothing was left behind
+    with pytest.raises(ValueError, match=r"no module matches '\*'; ModulePolicies takes exact"):
+        ebb.ModulePolicies({"*": ebb.policies.save_all}).apply(model)
+    with pytest.raises(TypeError, match=r"ebb.Policy.parse\('save_matmuls'\); got 'save_all'"):
+        ebb.ModulePolicies({"0": "save_all"})
+    ebb.apply(model, modules="0").remove()
 
 
-def test_a_model_that_is_one_region_in_a_file(tmp_path):
-    ebb.ModulePolicies({"": ebb.policies.save_matmuls}).save(tmp_path / "p.toml")
+@pytest.mark.parametrize("policies", [{}, {"": ebb.policies.save_matmuls}])
+def test_no_regions_and_one_region_are_saved_and_loaded(tmp_path, policies):
+    ebb.ModulePolicies(policies).save(tmp_path / "p.toml")
 
     with ebb.ModulePolicies.load(tmp_path / "p.toml").apply(nn.Linear(1, 1)) as handle:
-        assert handle.names == ("",)
+        assert handle.names == tuple(policies)
+
+
+def test_sizes_in_files_may_have_units(tmp_path):
+    (tmp_path / "p.toml").write_text('regions = []\n[offload]\nin_flight_bytes = "2MiB"\n')
+
+    found = ebb.ModulePolicies.load(tmp_path / "p.toml")
+
+    assert found._settings.offload == {"in_flight_bytes": 2 * 2**20}
 
 
 @pytest.fixture
@@ -138,17 +168,10 @@ def test_settings_end_when_the_model_is_freed(settings):
 
     del model
 
-    assert settings() == before
-
-
-def test_the_next_region_runs_without_the_settings_of_a_freed_model(settings):
-    model = nn.Sequential(nn.Linear(2, 2))
-    with_settings(model)
-
-    del model
-    with ebb.region():
+    with ebb.region():  # the next region runs without them
         assert ebb._C.offload_settings()["keep_last"] == 0
         assert ebb._C.ahead_settings()["regions"] == 1
+    assert settings() == before
 
 
 def test_settings_of_models_that_are_freed_in_any_order_end(settings):
@@ -165,7 +188,7 @@ def test_settings_of_models_that_are_freed_in_any_order_end(settings):
     assert settings() == before
 
 
-def test_settings_that_the_program_changes_after_a_model_was_removed_stay(settings):
+def test_settings_changed_after_a_handle_was_removed_stay(settings):
     model = nn.Sequential(nn.Linear(2, 2))
     with_settings(model).remove()
     ebb.config.ahead.regions = 2
@@ -175,15 +198,7 @@ def test_settings_that_the_program_changes_after_a_model_was_removed_stay(settin
     assert settings()["ahead.regions"] == 2
 
 
-def test_a_name_that_says_page_does_not_use_page_pools():
+def test_only_rules_that_page_use_page_pools():
     rule = ebb.Rule("*", ebb.SAVE, name="page")
     assert not ebb.ModulePolicies({"0": ebb.Policy([rule])})._settings.pages
     assert ebb.ModulePolicies({"0": ebb.Policy({"aten::mm": ebb.PAGE})})._settings.pages
-
-
-def test_names_are_no_globs_and_policies_no_text():
-    model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"no module matches '\*'; ModulePolicies takes exact"):
-        ebb.ModulePolicies({"*": ebb.policies.save_all}).apply(model)
-    with pytest.raises(TypeError, match=r"ebb.Policy.parse\('save_matmuls'\); got 'save_all'"):
-        ebb.ModulePolicies({"0": "save_all"})

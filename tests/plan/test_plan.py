@@ -1,4 +1,4 @@
-"""ebb.plan, from a budget to regions: what a user writes, reads and saves."""
+"""`ebb.plan`: budgets, applied plans, errors and texts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from ebb._plan.choose.memory_budget import read_budget
 from ebb._plan.plan import plan_of
 from ebb._report.text import price, size
 from ebb_tests.exactness import same_bits
+from ebb_tests.predictions import every_program
 from ebb_tests.programs import planned as programs
-from ebb_tests.programs.planned import PROGRAMS, built, planned, planning
-
-every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+from ebb_tests.programs.planned import built, planned, planning
 
 
-def test_a_plan_is_applied_and_taken_back():
+def test_plan_is_applied_and_removed():
     program, plan = planned(programs.pre_ln, 0.6)
     forwards = [layer.forward for layer in program.model.layers]
 
@@ -37,25 +36,10 @@ def test_a_plan_is_applied_and_taken_back():
     plan.apply(program.model).remove()
 
 
-def test_nothing_is_changed_by_planning():
-    program = programs.built(programs.pre_ln)
-    weights = [one.detach().clone() for one in program.model.parameters()]
-    classes = [type(module) for module in program.model.modules()]
-    ahead = ebb.config.to_dict()
-
-    ebb.plan(program.model, program.step, 0.6)
-
-    assert [type(module) for module in program.model.modules()] == classes
-    assert ebb.config.to_dict() == ahead
-    for one, other in zip(weights, program.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 @every_program
-def test_the_step_stays_in_the_budget(make):
-    """Measured, at budgets from the least to the need. A share is one of what is predicted of a
-    plain step, which may be more than it takes: see `test_simulator.LOOSE`.
-    """
+def test_measured_peak_is_in_the_budget(make):
+    """At budgets from the least to the peak in eager. A share is one of the predicted peak, which
+    may be above the measured one."""
     found = planning(make)
     least = found.chooser.estimate(found.chooser.least()).peak
     whole = max(found.plain_peak, found.simulator.plain.peak)
@@ -72,14 +56,13 @@ def test_the_step_stays_in_the_budget(make):
 
 
 @every_program
-def test_gradients_are_those_of_eager(make):
-    """Bit for bit, and buffers, at many budgets."""
+def test_gradients_and_buffers_are_those_of_eager(make):
     found = planning(make)
     run = programs.repeatable(found.program)
     expected = run()
     seen = set()
-    for place in range(12):
-        plan = plan_of(found.measured, 0.3 + 0.06 * place, at_least=True)
+    for budget in (1, *(0.3 + 0.06 * place for place in range(12))):
+        plan = plan_of(found.measured, budget, at_least=True)
         text = str([(name, policy.to_toml()) for name, policy in plan.policies.items()])
         if text in seen:
             continue
@@ -90,8 +73,7 @@ def test_gradients_are_those_of_eager(make):
     assert len(seen) > 1 or least > 0.99 * found.plain_peak
 
 
-def test_models_that_train_one_after_the_other_in_one_step():
-    """Blocks that run when other blocks' backward is over are regions as well."""
+def test_models_trained_one_after_the_other_in_one_step():
     model = nn.ModuleList(nn.Sequential(*(programs.PreLN() for _ in range(3))) for _ in range(2))
     x = torch.randn(4, programs.LENGTH, programs.WIDTH)
 
@@ -107,8 +89,8 @@ def test_models_that_train_one_after_the_other_in_one_step():
         assert ebb.profile(step, steps=1).peak <= 0.6 * plan.plain_peak
 
 
-def test_a_budget_of_bytes_counts_weights_too():
-    program = programs.built(programs.pre_ln)
+def test_budget_in_bytes_includes_weights():
+    program = built(programs.pre_ln)
     weights = sum(one.nbytes + one.grad.nbytes for one in program.model.parameters())
 
     plan = ebb.plan(program.model, program.step, weights + 400_000)
@@ -118,7 +100,7 @@ def test_a_budget_of_bytes_counts_weights_too():
 
 
 @pytest.mark.parametrize("budget", ["700 KiB", "1 GiB"])
-def test_with_a_budget_of_bytes_the_line_names_all_that_counts(budget):
+def test_summary_for_a_budget_in_bytes_names_all_tensors_in_use(budget):
     measured = planning(programs.pre_ln).measured
     budget = read_budget(budget)
     plan = plan_of(measured, budget)
@@ -132,26 +114,24 @@ def test_with_a_budget_of_bytes_the_line_names_all_that_counts(budget):
     assert " in total" not in plan_of(measured, 0.6).summary()
 
 
-def test_budgets_in_bytes_and_as_text_are_the_same():
-    _, one = planned(programs.pre_ln, "800 KiB")
-    _, other = planned(programs.pre_ln, 800 * 1024)
+@pytest.mark.parametrize("budget", ["1GiB", 1.0])
+@pytest.mark.parametrize("make", [programs.pre_ln, programs.dropout_encoder, programs.unet])
+def test_budget_above_the_peak_in_eager_recomputes_nothing(make, budget):
+    found = planning(make)
 
-    assert one.budget == other.budget
-
-
-def test_a_budget_above_the_need():
-    program, plan = planned(programs.pre_ln, "1GiB")
+    plan = plan_of(found.measured, read_budget(budget))
 
     assert plan.policies == {}
     assert plan.replays == 0
     assert plan.peak <= plan.plain_peak * 1.01
     assert "fits as it is" in plan.summary()
     assert "nothing is recomputed" in plan.summary()
-    with plan.apply(program.model) as handle:
+    assert "left eager" in plan.explain()
+    with plan.apply(found.program.model) as handle:
         assert handle.names == ()
 
 
-def test_a_budget_below_the_least():
+def test_error_for_a_budget_below_the_least_says_what_is_possible():
     with pytest.raises(
         ebb.BudgetError, match="is too small; the lowest possible budget is"
     ) as raised:
@@ -167,46 +147,26 @@ def test_a_budget_below_the_least():
     assert plan.policies
 
 
-def test_a_plan_for_the_named_minimum():
-    program = programs.built(programs.pre_ln)
-    with pytest.raises(ebb.BudgetError) as raised:
-        ebb.plan(program.model, program.step, "1B")
-
-    plan = ebb.plan(program.model, program.step, raised.value.minimum)
-
-    assert plan.peak <= plan.budget
-    with plan.apply(program.model):
-        assert ebb.profile(program.step, steps=1).peak <= raised.value.minimum
-
-
 @every_program
-def test_the_minimum_can_be_planned_and_less_cannot(make):
+def test_minimum_and_share_that_an_error_names_can_be_planned(make):
     found = planning(make).measured
     with pytest.raises(ebb.BudgetError) as raised:
-        plan_of(found, 1)
-
-    plan = plan_of(found, raised.value.minimum)
-
-    assert plan.peak <= plan.budget
-    with pytest.raises(ebb.BudgetError):
-        plan_of(found, int(raised.value.minimum - 0.02 * plan.peak))
-    assert plan_of(found, 1, at_least=True).peak == plan.peak
-
-
-@every_program
-def test_the_share_that_an_error_names_can_be_planned(make):
-    found = planning(make).measured
-    with pytest.raises(ebb.BudgetError) as raised:
+        plan_of(found, 1)  # a byte, and no share
+    with pytest.raises(ebb.BudgetError) as of_share:
         plan_of(found, 0.01)
 
-    for share in (raised.value.share, round(raised.value.share, 2)):  # the text has whole percents
-        plan = plan_of(found, min(1.0, share))
-        assert plan.peak <= plan.budget
+    minimum, share = raised.value.minimum, of_share.value.share
+    # the text has whole percents
+    plans = [plan_of(found, budget) for budget in (minimum, min(1.0, share), round(share, 2))]
+
+    assert all(plan.peak <= plan.budget for plan in plans)
+    with pytest.raises(ebb.BudgetError):
+        plan_of(found, int(minimum - 0.02 * plans[0].peak))
+    assert plan_of(found, 1, at_least=True).peak == plans[0].peak
 
 
-def test_in_words():
-    found = planning(programs.pre_ln)
-    plan = plan_of(found.measured, 0.6)
+def test_summary_is_a_line_and_explain_names_what_is_recomputed():
+    plan = plan_of(planning(programs.pre_ln).measured, 0.6)
 
     line = plan.summary()
     assert line.startswith("ebb: ")
@@ -216,7 +176,6 @@ def test_in_words():
     text = plan.explain()
     assert "recomputed: " in text
     assert "ms more" in text
-    assert plan_of(found.measured, 1.0).explain().count("left eager") >= 1
 
 
 @pytest.mark.parametrize(
@@ -229,7 +188,7 @@ def test_in_words():
         (13.14, "about 13.1 times eager's time"),
     ],
 )
-def test_a_price_has_one_unit(ratio, text):
+def test_price_has_one_unit(ratio, text):
     assert price(ratio) == text
 
 
@@ -241,15 +200,13 @@ def test_a_price_has_one_unit(ratio, text):
         (0.31, ", more time by an unknown amount (the times of profiled steps vary too much)"),
     ],
 )
-def test_a_plan_says_when_measured_times_vary(spread, text):
+def test_summary_says_if_measured_times_vary(spread, text):
     plan = plan_of(replace(planning(programs.pre_ln).measured, spread=spread), 0.6)
 
     assert plan.summary().endswith(text.format(price(plan.duration / plan.plain_duration)))
 
 
-def test_a_model_that_is_one_region_may_be_divided():
-    """Blocks are not found in a loop over time steps in one forward."""
-
+def test_error_for_a_model_that_is_one_region_advises_smaller_regions():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
@@ -267,23 +224,7 @@ def test_a_model_that_is_one_region_may_be_divided():
         ebb.plan(model, lambda: model(x).sum().backward(), 0.1)
 
 
-@pytest.mark.parametrize("make", [programs.pre_ln, programs.dropout_encoder, programs.unet])
-def test_the_whole_is_enough(make):
-    plan = plan_of(planning(make).measured, 1.0)
-
-    assert plan.policies == {}
-    assert plan.replays == 0
-    assert "fits as it is" in plan.summary()
-
-
-def test_a_byte_is_no_share():
-    """1 is a number of bytes, and 1.0 all that there is."""
-    with pytest.raises(ebb.BudgetError):
-        plan_of(planning(programs.pre_ln).measured, 1)
-
-
-def test_a_model_that_is_one_region():
-    """Nothing in it repeats: the model itself is what can be planned."""
+def test_model_without_repeated_parts_is_one_region():
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.SiLU(), nn.Linear(64, 1))
     x = torch.randn(256, 16)
 
@@ -321,7 +262,7 @@ def small():
         ),
     ],
 )
-def test_arguments_that_make_no_sense(arguments, error, message):
+def test_invalid_argument_raises(arguments, error, message):
     model = small()
     given = {"step": step_of(model), "model": model, "budget": 0.5} | arguments
 
@@ -329,22 +270,16 @@ def test_arguments_that_make_no_sense(arguments, error, message):
         ebb.plan(given.pop("model"), given.pop("step"), given.pop("budget"), **given)
 
 
-def test_a_step_without_backward():
-    model = small()
+@pytest.mark.parametrize("uses_model", [True, False])
+def test_step_without_a_backward_of_blocks_raises(uses_model):
+    model, x = small(), torch.randn(8, 32, requires_grad=True)
+    step = (lambda: model(x)) if uses_model else (lambda: x.exp().sum().backward())
 
     with pytest.raises(ValueError, match="there is nothing to plan: no block"):
-        ebb.plan(model, lambda: model(torch.randn(8, 32)), 0.5)
+        ebb.plan(model, step, 0.5)
 
 
-def test_a_model_whose_blocks_never_run():
-    model = small()
-    x = torch.randn(8, 32, requires_grad=True)
-
-    with pytest.raises(ValueError, match="there is nothing to plan: no block"):
-        ebb.plan(model, lambda: x.exp().sum().backward(), 0.5)
-
-
-def test_a_model_with_regions():
+def test_model_with_regions_raises():
     model = small()
     ebb.apply(model, modules="0")
 
@@ -352,7 +287,7 @@ def test_a_model_with_regions():
         ebb.plan(model, step_of(model), 0.5)
 
 
-def test_a_step_with_regions_of_its_own():
+def test_step_with_its_own_regions_raises():
     model = small()
     x = torch.randn(8, 32, requires_grad=True)
 
@@ -367,8 +302,7 @@ def test_a_step_with_regions_of_its_own():
 
 
 @pytest.mark.parametrize("rows", [1, 4, 40])
-def test_shapes_that_change(rows):
-    """A plan was made for others: it may hold more than was planned, and nothing else is wrong."""
+def test_gradients_are_those_of_eager_for_other_shapes(rows):
     found = planning(programs.residual)
     x = torch.randn(rows, 8, 16, 16)
     model = found.program.model
@@ -383,7 +317,7 @@ def test_shapes_that_change(rows):
         assert all(map(same_bits, gradients(), expected))
 
 
-def test_steps_that_do_not_do_the_same():
+def test_steps_with_different_operators_raise():
     model = small()
     turns = itertools.count()
 
@@ -398,21 +332,21 @@ def test_steps_that_do_not_do_the_same():
     ebb.apply(model, modules="0").remove()  # nothing was left behind
 
 
-def test_an_error_of_the_step_leaves_nothing_behind():
+def test_error_of_the_step_removes_regions_and_hooks():
     model = small()
 
     def step():
-        model(torch.randn(8, 32))
+        model(torch.randn(8, 32)).sum().backward()
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
         ebb.plan(model, step, 0.5)
+    assert not any(one._forward_pre_hooks or one._forward_hooks for one in model.modules())
     ebb.apply(model, modules="0").remove()
 
 
 @pytest.mark.parametrize("clears", [False, True])
-def test_the_least_that_an_error_names_is_enough_for_the_same_model(clears):
-    """Which has gradients by then, that the first step made."""
+def test_minimum_that_an_error_names_is_enough_for_the_same_model(clears):
     program = built(programs.pre_ln)
 
     def step():
@@ -426,10 +360,13 @@ def test_the_least_that_an_error_names_is_enough_for_the_same_model(clears):
     plan = ebb.plan(program.model, step, raised.value.minimum)
 
     assert plan.policies
+    assert plan.peak <= plan.budget
+    with plan.apply(program.model):
+        assert ebb.profile(step, steps=1).peak <= raised.value.minimum
 
 
-def test_where_blocks_leave_too_much_outside_the_model_itself_is_tried():
-    program = programs.built(programs.unet)
+def test_model_is_one_region_if_blocks_leave_too_much_outside():
+    program = built(programs.unet)
     named = plan_of(planning(programs.unet).measured, 1, at_least=True)
     share = 0.9 * named.peak / named.plain_peak
     expected = programs.repeatable(program)()
@@ -444,8 +381,8 @@ def test_where_blocks_leave_too_much_outside_the_model_itself_is_tried():
         assert ebb.profile(program.step, steps=1).peak <= share * plan.plain_peak
 
 
-def test_all_that_was_tried_is_named():
-    program = programs.built(programs.unet)
+def test_error_names_each_choice_of_regions():
+    program = built(programs.unet)
 
     with pytest.raises(ebb.BudgetError, match="Lowest possible budget for each") as e:
         ebb.plan(program.model, program.step, 0.05)
@@ -457,8 +394,28 @@ def test_all_that_was_tried_is_named():
     assert plan.peak <= plan.budget
 
 
-@every_program
-def test_the_least_is_never_more_than_without_regions(make):
-    found = planning(make)
-    least = found.chooser.estimate(found.chooser.least())
-    assert least.peak <= found.simulator.plain.peak
+def test_pareto_curve_has_the_choices_for_budgets():
+    measured = planning(programs.llama).measured
+
+    curve = plan_of(measured, 0.6).pareto(points=8)
+
+    assert len(curve) == 8
+    for one, other in itertools.pairwise(curve):
+        assert one.budget < other.budget
+        assert one.duration >= other.duration
+    assert all(point.peak <= point.budget for point in curve)
+    assert curve[-1].replays == 0
+    assert curve[0].peak == plan_of(measured, 0.1, at_least=True).peak
+    table = str(curve).splitlines()
+    assert len(table) == 9
+    assert table[0].split()[:2] == ["budget", "peak"]
+
+
+@pytest.mark.parametrize(
+    ("points", "error"), [(1, ValueError), (0, ValueError), (2.0, TypeError), (True, TypeError)]
+)
+def test_invalid_number_of_points_raises(points, error):
+    plan = plan_of(planning(programs.chain).measured, 0.9)
+
+    with pytest.raises(error, match="ebb: points must be"):
+        plan.pareto(points)

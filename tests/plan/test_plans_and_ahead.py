@@ -1,4 +1,4 @@
-"""Plans where replays run ahead of backward: they say whether that goes on."""
+"""Plans with replays ahead of backward: on where they fit, off where they do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_on():
     return ebb.config.ahead.regions > 0
 
 
-def test_where_there_is_room_replays_run_ahead(ahead):
+def test_replays_run_ahead_where_they_fit(ahead):
     program, measured = planning(programs.pre_ln).program, planning(programs.pre_ln).measured
     plan = plan_of(measured, 0.8)
 
@@ -35,7 +35,7 @@ def test_where_there_is_room_replays_run_ahead(ahead):
         assert is_on()
 
 
-def test_where_there_is_none_they_do_not(ahead, tmp_path):
+def test_replays_do_not_run_ahead_where_they_do_not_fit(ahead, tmp_path):
     found = planning(programs.pre_ln)
     program, plan = found.program, plan_of(found.measured, 1, at_least=True)
     expected = [one.clone() for one in program.run()]
@@ -52,7 +52,7 @@ def test_where_there_is_none_they_do_not(ahead, tmp_path):
         assert all(map(same_bits, gradients, expected))
 
 
-def test_the_least_is_that_without(ahead):
+def test_lowest_budget_is_that_without_replays_ahead(ahead):
     measured = planning(programs.llama).measured
     with pytest.raises(BudgetError) as ahead_too:
         plan_of(measured, 1)
@@ -64,7 +64,7 @@ def test_the_least_is_that_without(ahead):
 
 
 @pytest.mark.parametrize("share", [0.3, 0.4, 0.5, 0.6, 0.8])
-def test_it_never_makes_a_plan_slower(share, ahead):
+def test_replays_ahead_never_make_a_plan_slower(share, ahead):
     measured = planning(programs.pre_ln).measured
     plan = plan_of(measured, share, at_least=True)
     ebb.config.ahead.regions = 0
@@ -74,7 +74,7 @@ def test_it_never_makes_a_plan_slower(share, ahead):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_plans_that_overlap_are_taken_away_in_any_order(first, ahead):
+def test_settings_of_overlapping_plans_end_in_any_order(first, ahead):
     handles = []
     for place in range(2):
         found = planning((programs.pre_ln, programs.llama)[place])
@@ -89,15 +89,14 @@ def test_plans_that_overlap_are_taken_away_in_any_order(first, ahead):
     assert (is_on(), ebb.config.offload.min_bytes) == (True, before)
 
 
-def test_a_plan_without_regions_leaves_it_as_it_is(ahead):
+def test_plan_without_regions_does_not_change_the_setting(ahead):
     plan = plan_of(planning(programs.pre_ln).measured, 1.0)
 
     assert not plan.policies
     assert plan._regions._settings.ahead
 
 
-def test_what_is_made_each_time_is_made_when_backward_asks():
-    """Ahead of it others are made, and what passes is given up."""
+def test_results_recomputed_each_time_are_not_recomputed_ahead():
     found = planning(programs.pre_ln)
     simulator = Simulator(found.measured, ahead=True)
     calls = range(len(simulator.step.calls))
@@ -124,18 +123,3 @@ def test_replays_ahead_take_as_long_as_others():
     simulator = Simulator(measured, ahead=True)
 
     assert simulator.replay_time(0) == pytest.approx(0.03)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("ahead = 1\nregions = []\n", "ahead: must be true or false; got 1"),
-        ('ahead = "no"\nregions = []\n', "ahead: must be true or false"),
-    ],
-)
-def test_a_file_that_says_something_else(text, message, tmp_path):
-    path = tmp_path / "plan.toml"
-    path.write_text(text, encoding="utf-8")
-
-    with pytest.raises(ValueError, match=message):
-        ebb.ModulePolicies.load(path)

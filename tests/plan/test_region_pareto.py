@@ -1,8 +1,9 @@
-"""A region's choices: each corner is the best at some price, and no choice is missed by far."""
+"""Choices for one region, compared with all choices and with an integer program."""
 
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -19,15 +20,14 @@ from ebb._plan.choose.region_pareto import (
 )
 from ebb._plan.simulate.choice import EAGER, Choice
 from ebb_tests import best_choices
+from ebb_tests.predictions import every_program
 from ebb_tests.programs import planned as programs
-from ebb_tests.programs.planned import PROGRAMS, planning
-
-every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+from ebb_tests.programs.planned import planning
 
 
 @st.composite
 def regions(draw):
-    """Choices of a region whose costs the test gives, without running a step."""
+    """Choices of a region with drawn costs, without a step."""
     often = st.sampled_from([True, True, True, False])
     return Choices(
         [
@@ -45,7 +45,7 @@ def regions(draw):
 
 
 def all_choices(choices):
-    """Each set of results that could be kept, with what it costs."""
+    """The costs of each set of results that can be saved."""
     able = [op for op, cost in enumerate(choices.costs) if cost.lasting and not cost.free]
     for count in range(len(able) + 1):
         for saved in itertools.combinations(able, count):
@@ -53,7 +53,7 @@ def all_choices(choices):
 
 
 @given(regions(), st.sampled_from([0.0, 0.05, 0.3, 1.0, 7.0]))
-def test_the_cheapest_at_a_price(choices, price):
+def test_cheapest_choice_at_a_price_is_that_of_all_choices(choices, price):
     saved = choices.cheapest(price)
 
     held, time = choices.cost(saved)
@@ -61,19 +61,20 @@ def test_the_cheapest_at_a_price(choices, price):
 
 
 @given(regions())
-def test_corners_are_those_of_the_hull(choices):
-    """No choice lies below the line through them, and its ends are the fewest and the most."""
-    corners = [Point(saved, *choices.cost(saved)) for saved in choices.corners]
-    every = [Point(None, *cost) for cost in all_choices(choices)]
+def test_corners_are_those_of_the_lower_hull_of_all_choices(choices):
+    corners = [choices.cost(saved) for saved in choices.corners]
+    every = list(all_choices(choices))
 
-    expected = hull(not_beaten(every))
-
-    found = [(point.resident, point.added) for point in hull(not_beaten(corners))]
-    assert found == [(point.resident, pytest.approx(point.added)) for point in expected]
+    assert corners[0] == min(every)
+    assert corners[-1][1] == pytest.approx(min(time for _, time in every))
+    for (low, slow), (high, fast) in itertools.pairwise(corners):
+        assert low < high
+        price = (slow - fast) / (high - low)
+        assert price * low + slow == pytest.approx(min(price * h + t for h, t in every))
 
 
 @given(regions())
-def test_what_is_kept_is_of_use(choices):
+def test_corners_save_only_results_that_lower_the_time(choices):
     for saved in choices.corners:
         held, time = choices.cost(saved)
         assert all(choices.costs[op].lasting and not choices.costs[op].free for op in saved)
@@ -82,19 +83,8 @@ def test_what_is_kept_is_of_use(choices):
             assert (slower, -less) > (time, -held) or choices.costs[one].size == 0
 
 
-@given(regions())
-def test_choices_between_corners_add_and_gain(choices):
-    for low, high in itertools.pairwise(choices.corners):
-        (least, slowest), (most, fastest) = choices.cost(low), choices.cost(high)
-        for saved in choices.between(low, high):
-            held, time = choices.cost(saved)
-            assert fastest - 1e-9 <= time <= slowest + 1e-9
-            assert held <= max(most, least + most)
-            assert all(choices.costs[op].lasting for op in saved)
-
-
 @given(regions(), st.integers(0, 20))
-def test_the_exact_solver_finds_the_best(choices, budget):
+def test_integer_program_finds_the_fastest_choice_in_a_budget(choices, budget):
     within = [time for held, time in all_choices(choices) if held <= budget]
 
     saved = best_choices.optimum(choices, budget)
@@ -105,8 +95,7 @@ def test_the_exact_solver_finds_the_best(choices, budget):
 
 
 @every_program
-def test_the_exact_solver_is_hardly_better(make):
-    """By less than 3 % of the step, in any region at any of ten budgets."""
+def test_integer_program_is_at_most_3_percent_faster(make):
     simulator = planning(make).simulator
     calls = len(simulator.step.calls)
     share = simulator.plain.duration / calls
@@ -120,7 +109,7 @@ def test_the_exact_solver_is_hardly_better(make):
 
 
 @every_program
-def test_points_go_from_the_fewest_bytes_to_the_least_time(make):
+def test_points_of_a_front_are_sorted_and_beat_the_corners(make):
     simulator = planning(make).simulator
 
     for call in range(len(simulator.step.calls)):
@@ -136,8 +125,7 @@ def test_points_go_from_the_fewest_bytes_to_the_least_time(make):
             assert any(p.resident <= found.resident and p.added <= found.added for p in points)
 
 
-def test_a_policy_can_say_each_point():
-    """One that would need too many rules is not offered; see the operators of a recurrent cell."""
+def test_choices_that_need_too_many_rules_are_not_offered():
     found = planning(programs.recurrent)
 
     for point in found.chooser.fronts["0"]:
@@ -147,37 +135,18 @@ def test_a_policy_can_say_each_point():
             assert len(policies.policies["0"].rules) <= 64, len(names)
 
 
-def points(*pairs):
-    return [Point(None, held, added) for held, added in pairs]
-
-
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=12))
-def test_those_not_beaten(pairs):
-    found = not_beaten(points(*pairs))
-
-    for held, added in pairs:
-        assert any(one.resident <= held and one.added <= added for one in found)
-    for one in found:
-        assert not any(
-            (held, added) != (one.resident, one.added)
-            and held <= one.resident
-            and added <= one.added
-            for held, added in pairs
-        )
-
-
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=12))
-def test_a_hull_lies_below_all(pairs):
-    front_ = not_beaten(points(*pairs))
-    corners = hull(front_)
+def test_corners_of_points_are_those_of_their_lower_hull(pairs):
+    best = not_beaten(Point(None, *pair) for pair in pairs)
+    corners = hull(best)
 
-    assert (corners[0], corners[-1]) == (front_[0], front_[-1])
+    beaten = {(a, b) for a, b in pairs if any(c <= a and d <= b for c, d in {*pairs} - {(a, b)})}
+    assert [(one.resident, one.added) for one in best] == sorted({*pairs} - beaten)
+    assert (corners[0], corners[-1]) == (best[0], best[-1])
+    prices = []
     for low, high in itertools.pairwise(corners):
-        for one in front_:
-            if low.resident <= one.resident <= high.resident:
-                share = (one.resident - low.resident) / (high.resident - low.resident)
-                assert one.added >= low.added + share * (high.added - low.added) - 1e-9
-    slopes = [
-        (h.added - lo.added) / (h.resident - lo.resident) for lo, h in itertools.pairwise(corners)
-    ]
-    assert slopes == sorted(slopes)
+        price = Fraction(low.added - high.added, high.resident - low.resident)
+        prices.append(price)
+        least = price * low.resident + low.added
+        assert all(price * one.resident + one.added >= least for one in best)
+    assert prices == sorted(set(prices), reverse=True)

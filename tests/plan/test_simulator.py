@@ -1,4 +1,4 @@
-"""What a simulator says a step will allocate is what it allocates."""
+"""Predicted bytes of a step are those that the step allocates."""
 
 from __future__ import annotations
 
@@ -10,96 +10,60 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import ebb
 from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
 from ebb._plan.simulate.changes import Changes, highest, union
-from ebb._plan.simulate.choice import Choice
+from ebb._plan.simulate.choice import EAGER, Choice
 from ebb._plan.simulate.simulator import Simulator
 from ebb._report.text import price
+from ebb_tests.predictions import CLOSE, assert_close, assert_predicted, every_program
 from ebb_tests.programs import planned as programs
-from ebb_tests.programs.planned import PROGRAMS, WIDTH, planning
+from ebb_tests.programs.planned import WIDTH, planning
 
-# Byte for byte; scratch memory of kernels in the others is not always at the same place.
-EXACT = {programs.unet, programs.shared, programs.chain, programs.mixed_precision}
-if programs.HAS_AVX2_ONLY:  # a kernel in backward takes 64 bytes more where the peak is
-    EXACT.remove(programs.mixed_precision)
-CLOSE = 0.0025  # of the peak
-# Above the measured peak, as a share of it:
-LOOSE = {
-    # a weight that several replays read is copied once, and again for others if they come later
-    programs.recurrent: 0.03,
-    # what is read between regions is seen to be given up when the next one begins
-    programs.branching: 0.12,
-    # scratch memory of operators that run again counts with those of the last one before
-    programs.dropout_encoder: 0.035,
+
+def operators_of(found, region):
+    return len(found.simulator.step.calls[found.chooser.calls[region][0]].operators)
+
+
+def all_saved(found):
+    regions = found.chooser.calls
+    return [{region: Choice(frozenset(range(operators_of(found, region)))) for region in regions}]
+
+
+def one_saved(found):
+    """Each operator alone, in one region."""
+    region = next(iter(found.chooser.calls))
+    count = operators_of(found, region)
+    others = dict.fromkeys(found.chooser.calls, Choice())
+    for place in range(0, count, max(1, count // 8)):
+        yield others | {region: Choice(frozenset([place]))}
+
+
+CHOICES = {
+    "eager": lambda found: [dict.fromkeys(found.chooser.calls, EAGER)],
+    "all saved": all_saved,
+    "all recomputed": lambda found: [dict.fromkeys(found.chooser.calls, Choice())],
+    "one saved": one_saved,
+    "random": lambda found: map(found.random_sets, range(6)),
 }
 
-every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
-
-
-def check(make, chosen):
-    found = planning(make)
-    predicted, measured = found.chooser.estimate(chosen).peak, found.peak(chosen)
-    if make in EXACT:
-        assert predicted == measured
-    assert (1 - CLOSE) * measured <= predicted <= (1 + LOOSE.get(make, CLOSE)) * measured
-
 
 @every_program
-def test_without_regions(make):
-    check(make, planning(make).chooser.plain())
-
-
-@every_program
-def test_all_kept(make):
+@pytest.mark.parametrize("choices", CHOICES)
+def test_peak_and_replays_of_choices_are_predicted(make, choices):
     found = planning(make)
-    calls = found.simulator.step.calls
-    everything = {
-        region: Choice(frozenset(range(len(calls[numbers[0]].operators))))
-        for region, numbers in found.chooser.calls.items()
-    }
-
-    check(make, found.chosen(everything))
-
-
-@every_program
-def test_all_recomputed(make):
-    found = planning(make)
-
-    check(make, found.chosen(dict.fromkeys(found.chooser.calls, Choice())))
-
-
-@every_program
-@pytest.mark.parametrize("seed", range(6))
-def test_any_results_kept(make, seed):
-    found = planning(make)
-
-    check(make, found.chosen(found.random_sets(seed)))
-
-
-@every_program
-def test_one_operator_kept(make):
-    """Each alone, in one region."""
-    found = planning(make)
-    region, numbers = next(iter(found.chooser.calls.items()))
-    operators = len(found.simulator.step.calls[numbers[0]].operators)
-
-    for place in range(0, operators, max(1, operators // 8)):
-        others = dict.fromkeys(found.chooser.calls, Choice())
-        check(make, found.chosen({**others, region: Choice(frozenset([place]))}))
+    for choice in CHOICES[choices](found):
+        assert_predicted(make, found, found.chosen(choice))
 
 
 @every_program
 @pytest.mark.parametrize("share", [0.5, 0.65, 0.8, 0.95])
-def test_what_was_chosen(make, share):
+def test_peak_and_replays_of_plans_are_predicted(make, share):
     found = planning(make)
-    budget = int(share * found.plain_peak)
+    chooser = found.chooser
 
-    chosen = found.chooser.choose(budget)
-
-    if chosen is None:
-        chosen = found.chooser.least()
-    check(make, chosen)
+    assert_predicted(make, found, chooser.choose(int(share * found.plain_peak)) or chooser.least())
 
 
 class Inverted(nn.Module):
@@ -121,7 +85,7 @@ def inverted() -> programs.Program:
     return programs.Program(model, programs.of_pictures(model, 3), ("[123]",))
 
 
-def test_copies_that_autograd_saves_before_a_write():
+def test_clone_that_autograd_saves_before_a_write():
     """`hardswish_` saves a clone of what it writes over. If the clone is kept, or if `hardswish_`
     runs each time, a replay of it copies its input only where something else needs that."""
     found = planning(inverted)
@@ -138,24 +102,11 @@ def test_copies_that_autograd_saves_before_a_write():
     found.peak(found.chooser.recomputed())  # a kernel's first call takes other scratch memory
     for choice in choices:
         chosen = found.chosen(dict.fromkeys(found.chooser.calls, choice))
-        predicted, measured = found.chooser.estimate(chosen).peak, found.peak(chosen)
-        assert (1 - CLOSE) * measured <= predicted <= (1 + CLOSE) * measured, choice
-
-
-@every_program
-def test_replays_are_those_that_run(make):
-    found = planning(make)
-    for seed in range(3):
-        chosen = found.chosen(found.random_sets(seed))
-        with found.policies(chosen).apply(found.program.model):
-            profile = programs.ebb.profile(found.program.step, steps=1)
-
-        assert found.chooser.estimate(chosen).replays == len(profile.replays)
+        assert_close(found.chooser.estimate(chosen).peak, found.peak(chosen))
 
 
 @pytest.mark.parametrize("share", [0.5, 1, 10])
-def test_a_machine_that_was_slower_while_it_recorded(share):
-    """A plan still says how much more time a step takes."""
+def test_plan_names_its_time_if_the_machine_was_slower_in_the_profile(share):
     measured = planning(programs.pre_ln).measured
     measured = replace(measured, duration=share * Simulator(measured).step.replaying)
 
@@ -166,20 +117,7 @@ def test_a_machine_that_was_slower_while_it_recorded(share):
     assert price(plan.duration / plain) in plan.summary()
 
 
-def test_keeping_more_replays_less():
-    found = planning(programs.pre_ln)
-    calls = range(len(found.simulator.step.calls))
-
-    counts = []
-    for kept in range(11):
-        saved = [Choice(frozenset(range(kept)))] * len(calls)
-        counts.append(found.simulator.estimate(saved).replays)
-
-    assert counts == sorted(counts, reverse=True)
-    assert counts[-1] == 0
-
-
-def test_a_step_adds_up_what_its_regions_add():
+def test_times_of_regions_add_up():
     found = planning(programs.llama)
     simulator = found.simulator
     plain = simulator.plain.duration
@@ -192,7 +130,7 @@ def test_a_step_adds_up_what_its_regions_add():
     assert parts[1] == 0
 
 
-def test_replays_ahead_take_no_time_that_shows():
+def test_replays_ahead_are_hidden():
     found = planning(programs.pre_ln)
     simulator = Simulator(found.measured, ahead=True)
     nothing = [Choice()] * len(simulator.step.calls)
@@ -202,7 +140,7 @@ def test_replays_ahead_take_no_time_that_shows():
     assert simulator.plain.duration <= ahead.duration < alone.duration
 
 
-def test_ahead_the_last_region_is_the_last_block_that_is_one():
+def test_with_replays_ahead_the_last_region_is_the_last_that_is_not_eager():
     """What autograd saves of it is there when backward begins."""
     step = planning(programs.pre_ln)
     simulator = Simulator(step.measured, ahead=True)
@@ -211,15 +149,13 @@ def test_ahead_the_last_region_is_the_last_block_that_is_one():
 
     found = simulator.estimate(all_but_last)
 
-    kept = simulator.step.calls[-2].operators
-    alone = simulator.estimate(
-        [*[Choice()] * (calls - 2), Choice(frozenset(range(len(kept)))), None]
-    )
+    all_kept = Choice(frozenset(range(len(simulator.step.calls[-2].operators))))
+    alone = simulator.estimate([*[Choice()] * (calls - 2), all_kept, None])
     assert (found.peak, found.replays) == (alone.peak, alone.replays)
 
 
 @pytest.mark.parametrize("count", range(1, 5))
-def test_stretches_are_joined_where_they_touch(count):
+def test_union_of_intervals_covers_the_same_times(count):
     edges = [(0.0, 1.0), (1.0, 2.0), (3.0, 5.0), (4.0, 4.5)]
 
     for chosen in itertools.permutations(edges, count):
@@ -232,7 +168,7 @@ def test_stretches_are_joined_where_they_touch(count):
             assert there == any(begin <= time < end for begin, end in joined)
 
 
-def test_what_is_given_back_at_a_time_goes_first():
+def test_frees_come_before_allocations_of_the_same_time():
     assert highest([Changes([(1.0, 5), (2.0, -5)]), Changes([(2.0, 4), (3.0, -4)])]) == (5, 1.0)
     assert highest([Changes([])]) == (0, 0.0)
     assert Changes([(1.0, 5), (2.0, -5)]).at(1.5) == 5
@@ -253,7 +189,7 @@ class Gated(nn.Module):
         return torch.stack(found)
 
 
-def test_a_recurrent_cell_in_a_loop_is_predicted_where_all_is_recomputed():
+def test_recurrent_cell_in_a_loop():
     torch.manual_seed(0)
     model = nn.Sequential(Gated(), Gated())
     x = torch.randn(24, 64, 32)
@@ -293,7 +229,7 @@ LAST = {
 
 @pytest.mark.parametrize("last", LAST)
 @pytest.mark.parametrize("kept", [None, "aten::exp", "aten::addmm"])
-def test_results_that_a_node_needs_with_its_input(last, kept):
+def test_last_operator_that_saves_its_input_and_small_results(last, kept):
     torch.manual_seed(0)
     model = nn.Sequential(Ends(LAST[last]), Ends(LAST[last]))
     x = torch.randn(64, 16, WIDTH)
@@ -337,7 +273,7 @@ class Noisy(nn.Module):
     ("block", "too_high"), [(WritesItsInput, CLOSE), (Noisy, 0.08)], ids=["in place", "factories"]
 )
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.8, 0.6, 0.4])
-def test_inputs_that_blocks_write_or_make(block, too_high, share):
+def test_blocks_that_write_to_inputs_or_call_factories(block, too_high, share):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), *(block() for _ in range(6)))
     x = torch.randn(64, 32)
@@ -347,11 +283,11 @@ def test_inputs_that_blocks_write_or_make(block, too_high, share):
 
     step()
     measured = measure(step, model, [f"{n}" for n in range(1, 7)])
-    plain = programs.ebb.profile(step, steps=1).peak
+    plain = ebb.profile(step, steps=1).peak
     plan = plan_of(measured, share, at_least=True)
     with plan.apply(model):
         step()
-        found = programs.ebb.profile(step, steps=1).peak
+        found = ebb.profile(step, steps=1).peak
 
     assert plain <= plan.plain_peak <= (1 + too_high) * plain
     assert found <= plan.peak <= (1 + too_high) * found

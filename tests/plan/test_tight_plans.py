@@ -1,33 +1,23 @@
-"""Plans below what one region holds: some of its results are made again each time."""
+"""Plans that recompute results each time, for budgets below the memory of one region."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-import ebb
 from ebb._plan.choose import chooser as chooser_module
 from ebb._plan.choose.chooser import Chooser
 from ebb._plan.choose.region_pareto import recomputed_each_time
 from ebb._plan.measure import measure
 from ebb._plan.plan import plan_of
-from ebb._plan.simulate.choice import Choice
 from ebb._plan.simulate.simulator import Simulator
-from ebb_tests.exactness import same_bits
+from ebb_tests.predictions import assert_predicted, every_program, random_choices
 from ebb_tests.programs import planned as programs
-from ebb_tests.programs.planned import PROGRAMS, planning
+from ebb_tests.programs.planned import planning
 
-every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
-
-CLOSE = 0.0025  # of the peak, as in test_simulator.py
-# Above the measured peak, as a share of it: see LOOSE there
-LOOSE = {programs.recurrent: 0.03, programs.branching: 0.12, programs.dropout_encoder: 0.055}
-if programs.HAS_AVX2_ONLY:
-    LOOSE[programs.residual] = 0.12
 # Programs in which the least is this much less than without.
 LESS = {
     programs.pre_ln: 0.2,
@@ -39,51 +29,29 @@ LESS = {
 }
 
 
-def check(make, chosen):
-    found = planning(make)
-    predicted, measured = found.chooser.estimate(chosen).peak, found.peak(chosen)
-    assert (1 - CLOSE) * measured <= predicted <= (1 + LOOSE.get(make, CLOSE)) * measured
-
-
-def random_choices(found, seed):
-    rng = random.Random(seed)
-    choices = {}
-    for region, calls in found.chooser.calls.items():
-        places = range(len(found.simulator.step.calls[calls[0]].operators))
-        saved = frozenset(place for place in places if rng.random() < 0.2)
-        again = frozenset(place for place in places if rng.random() < 0.5) - saved
-        choices[region] = Choice(saved, each_time=again)
-    return found.chosen(choices)
-
-
 @every_program
 @pytest.mark.parametrize("seed", range(6))
-def test_any_results_made_each_time(make, seed):
+def test_random_choices_are_predicted(make, seed):
     found = planning(make)
-    chosen = random_choices(found, seed)
+    chosen = random_choices(found, seed, "each_time", saved=0.2, share=0.5)
 
-    check(make, chosen)
-    with found.policies(chosen).apply(found.program.model):
-        profile = ebb.profile(found.program.step, steps=1)
-    assert found.chooser.estimate(chosen).replays == len(profile.replays)
+    assert_predicted(make, found, chosen, each_time=True)
 
 
 @every_program
-def test_the_least(make):
+def test_lowest_peak_is_predicted_and_lower_than_with_one_recomputation(make):
     found = planning(make)
     chooser = found.chooser
 
-    check(make, chooser.least())
-    once, least = (
-        chooser.estimate(chooser.least_made_once).peak,
-        chooser.estimate(chooser.least()).peak,
-    )
+    assert_predicted(make, found, chooser.least(), each_time=True)
+    once, least = chooser.least_made_once, chooser.least()
+    once, least = chooser.estimate(once).peak, chooser.estimate(least).peak
     assert least <= (1 - LESS.get(make, 0.0)) * once
 
 
 @every_program
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 0.9])
-def test_budgets_between_the_least_and_what_is_made_once(make, part):
+def test_budgets_below_the_lowest_with_one_recomputation(make, part):
     found = planning(make)
     chooser = found.chooser
     least, once = chooser.estimate(chooser.least()), chooser.estimate(chooser.least_made_once)
@@ -94,18 +62,7 @@ def test_budgets_between_the_least_and_what_is_made_once(make, part):
     estimate = chooser.estimate(chosen)
     assert estimate.peak <= budget
     assert estimate.duration <= max(least.duration, once.duration) * (1 + 1e-9)
-    check(make, chosen)
-
-
-@every_program
-def test_gradients_are_those_of_eager(make):
-    found = planning(make)
-    run = programs.repeatable(found.program)
-    expected = run()
-    plan = plan_of(found.measured, 1, at_least=True)
-
-    with plan.apply(found.program.model):
-        assert all(map(same_bits, run(), expected))
+    assert_predicted(make, found, chosen, each_time=True)
 
 
 class Mlp(nn.Module):
@@ -148,20 +105,20 @@ def test_groups_take_turns_until_none_lowers_the_peak(sizes, monkeypatch):
     assert peak < lowest_peak(found)[0]
 
 
-def test_words_tell_what_is_made_each_time():
+def test_plan_names_results_recomputed_each_time():
     plan = plan_of(planning(programs.pre_ln).measured, 1, at_least=True)
 
     assert "recomputed several times" in plan.explain()
     assert any("RECOMPUTE_EACH_TIME" in repr(policy) for policy in plan.policies.values())
 
 
-def test_nothing_is_made_twice_where_it_need_not_be():
+def test_larger_budgets_recompute_once():
     for share in (0.35, 0.5, 0.8):
         plan = plan_of(planning(programs.pre_ln).measured, share)
         assert not any("EACH_TIME" in repr(policy) for policy in plan.policies.values())
 
 
-def test_choices_are_few_however_long_a_region_is():
+def test_number_of_choices_is_limited():
     found = planning(programs.llama)
 
     choices = list(recomputed_each_time(found.simulator, 0))

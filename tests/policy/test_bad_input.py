@@ -1,4 +1,4 @@
-"""Whatever text, file or number a policy or a setting is given: an error of ours, and soon."""
+"""Any text, file or number for a policy or setting is read, or raises a short error of ebb soon."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ SIZES = st.one_of(
 
 
 @contextlib.contextmanager
-def errors_of_ours(allowed=(ValueError, TypeError), seconds=3.0):
-    """What is raised inside is for the user: ours, of one kind, with no page of text."""
+def errors_of_ebb(allowed=(ValueError, TypeError), seconds=3.0):
+    """Errors inside are of an allowed type, and their message is ebb's and short."""
     message = "ebb"
     try:
         with at_most(seconds):
@@ -98,8 +98,8 @@ fuzzed = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 @fuzzed
 @given(TEXTS)
-def test_a_line_is_a_policy_or_an_error_of_ours(text):
-    with errors_of_ours(ValueError):
+def test_any_line_is_a_policy_or_raises(text):
+    with errors_of_ebb(ValueError):
         ebb.Policy.parse(text)
 
 
@@ -158,10 +158,10 @@ LINES = st.one_of(
 @given(
     st.one_of(st.lists(LINES, max_size=8).map("\n".join).map(str.encode), st.binary(max_size=60))
 )
-def test_a_file_is_a_policy_or_an_error_of_ours(tmp_path_factory, text):
+def test_any_file_is_a_policy_or_raises(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("policy") / "policy.toml"
     path.write_bytes(text)
-    with errors_of_ours(ValueError):
+    with errors_of_ebb(ValueError):
         ebb.Policy.load(path)
 
 
@@ -184,9 +184,9 @@ RULE = st.fixed_dictionaries(
 
 @fuzzed
 @given(RULE)
-def test_a_rule_is_one_or_an_error_of_ours(arguments):
+def test_any_arguments_are_a_rule_or_raise(arguments):
     arguments = {"decision": ebb.SAVE} | arguments
-    with errors_of_ours((ValueError, TypeError, NotImplementedError)):
+    with errors_of_ebb((ValueError, TypeError, NotImplementedError)):
         policy = ebb.Policy([ebb.Rule(**arguments)])
         assert eval(repr(policy), {"ebb": ebb, "torch": torch}) == policy
 
@@ -194,7 +194,7 @@ def test_a_rule_is_one_or_an_error_of_ours(arguments):
 @pytest.mark.sweep
 @fuzzed
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
-def test_any_module_and_name_comes_back_from_a_file(tmp_path_factory, module, name):
+def test_any_module_and_name_is_saved_and_loaded(tmp_path_factory, module, name):
     policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, module=module, name=name)])
     path = tmp_path_factory.mktemp("policy") / "policy.toml"
     policy.save(path)
@@ -203,8 +203,8 @@ def test_any_module_and_name_comes_back_from_a_file(tmp_path_factory, module, na
 
 @fuzzed
 @given(SIZES)
-def test_sizes_are_numbers_or_errors_of_ours(value):
-    with errors_of_ours():
+def test_any_size_is_a_number_or_raises(value):
+    with errors_of_ebb():
         assert 0 <= number_of_bytes("min_bytes", value) < 2**63
 
 
@@ -213,7 +213,7 @@ def test_sizes_are_numbers_or_errors_of_ours(value):
     ["9" * 400 + ".5", "9" * 5000, "9" * 99 + "TiB", "1" + " " * 100_000 + "!", "\ud800"],
     ids=list("abcde"),
 )
-def test_no_size(text):
+def test_invalid_size_raises(text):
     with pytest.raises(ValueError, match=r"^ebb: pinned_limit must be .*; got '?[91\\]"):
         ebb.config.offload.pinned_limit = text
 
@@ -228,12 +228,12 @@ SETTINGS = {
 
 @fuzzed
 @given(st.data())
-def test_settings_take_a_value_or_raise_an_error_of_ours(data):
+def test_any_setting_is_taken_or_raises(data):
     module = data.draw(st.sampled_from(list(SETTINGS)))
     name = data.draw(st.sampled_from(SETTINGS[module].split()))
     offload, paging = ebb._C.offload_settings(), ebb._C.paging_settings()
     try:
-        with errors_of_ours():
+        with errors_of_ebb():
             setattr(module, name, data.draw(SIZES))
     finally:
         ebb._C.configure_offload(offload)
@@ -241,7 +241,7 @@ def test_settings_take_a_value_or_raise_an_error_of_ours(data):
 
 
 @pytest.mark.parametrize("path", ["\ud800", "a\0b", 5, b"disk", "\n"])
-def test_no_folder(path):
+def test_invalid_folder_raises(path):
     with pytest.raises((ValueError, TypeError), match=r"^ebb: disk must be a path"):
         ebb.config.offload.disk = path
 
@@ -269,14 +269,14 @@ def test_no_folder(path):
         lambda: ebb.checkpoint_name(torch.ones(1), Unprintable()),
     ],
 )
-def test_arguments_that_make_no_sense(call):
+def test_invalid_argument_raises(call):
     with at_most(seconds=3), pytest.raises((ValueError, TypeError), match=r"^ebb") as caught:
         call()
     assert len(str(caught.value)) < 3000
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\0b", "😀", LONG], ids=list("abcd"))
-def test_names_of_any_kind_work(name):
+def test_any_name_works(name):
     net = torch.nn.Sequential()
     net.add_module(name, torch.nn.Linear(2, 2))
     policy = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="?*")])
@@ -285,7 +285,7 @@ def test_names_of_any_kind_work(name):
         ebb.checkpoint_name(net(x).sin(), name).sum().backward()
 
 
-# How many rules
+# Number of rules
 
 
 def conditional(count):
@@ -313,7 +313,7 @@ def run(policy):
         ([ebb.Rule("aten::sin", ebb.SAVE, every=i + 2) for i in range(63)] + conditional(63), True),
     ],
 )
-def test_too_many_rules_of_one_operator_are_told_when_the_policy_is_made(rules, fits, tmp_path):
+def test_too_many_rules_of_one_operator_raise(rules, fits):
     if fits:
         run(ebb.Policy(rules))
         return
@@ -321,7 +321,7 @@ def test_too_many_rules_of_one_operator_are_told_when_the_policy_is_made(rules, 
         ebb.Policy(rules)
 
 
-def test_too_many_rules_in_a_file_and_a_line(tmp_path):
+def test_too_many_rules_in_a_file_or_line_raise(tmp_path):
     path = tmp_path / "policy.toml"
     rule = '[[rules]]\nop = "mm"\ndecision = "save"\nname = "a"\n'
     path.write_text(rule * 64)
@@ -334,5 +334,5 @@ def test_too_many_rules_in_a_file_and_a_line(tmp_path):
 @pytest.mark.parametrize(
     "value", ["short", LONG, 10**5000, Unprintable(), "\ud800", None], ids=list("abcdef")
 )
-def test_what_is_shown_is_short(value):
+def test_shown_values_are_short(value):
     assert len(shown(value)) < 600

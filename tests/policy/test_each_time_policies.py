@@ -1,4 +1,4 @@
-"""What policies say with RECOMPUTE_EACH_TIME, and where it means something else."""
+"""Policies with `RECOMPUTE_EACH_TIME`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ebb_tests.memory_use import peak_bytes
 from ebb_tests.programs.each_time import ALL, EACH_TIME, recipes_run
 
 
-def test_a_value_can_be_named():
+def test_named_values_can_be_recomputed_once():
     (x,) = leaves((64,))
     policy = Policy([Rule("*", RECOMPUTE, name="stream")], default=RECOMPUTE_EACH_TIME)
 
@@ -39,7 +39,7 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def test_the_residual_stream_is_kept_and_the_inside_of_blocks_is_not():
+def test_residual_stream_is_recomputed_once_and_the_rest_each_time():
     model = nn.Sequential(*(Block() for _ in range(4)))
     x = torch.randn(64, 16, requires_grad=True)
     stream = Policy({"aten::add.Tensor": RECOMPUTE}, default=RECOMPUTE_EACH_TIME)
@@ -61,7 +61,7 @@ def test_the_residual_stream_is_kept_and_the_inside_of_blocks_is_not():
     assert step(stream)[1] < step(EACH_TIME)[1]
 
 
-def test_it_can_be_read_and_written(tmp_path):
+def test_decision_is_saved_and_loaded(tmp_path):
     policy = Policy([Rule("aten::mm", RECOMPUTE_EACH_TIME, every=2)], default=RECOMPUTE_EACH_TIME)
     text = policy.to_toml()
     read = tmp_path / "policy.toml"

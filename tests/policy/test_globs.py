@@ -1,4 +1,4 @@
-"""One dialect of globs, in C++ and in Python: see Note [One dialect of globs]."""
+"""Globs match alike in C++ and in Python: see Note [One dialect of globs]."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("pattern", "text", "matches"), TABLE)
-def test_both_sides_match_alike(pattern, text, matches):
+def test_globs_match_alike_in_both_languages(pattern, text, matches):
     assert fnmatchcase(text, pattern) is matches
     assert glob_matches(pattern, text) is matches
 
@@ -64,11 +64,11 @@ LETTERS = st.text("ab-]![*?^é\\", max_size=8)
 
 
 @given(LETTERS, LETTERS)
-def test_both_sides_match_alike_whatever_they_are_given(pattern, text):
+def test_any_glob_matches_alike_in_both_languages(pattern, text):
     assert glob_matches(pattern, text) is fnmatchcase(text, pattern)
 
 
-def test_a_rule_of_a_range_of_modules():
+def test_rule_for_a_range_of_modules():
     policy = ebb.Policy([ebb.Rule("aten::sin", ebb.SAVE, module="layers.[0-1]")])
     layers = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(3)])
     for layer in layers:
@@ -84,7 +84,7 @@ def test_a_rule_of_a_range_of_modules():
     assert ebb.stats()["total"]["bytes_packed"] == 2 * x.nbytes
 
 
-def test_operators_in_a_set():
+def test_rule_for_a_set_of_operators():
     policy = ebb.Policy({"aten::[sc][io][ns]": ebb.SAVE})
     x = torch.ones(2, requires_grad=True)
     with ebb.region(policy):

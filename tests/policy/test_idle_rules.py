@@ -1,4 +1,4 @@
-"""Rules that can decide on nothing are told of: composite operators, modules that are not there."""
+"""Warnings of rules without effect: composite operators, and modules that do not exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebb._policy import idle_rules
 
 
 @pytest.fixture(autouse=True)
-def nothing_told():
+def no_warning_yet():
     idle_rules._told.clear()
     idle_rules.warn_of_no_root.cache_clear()
 
@@ -25,29 +25,29 @@ def pickle_and_load(value):
 
 
 @pytest.mark.parametrize("op", sorted(idle_rules._DECOMPOSED))
-def test_the_operators_of_a_composite_one_are_named(op):
-    with pytest.warns(UserWarning, match=f"the rule 'aten::{op}' has no effect") as told:
+def test_warning_names_the_operators_of_a_composite_one(op):
+    with pytest.warns(UserWarning, match=f"the rule 'aten::{op}' has no effect") as caught:
         policy = ebb.Policy({f"aten::{op}": ebb.SAVE})
 
-    named = re.search(r"Use these operators instead: (.*)\.", str(told[0].message))[1]
+    named = re.search(r"Use these operators instead: (.*)\.", str(caught[0].message))[1]
     with warnings.catch_warnings(action="error"):
         ebb.Policy(dict.fromkeys(named.split(", "), ebb.SAVE))  # they exist, and are not composite
-        ebb.Policy(policy.rules)  # told once
+        ebb.Policy(policy.rules)  # warns once
 
 
-def test_a_policy_from_text_is_looked_at_too():
+def test_policy_from_text_warns():
     with pytest.warns(UserWarning, match="'aten::dropout' has no effect"):
         ebb.Policy.parse("mm:save,dropout:save")
 
 
 @pytest.mark.parametrize("op", ["aten::mm", "aten::*norm*", "aten::relu", "*"])
-def test_other_rules_are_not_told_of(op):
+def test_other_rules_do_not_warn(op):
     with warnings.catch_warnings(action="error"):
         ebb.Policy({op: ebb.SAVE})
 
 
 @pytest.mark.parametrize("make", [list, pickle_and_load])
-def test_rules_of_a_preset_are_not_told_of(make):
+def test_rules_of_a_preset_do_not_warn(make):
     """Presets list operators that only some devices and models run."""
     rule = ebb.Rule("aten::gelu", ebb.SAVE)
     with warnings.catch_warnings(action="error"):
@@ -56,8 +56,7 @@ def test_rules_of_a_preset_are_not_told_of(make):
         ebb.Policy([ebb.Rule("aten::linear", ebb.SAVE)])
 
 
-def test_composite_operators_do_not_reach_a_region():
-    """What the table says is true of calls."""
+def test_operators_that_warnings_name_are_those_that_run():
     called = {
         "linear": lambda x: nn.functional.linear(x, x),
         "matmul": lambda x: x @ x,
@@ -80,7 +79,7 @@ def test_composite_operators_do_not_reach_a_region():
         assert any(one.startswith(name) for one in seen for name in names), (op, seen)
 
 
-def test_a_glob_of_modules_that_matches_none_is_told_of():
+def test_glob_that_matches_no_module_warns():
     policy = ebb.Policy([ebb.Rule("*", ebb.SAVE, module="*.mlp")])
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
@@ -89,22 +88,22 @@ def test_a_glob_of_modules_that_matches_none_is_told_of():
     ):
         ebb.apply(model, policy, modules="").remove()
     with warnings.catch_warnings(action="error"):
-        ebb.apply(model, policy, modules="").remove()  # told once
+        ebb.apply(model, policy, modules="").remove()  # warns once
 
 
-def test_rules_for_modules_want_a_root(monkeypatch):
+def test_rules_for_modules_without_a_root_warn(monkeypatch):
     monkeypatch.setattr("ebb._C.any_module_has_number", lambda: False)
     policy = ebb.Policy([ebb.Rule("*", ebb.SAVE, module="0")])
 
     with pytest.warns(UserWarning, match="rules with module= have no effect in this region"):
         ebb.region(policy)
     with warnings.catch_warnings(action="error"):
-        ebb.region(policy)  # told once
+        ebb.region(policy)  # warns once
         with ebb.region(policy, root=nn.Sequential(nn.ReLU())):
             pass
 
 
-def test_no_name_is_suggested_that_is_not_near_or_composite():
+def test_suggested_names_are_near_and_not_composite():
     with pytest.raises(ValueError, match="matches no registered operator") as error:
         ebb.Policy({"aten::xqzzykkw": ebb.SAVE})
     assert "did you mean" not in str(error.value)

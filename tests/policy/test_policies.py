@@ -1,4 +1,4 @@
-"""Which decision an operator gets."""
+"""Decisions of policies on operators."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def saves(policy: ebb.Policy, op: str = "mm") -> bool:
     ],
     ids=str,
 )
-def test_every_way_to_name_an_operator(key):
+def test_operator_can_be_named_in_each_way(key):
     assert saves(ebb.Policy({key: ebb.SAVE}))
     assert not saves(ebb.Policy({key: ebb.RECOMPUTE}, default=ebb.RECOMPUTE))
     assert not saves(ebb.Policy({key: ebb.SAVE}), op="bmm")
 
 
-def test_the_first_rule_that_matches_decides_and_else_the_default():
+def test_first_rule_that_matches_decides_else_the_default():
     assert saves(ebb.Policy({"aten::mm": ebb.SAVE, "aten::*": ebb.RECOMPUTE}))
     assert not saves(ebb.Policy({"aten::*": ebb.RECOMPUTE, "aten::mm": ebb.SAVE}))
     assert saves(ebb.Policy(default=ebb.SAVE))
@@ -76,13 +76,13 @@ def test_unknown_operator_gives_the_nearest_names(key, nearest):
 
 
 @pytest.mark.parametrize("key", ["mmm", "aten::nothing*", ""])
-def test_other_unknown_operators(key):
+def test_unknown_operator_without_near_names_raises(key):
     with pytest.raises(ValueError, match="matches no registered operator"):
         ebb.Policy({key: ebb.SAVE})
 
 
 @pytest.mark.parametrize("decision", [0, "save", True, None, torch.float32])
-def test_wrong_decision_type(decision):
+def test_decision_of_another_type_raises(decision):
     with pytest.raises(TypeError, match=r"must be ebb.SAVE, ebb.RECOMPUTE"):
         ebb.Policy({"aten::mm": decision})
     with pytest.raises(TypeError, match=r"default must be ebb.SAVE"):
@@ -90,7 +90,7 @@ def test_wrong_decision_type(decision):
 
 
 @pytest.mark.parametrize("key", [3, None, torch.mm, ("aten::mm",)])
-def test_wrong_operator_type(key):
+def test_operator_of_another_type_raises(key):
     with pytest.raises(TypeError, match="an operator is a string"):
         ebb.Policy({key: ebb.SAVE})
 
@@ -153,7 +153,7 @@ EACH_TIME = ebb.Policy(default=ebb.RECOMPUTE_EACH_TIME)
         ebb.policies.save_matmuls,
     ],
 )
-def test_torchs_checkpointing_has_eagers_gradients_under_a_policy(policy):
+def test_checkpoint_of_torch_under_a_policy_has_gradients_of_eager(policy):
     w = torch.randn(8, 8, requires_grad=True)
 
     def block(x):
@@ -174,7 +174,7 @@ def no_garbage_collection():
 
 
 @pytest.mark.parametrize("preset", [ebb.policies.save_matmuls, ebb.policies.torchtitan])
-def test_a_policy_is_freed_with_its_last_reference(no_garbage_collection, preset):
+def test_policy_is_freed_with_its_last_reference(no_garbage_collection, preset):
     policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE), *preset.rules])
     with ebb.region(policy):
         y = torch.ones(2, 2, requires_grad=True).exp()
@@ -187,7 +187,7 @@ def test_a_policy_is_freed_with_its_last_reference(no_garbage_collection, preset
     assert freed() is None
 
 
-def test_policies_are_values():
+def test_policies_compare_hash_and_pickle_by_value():
     policy = ebb.Policy({"aten::mm": ebb.SAVE}, default=ebb.SAVE)
 
     assert policy == ebb.Policy({"aten.mm": ebb.SAVE}, default=ebb.SAVE)
@@ -199,7 +199,7 @@ def test_policies_are_values():
     assert policy.default is ebb.SAVE
 
 
-def test_pickles_do_not_know_where_policies_are_written():
+def test_pickles_name_only_public_modules():
     rule = ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp")
     policy = ebb.Policy([rule], default=ebb.SAVE)
 
@@ -216,7 +216,7 @@ def test_pickles_do_not_know_where_policies_are_written():
     assert pickle.loads(pickle.dumps(policy)) == policy
 
 
-def test_presets_are_the_policies_with_a_name():
+def test_each_public_policy_is_a_preset():
     named = {name: getattr(ebb.policies, name) for name in ebb.policies.__all__}
 
     policies = {name for name, value in named.items() if isinstance(value, ebb.Policy)}

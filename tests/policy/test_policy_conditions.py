@@ -1,4 +1,4 @@
-"""Rules that ask for a name, a call, a size or a dtype; policies made of policies."""
+"""Rules with conditions on name, call, size or dtype; ready-made policies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ebb_tests.time_limits import HANGS
 
 
 def sines(x, length=4):
-    """Each but the first saves what the one before made."""
+    """Each but the first saves the result of the one before."""
     for _ in range(length):
         x = x.sin()
     return x
@@ -48,7 +48,7 @@ def test_calls_are_counted_per_region(x, rule, kept):
         assert saved(rules, lambda x: sines(x).cos(), x) == 64 * kept
 
 
-def test_a_rule_below_counts_what_comes_to_it(x):
+def test_later_rule_counts_only_calls_that_reach_it(x):
     rules = [ebb.Rule("aten::sin", ebb.SAVE, nth=1), ebb.Rule("aten::sin", ebb.SAVE, nth=1)]
     assert saved(rules, lambda x: sines(x).cos(), x) == 2 * 64
 
@@ -70,11 +70,11 @@ def both_sizes(x):
         ({"min_bytes": "0.0625KiB", "max_bytes": "100 B"}, 64),
     ],
 )
-def test_sizes(x, rule, kept):
+def test_conditions_on_size(x, rule, kept):
     assert saved([ebb.Rule("aten::sin", ebb.SAVE, **rule)], both_sizes, x) == kept
 
 
-def test_the_rules_below_get_what_has_another_size(x):
+def test_later_rules_decide_on_other_sizes(x):
     rules = [
         ebb.Rule("aten::sin", ebb.RECOMPUTE, min_bytes=65),
         ebb.Rule("aten::sin", ebb.SAVE, nth=1),
@@ -83,7 +83,7 @@ def test_the_rules_below_get_what_has_another_size(x):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, "float64", "torch.float64"])
-def test_dtypes(x, dtype):
+def test_conditions_on_dtype(x, dtype):
     rules = [ebb.Rule("*", ebb.SAVE, dtype=dtype)]
     assert saved(rules, lambda x: x.sin().sin().double().sin().sin(), x) == 2 * 128
 
@@ -99,7 +99,7 @@ def test_each_result_of_an_op_has_its_own_size_and_dtype(x):
     assert (everything, values, indices) == (192, 64, 128)
 
 
-def test_a_written_result_is_asked_about_too(x):
+def test_conditions_apply_to_results_of_writes(x):
     def program(x):
         h = x.sin()
         return h.mul_(2).sin()
@@ -108,8 +108,7 @@ def test_a_written_result_is_asked_about_too(x):
     assert saved([ebb.Rule("aten::mul_", ebb.SAVE, min_bytes=65)], program, x) == 0
 
 
-def test_what_a_condition_leaves_out_of_an_operator_from_elsewhere_is_kept():
-    """Only a rule that matches says that it can be repeated."""
+def test_custom_operator_without_a_matching_rule_is_not_repeated():
     calls = []
     with torch.library._scoped_library("ebbconditions", "FRAGMENT") as library:
         library.define("counted(Tensor x) -> Tensor")
@@ -139,7 +138,7 @@ def named(x, name="a"):
     return h.sin().sin()
 
 
-def test_named_values_are_kept(x):
+def test_named_values_are_saved(x):
     assert saved(ebb.policies.save_only_these_names("a"), named, x) == 64
     assert saved(ebb.policies.save_only_these_names("b", "c"), named, x) == 0
     assert ebb.checkpoint_name(x, "a") is x
@@ -149,8 +148,8 @@ def test_named_values_are_kept(x):
 @pytest.mark.parametrize("before", [ebb.SAVE, ebb.OFFLOAD, ebb.RECOMPUTE])
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("alive", [False, True])
-def test_what_was_saved_before_it_was_named(decision, before, written, alive):
-    """The sigmoid saves its own result; the sine before it is read by a recipe."""
+def test_named_after_another_decision_has_gradients_of_eager(decision, before, written, alive):
+    """The sigmoid saves its own result; a replay reads that of the sine."""
 
     def program(x):
         h = x.sin()
@@ -189,7 +188,7 @@ def test_what_was_saved_before_it_was_named(decision, before, written, alive):
         del y
 
 
-def test_a_named_value_that_is_offloaded_leaves(x):
+def test_named_values_are_offloaded(x):
     policy = ebb.Policy([ebb.Rule("*", ebb.OFFLOAD, name="a")])
     with fake_accelerator():
         with ebb.region(policy):
@@ -198,7 +197,7 @@ def test_a_named_value_that_is_offloaded_leaves(x):
         torch.autograd.grad(y.sum(), x)
 
 
-def test_an_earlier_rule_decides_on_named_values_too(x):
+def test_earlier_rule_decides_on_named_values(x):
     def policy(*rules):
         return ebb.Policy(rules)
 
@@ -210,7 +209,7 @@ def test_an_earlier_rule_decides_on_named_values_too(x):
     assert saved(policy(other), named, x) == 0
 
 
-def test_what_names_are_given_to(x):
+def test_names_of_inputs_views_and_constants_save_nothing(x):
     policy = ebb.policies.save_only_these_names("a")
 
     def program(x):
@@ -223,7 +222,7 @@ def test_what_names_are_given_to(x):
     assert saved(policy, program, x) == 0
 
 
-def test_zeros_that_are_named_to_be_recomputed_may_still_be_filled(x):
+def test_named_zeros_may_be_filled_later(x):
     """See Note [Uninitialised memory is not a recipe]."""
 
     def program(x):
@@ -236,7 +235,7 @@ def test_zeros_that_are_named_to_be_recomputed_may_still_be_filled(x):
     saved(policy, program, x.detach().requires_grad_())
 
 
-def test_presets_of_JAX():
+def test_policies_with_names_of_jax():
     weights = torch.randn(4, 4, requires_grad=True)
 
     def program(w):
@@ -248,7 +247,7 @@ def test_presets_of_JAX():
     assert saved(presets.dots_with_no_batch_dims_saveable, program, weights) == 64
 
 
-def test_megatron():
+def test_megatron_recomputes_the_modules():
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -274,10 +273,10 @@ def test_megatron():
         ebb.policies.megatron("attn")
 
 
-# In words
+# Explanations
 
 
-def test_explain():
+def test_explain_lists_the_rules():
     policy = ebb.Policy(
         [
             ebb.Rule("aten::mm", ebb.SAVE, module="*.mlp.*", every=2, per_module=True),
@@ -302,7 +301,7 @@ def test_explain():
         policy.explain("aten::mn")
 
 
-# What makes no sense
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -321,25 +320,17 @@ def test_explain():
         ({"min_bytes": "1 mile"}, ValueError, "min_bytes must be a number of bytes"),
         ({"min_bytes": -1}, ValueError, "min_bytes must be from 0"),
         ({"min_bytes": 2, "max_bytes": 1}, ValueError, "nothing matches"),
-        ({"dtype": "float"}, None, None),
         ({"dtype": "floaty"}, ValueError, "unknown dtype 'floaty'"),
         ({"dtype": 3}, TypeError, "dtype must be a torch.dtype"),
-        (
-            {"force": True, "min_bytes": 1},
-            ValueError,
-            "combines force with a condition on the result",
-        ),
+        ({"force": True, "min_bytes": 1}, ValueError, "combines force with a condition on the"),
     ],
 )
-def test_conditions_that_make_no_sense(rule, error, message):
-    if error is None:
-        ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, **rule)])
-        return
+def test_invalid_condition_raises(rule, error, message):
     with pytest.raises(error, match=message):
         ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, **rule)])
 
 
-def test_under_compile_conditions_that_torch_does_not_know_are_left_out():
+def test_conditions_without_equivalent_in_torch_warn():
     policy = ebb.Policy(
         [ebb.Rule("aten::sin", ebb.SAVE, module="*"), ebb.Rule("aten::mm", ebb.SAVE, nth=2)]
     )
@@ -360,7 +351,7 @@ def test_under_compile_conditions_that_torch_does_not_know_are_left_out():
 
 
 @pytest.mark.sweep
-def test_naming_does_not_wait_with_the_gil_for_a_replay():
+def test_naming_during_a_replay_does_not_deadlock():
     """The replay of an operator in Python needs the GIL."""
     program = """
 import threading, time, torch, ebb

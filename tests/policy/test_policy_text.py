@@ -44,7 +44,7 @@ def write(folder, text):
     return path
 
 
-def test_a_file_says_all_that_a_policy_can_say(tmp_path):
+def test_file_with_all_keys(tmp_path):
     assert ebb.Policy.load(write(tmp_path, FULL)) == ebb.Policy(
         [
             ebb.Rule("aten::mm", ebb.RECOMPUTE, every=2, module="*.mlp.*", per_module=True),
@@ -75,7 +75,7 @@ ODD_NAME = 'a "b" \\ ü \n'
         ebb.policies.megatron("moe_act", "mlp"),
     ],
 )
-def test_what_is_dumped_is_loaded(tmp_path, policy):
+def test_policies_are_saved_and_loaded(tmp_path, policy):
     path = tmp_path / "policy.toml"
     policy.save(path)
     text = path.read_text()
@@ -83,7 +83,7 @@ def test_what_is_dumped_is_loaded(tmp_path, policy):
     assert ebb.Policy.load(path) == policy
 
 
-def test_the_rules_of_a_file_come_before_those_of_its_preset(tmp_path):
+def test_rules_of_a_file_come_before_those_of_its_preset(tmp_path):
     text = 'preset = "torchtitan"\nrules = [{op = "gelu", decision = "offload"}]\n'
     policy = ebb.Policy.load(write(tmp_path, text))
     assert policy.rules == (ebb.Rule("aten::gelu", ebb.OFFLOAD), *ebb.policies.torchtitan.rules)
@@ -123,12 +123,12 @@ RULE = '[[rules]]\nop = "mm"\ndecision = "save"\n'
         ("[[either]]", "either: unknown key"),
     ],
 )
-def test_errors_tell_where_they_are(tmp_path, text, message):
+def test_invalid_file_raises_and_names_the_place(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         ebb.Policy.load(write(tmp_path, text))
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_file_raises(tmp_path):
     with pytest.raises(FileNotFoundError):
         ebb.Policy.load(tmp_path / "missing.toml")
     path = tmp_path / "binary.toml"
@@ -137,7 +137,7 @@ def test_files_that_cannot_be_read(tmp_path):
         ebb.Policy.load(path)
 
 
-def test_one_line():
+def test_lines_are_policies():
     assert ebb.Policy.parse("save_matmuls") == ebb.policies.save_matmuls
     assert ebb.Policy.parse(" mm:save, gelu:Recompute,linear:offload ,") == ebb.Policy(
         {"aten::mm": ebb.SAVE, "aten::gelu": ebb.RECOMPUTE, "aten::linear": ebb.OFFLOAD}
@@ -165,6 +165,6 @@ def test_one_line():
         ("inputs:recompute", "inputs of a region cannot be recomputed"),
     ],
 )
-def test_one_line_that_is_no_policy(text, message):
+def test_invalid_line_raises(text, message):
     with pytest.raises(ValueError, match=message):
         ebb.Policy.parse(text)

@@ -1,4 +1,4 @@
-"""Names of modules inside wrappers, which put parts of their own into them."""
+"""Names of modules inside wrappers, with and without the wrappers' parts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def group(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def quiet():
+def without_warnings_of_torch():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # FSDP1 and DDP, which have successors
         warnings.filterwarnings("ignore", r".*NO_SHARD.*")
@@ -120,7 +120,7 @@ def test_plain_and_full_names_match_in_any_stack_of_wrappers(stack):
 
 @pytest.mark.parametrize("around", [(), ("fsdp",), ("checkpoint",), ("compile", "checkpoint")])
 @pytest.mark.parametrize("stack", [(), ("megatron",), ("fsdp",), ("dp", "checkpoint")])
-def test_wrapped_layers_have_plain_names_too(stack, around):
+def test_wrapped_layers_have_plain_names(stack, around):
     net, layers = wrapped(stack, around)
 
     with ebb.apply(net, modules="layers.?") as handle:
@@ -143,7 +143,7 @@ def test_wrapped_models_train_as_without_regions(stack):
 
 @pytest.mark.parametrize("stack", [(), ("ddp",), ("fsdp",), ("dp",), ("megatron", "ddp")])
 @pytest.mark.parametrize("way", ["apply", "root"])
-def test_rules_ask_for_plain_names(stack, way):
+def test_rules_match_plain_names(stack, way):
     net, _ = wrapped(stack)
     policy = ebb.Policy([ebb.Rule("aten::addmm", ebb.SAVE, module="layers.1.up")])
 
@@ -158,29 +158,29 @@ def test_rules_ask_for_plain_names(stack, way):
 
 
 @pytest.mark.parametrize("stack", [("ddp",), ("fsdp",), ("compile",), ("dp", "checkpoint")])
-def test_the_environments_names_match(stack, monkeypatch):
-    told = []
-    monkeypatch.setattr(models, "print_first", told.append)
+def test_names_in_variables_match(stack, monkeypatch):
+    lines = []
+    monkeypatch.setattr(models, "print_first", lines.append)
     net, _ = wrapped(stack)
     takeover.install(ebb.policies.recompute_all, "1", ("layers.?",))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # a compiler decides by itself
             net(torch.ones(2, 4))
-        line = told[-1]
+        line = lines[-1]
         assert line.startswith("ebb: 2 modules are regions: ")
         assert "layers.0" in line
     finally:
         takeover.remove()
 
 
-def test_averaged_models_are_wrappers():
+def test_averaged_model_is_a_wrapper():
     net = AveragedModel(Net())
     with ebb.apply(net, modules="layers.*") as handle:
         assert handle.names == ("module.layers.0", "module.layers.1")
 
 
-def test_a_module_that_is_called_so_keeps_its_name():
+def test_module_named_module_keeps_its_name():
     class Residual(nn.Module):
         def __init__(self):
             super().__init__()

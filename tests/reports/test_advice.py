@@ -1,4 +1,4 @@
-"""What a report advises: rules that are applied here, and cost as many bytes as it said."""
+"""Advice of reports: rules that are applied here, and cost the bytes that the report says."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ MODELS = {
 @pytest.mark.parametrize(
     ("model", "policy"), [pair for pair in product(MODELS, POLICIES) if pair != ("gated", "every")]
 )
-def test_a_rule_costs_as_many_bytes_as_was_said(model, policy):
+def test_advised_rule_costs_the_bytes_that_the_report_says(model, policy):
     net, name, policy = MODELS[model](), policy, POLICIES[policy]
     report, expected = _reported(net, policy)
     before = sum(row.replays for row in report.rows)
@@ -150,7 +150,7 @@ def slow_operator():
 
 
 @pytest.mark.usefixtures("slow_operator")
-def test_the_time_that_a_rule_saves():
+def test_advised_rule_saves_the_time_of_replays():
     """The sleep of one operator, of which four run: the rest of a replay takes microseconds."""
     weights = [torch.randn(8, 8, requires_grad=True) for _ in range(4)]
     x = torch.randn(4, 8)
@@ -168,7 +168,7 @@ def test_the_time_that_a_rule_saves():
     assert 4 * 0.02 <= best.seconds < 8 * 0.02
 
 
-def test_what_runs_ahead_of_backward_takes_no_time_of_a_step():
+def test_replays_ahead_of_backward_are_no_reason_for_advice():
     replay = ebb._report.advice.Replays
     row = _reported(MODELS["pre_ln"](), ebb.policies.recompute_all)[0].rows[0]
     made = replace(
@@ -179,14 +179,14 @@ def test_what_runs_ahead_of_backward_takes_no_time_of_a_step():
     assert (advice.seconds, advice.bytes) == (0.5, 64)
 
 
-def test_no_advice_where_all_is_saved():
+def test_no_advice_if_everything_is_saved():
     report, _ = _reported(MODELS["pre_ln"](), ebb.policies.save_all)
 
     assert report.advice == ()
     assert "would save about" not in str(report)
 
 
-def test_text_and_json_say_the_same():
+def test_text_and_json_have_the_advice():
     report, _ = _reported(MODELS["pre_ln"](), ebb.policies.recompute_all)
 
     assert report.to_dict()["advice"][0]["rule"] == report.advice[0].rule

@@ -1,4 +1,4 @@
-"""How a job that has only variables adds the rules that its report advises."""
+"""Advised rules as values of `EBB`, for jobs whose policy is from a variable."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def put(tmp_path, monkeypatch, text):
 
 
 @pytest.mark.parametrize("text", [*TEXTS, FILE])
-def test_the_value_is_the_policy_with_one_more_rule(tmp_path, monkeypatch, rule, text):
+def test_value_is_the_policy_with_one_more_rule(tmp_path, monkeypatch, rule, text):
     policy, value = put(tmp_path, monkeypatch, text)
     before = policy_from(value)
 
@@ -71,7 +71,7 @@ def test_the_value_is_the_policy_with_one_more_rule(tmp_path, monkeypatch, rule,
     assert found.rules == (rule, *before.rules)
 
 
-def test_a_file_of_regions_gets_the_rule_in_each_policy(tmp_path, monkeypatch, rule):
+def test_file_of_regions_gets_the_rule_in_each_policy(tmp_path, monkeypatch, rule):
     policy, value = put(tmp_path, monkeypatch, REGIONS)
     before = ebb.ModulePolicies.load(value)
 
@@ -85,7 +85,7 @@ def test_a_file_of_regions_gets_the_rule_in_each_policy(tmp_path, monkeypatch, r
         assert one.rules == (rule, *before.policies[module].rules)
 
 
-def test_jobs_whose_policy_is_not_from_a_variable(tmp_path, monkeypatch):
+def test_no_value_if_the_policy_is_not_from_a_variable(tmp_path, monkeypatch):
     for name, value in (("EBB", ""), ("EBB", "0"), ("EBB", str(tmp_path / "none.toml"))):
         monkeypatch.setenv(name, value)
         assert JobPolicy.of_variables() is None
@@ -128,7 +128,7 @@ def report_of_job(folder, value, named):
 
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("text", ["1", "save_matmuls"])
-def test_a_job_that_follows_the_advice_has_the_bytes_that_it_said(tmp_path, text, named):
+def test_job_that_follows_the_advice_has_the_bytes_that_it_names(tmp_path, text, named):
     before = report_of_job(tmp_path, text, named)
     advice = before.advice[0]
 
@@ -143,7 +143,7 @@ def test_a_job_that_follows_the_advice_has_the_bytes_that_it_said(tmp_path, text
     assert not after.idle_rules
 
 
-def test_the_text_has_the_value_and_a_short_file(monkeypatch):
+def test_text_has_the_value_and_a_short_file(monkeypatch):
     monkeypatch.setenv("EBB", "save_matmuls")
     short = recorded(ebb.policies.save_matmuls)
     monkeypatch.setenv("EBB", ",".join(["silu:recompute"] * 20))
@@ -158,7 +158,7 @@ def test_the_text_has_the_value_and_a_short_file(monkeypatch):
 
 
 @can_be_shown
-def test_the_page_has_the_whole_texts_to_copy(tmp_path, monkeypatch):
+def test_page_has_the_whole_texts_to_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("EBB", "save_matmuls")
     report = recorded(ebb.policies.save_matmuls)
     advice = report.advice[0]

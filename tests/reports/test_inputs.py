@@ -1,4 +1,4 @@
-"""Activations from outside of a region count as kept."""
+"""Activations from outside of a region count as kept, with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def region(name="block"):
 
 
 def blocks():
-    """What one hands on to the next."""
+    """Each region reads the result of the one before."""
     h = x
     for i in range(4):
         with region(f"block {i}"):
@@ -44,7 +44,7 @@ def read_by_several_regions():
     return h
 
 
-def handed_on_and_needed_by_its_maker():
+def read_by_another_region_and_by_its_own_backward():
     with region("maker"):
         h = x.neg().relu()
     with region("user"):
@@ -61,13 +61,13 @@ PROGRAMS = [
     blocks,
     made_outside,
     read_by_several_regions,
-    handed_on_and_needed_by_its_maker,
+    read_by_another_region_and_by_its_own_backward,
     held_by_the_program,
 ]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_what_backward_needs_is_kept(program):
+def test_inputs_that_backward_needs_are_kept(program):
     kept.clear()
     losses = []
     with ebb.record_reports():
@@ -84,7 +84,7 @@ def test_what_backward_needs_is_kept(program):
     assert during.totals == report.totals
 
 
-def test_it_says_why():
+def test_kept_inputs_have_a_reason():
     with ebb.record_reports():
         blocks().backward()
     ours = {row.region: row for row in ebb.report().rows if row.fate == "kept"}

@@ -40,7 +40,7 @@ def counts_of(metrics, expected):
     return {name: metrics[name] for name in expected}
 
 
-def test_a_step_with_accumulated_gradients(measured):
+def test_counts_of_a_step_with_accumulated_gradients(measured):
     with ebb.apply(model := blocks(), ebb.policies.save_matmuls, modules="?"):
         step(model)
         measured.read()
@@ -56,7 +56,7 @@ def test_a_step_with_accumulated_gradients(measured):
     assert json.loads(json.dumps(found)) == found
 
 
-def test_nothing_happens_between_two_calls(measured):
+def test_counts_are_zero_if_nothing_ran(measured):
     with ebb.apply(model := blocks(), modules="?"):
         step(model)
     measured.read()
@@ -65,7 +65,7 @@ def test_nothing_happens_between_two_calls(measured):
     assert set(found.values()) == {0}
 
 
-def test_the_counters_of_stats_may_be_reset_meanwhile(measured):
+def test_reset_of_statistics_loses_no_counts(measured):
     with ebb.apply(model := blocks(), modules="?"):
         step(model)
         measured.read()
@@ -81,7 +81,7 @@ def test_the_counters_of_stats_may_be_reset_meanwhile(measured):
     assert found["ebb/passes"] == 2
 
 
-def test_several_models_and_threads(measured):
+def test_counts_of_several_models_and_threads(measured):
     with ebb.apply(one := blocks(), modules="?"), ebb.apply(other := blocks(), modules="?"):
         expected = step(one)
         measured.read()
@@ -92,7 +92,7 @@ def test_several_models_and_threads(measured):
     assert found["ebb/bytes_dropped"] == 2 * expected["ebb/bytes_dropped"]
 
 
-def test_a_step_that_fails_does_not_count_in_the_next(measured):
+def test_failed_step_does_not_count_in_the_next(measured):
     class Fails(nn.Module):
         def forward(self, x):
             raise ArithmeticError
@@ -129,7 +129,7 @@ def peak(measured):
     return measured.read()["ebb/peak_bytes"]
 
 
-def test_the_peak_is_that_since_the_last_call(measured):
+def test_peak_is_that_since_the_last_call(measured):
     peak(measured)
     first = peak(measured)
     torch.empty(LARGE, dtype=torch.uint8)
@@ -140,8 +140,7 @@ def test_the_peak_is_that_since_the_last_call(measured):
     assert third == first
 
 
-def test_readers_of_peaks_do_not_disturb_each_other(measured):
-    """Nor do they disturb a budget."""
+def test_readers_of_peaks_and_budgets_are_independent(measured):
     other = Metrics()
     _C.reset_most_tensor_bytes()
     now, _, _ = _C.tensor_bytes()
@@ -158,7 +157,7 @@ def test_readers_of_peaks_do_not_disturb_each_other(measured):
     assert _C.tensor_bytes()[1] == now
 
 
-def test_a_reader_that_is_gone_is_not_told(measured):
+def test_freed_readers_are_forgotten(measured):
     for _ in range(100):
         Metrics()
     base = peak(measured)
@@ -181,8 +180,7 @@ slow.register_autograd(
 )
 
 
-def test_the_time_of_replays(measured):
-    """Not that of the forward, nor of the backward's own kernels."""
+def test_time_of_replays_excludes_forward_and_backward_kernels(measured):
     policy = ebb.Policy({"ebb_metrics::slow": ebb.RECOMPUTE}, default=ebb.RECOMPUTE)
     x = torch.randn(8, requires_grad=True)
 
@@ -202,7 +200,7 @@ def test_the_time_of_replays(measured):
     assert 40 <= backward["ebb/replay_ms"] < 400
 
 
-def test_replays_ahead_have_a_time_of_their_own(measured):
+def test_replays_ahead_have_their_own_time(measured):
     ebb.config.ahead.regions = 1
     with ebb.apply(model := blocks(6), modules="?"):
         for _ in range(20):
@@ -214,7 +212,7 @@ def test_replays_ahead_have_a_time_of_their_own(measured):
     assert found["ebb/replay_ahead_ms"] > 0
 
 
-# Who asks
+# Calls in a program
 
 
 PROGRAM = """
@@ -243,7 +241,7 @@ def run(program):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_the_first_call_has_counts_only_and_nothing_is_timed_before():
+def test_first_call_has_counts_only_and_nothing_is_timed_before_it():
     before, first, *others, after = run(PROGRAM.replace("APPLY", "True"))
 
     assert before == 0 < after
@@ -255,7 +253,7 @@ def test_the_first_call_has_counts_only_and_nothing_is_timed_before():
         assert found["ebb/peak_bytes"] >= 512 * 64 * 4
 
 
-def test_without_a_region_only_the_peak_is_known():
+def test_program_without_regions_has_only_the_peak():
     _, first, *others, _ = run(PROGRAM.replace("APPLY", "False"))
 
     assert first == {}
@@ -265,7 +263,7 @@ def test_without_a_region_only_the_peak_is_known():
 # Plans
 
 
-def test_a_plan_in_place(measured):
+def test_metrics_of_an_applied_plan(measured):
     class Net(nn.Sequential):
         def forward(self, x):
             return super().forward(x).square().mean()

@@ -1,4 +1,4 @@
-"""What ebb writes to disk can be read by its owner only."""
+"""Files that ebb writes can be read by their owner only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ebb._support.private_files import write_private
 
 
 @pytest.fixture(autouse=True)
-def open_to_all():
-    """Without ebb's own care, files would be readable and writable by all."""
+def open_umask():
+    """New files are readable and writable by all."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -34,14 +34,14 @@ def report():
 
 
 @pytest.mark.parametrize("suffix", ["txt", "json", "html"])
-def test_reports(report, tmp_path, suffix):
+def test_reports_are_private(report, tmp_path, suffix):
     path = tmp_path / f"report.{suffix}"
     report.save(path)
     assert path.stat().st_size > 100
     assert mode(path) == 0o600
 
 
-def test_policies_and_plans(tmp_path):
+def test_policies_are_private(tmp_path):
     ebb.policies.recompute_all.save(tmp_path / "policy.toml")
     modules = {"0": ebb.policies.recompute_all}
     ebb.ModulePolicies(modules).save(tmp_path / "modules.toml")
@@ -50,7 +50,7 @@ def test_policies_and_plans(tmp_path):
     assert list(ebb.ModulePolicies.load(tmp_path / "modules.toml").policies) == ["0"]
 
 
-def test_a_file_that_exists_keeps_its_permissions(tmp_path):
+def test_existing_file_keeps_its_permissions(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("a longer text than what comes")
     path.chmod(0o640)
@@ -59,6 +59,6 @@ def test_a_file_that_exists_keeps_its_permissions(tmp_path):
     assert mode(path) == 0o640
 
 
-def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
+def test_path_that_cannot_be_written_raises(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_private(tmp_path / "none" / "report.txt", "text")

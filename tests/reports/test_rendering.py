@@ -1,4 +1,4 @@
-"""A report that was saved as JSON is read and rendered as if it had just been recorded."""
+"""Reports saved as JSON are loaded, and rendered as if they had just been recorded."""
 
 from __future__ import annotations
 
@@ -8,31 +8,18 @@ import pytest
 
 import ebb
 from ebb.__main__ import main
-from ebb._plan.plan import plan_of
-from ebb_tests.one_step_report import no_reports_yet, recorded  # noqa: F401
-from ebb_tests.programs.planned import planning, pre_ln
-
-
-def under_a_plan():
-    found = planning(pre_ln)
-    plan = plan_of(found.measured, 0.6)
-    with ebb.record_reports(), plan.apply(found.program.model):
-        found.program.step()
-        plan.measure(found.program.step)
-    return ebb.report()
-
-
-def under_a_variable(monkeypatch):
-    monkeypatch.setenv("EBB", "save_matmuls")
-    return recorded(ebb.policies.save_matmuls)
+from ebb_tests.one_step_report import no_reports_yet, recorded, under_a_plan  # noqa: F401
 
 
 @pytest.fixture(params=["plan", "variable"])
 def a_report(request, monkeypatch):
-    return under_a_plan() if request.param == "plan" else under_a_variable(monkeypatch)
+    if request.param == "plan":
+        return under_a_plan()[2]
+    monkeypatch.setenv("EBB", "save_matmuls")
+    return recorded(ebb.policies.save_matmuls)
 
 
-def test_what_was_saved_is_loaded(a_report, tmp_path):
+def test_saved_report_is_loaded(a_report, tmp_path):
     a_report.save(tmp_path / "r.json")
 
     found = ebb.Report.load(tmp_path / "r.json")
@@ -48,7 +35,7 @@ def test_what_was_saved_is_loaded(a_report, tmp_path):
     assert (tmp_path / "saved.html").read_text() == (tmp_path / "loaded.html").read_text()
 
 
-def test_the_command(a_report, tmp_path, capsys):
+def test_command_renders_a_saved_report(a_report, tmp_path, capsys):
     a_report.save(tmp_path / "run.json")
     a_report.save(tmp_path / "expected.html")
 
@@ -73,19 +60,18 @@ def changed(document, *path, to):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("path", "value", "message"),
     [
-        ((("format",), 9), "its format version is 9, expected 2; use the release of ebb"),
-        ((("rows", 0, "fate"), "<img src=x>"), "unknown fate '<img src=x>'"),
-        ((("rows", 0, "bytes"), "<img src=x>"), "bytes of a row is '<img src=x>'"),
-        ((("rows", 0, "stack"), 999), "list index out of range"),
-        ((("rows", 0, "region"), 3), "region of a row is 3"),
-        ((("ahead",), []), "has no attribute 'items'"),
-        ((("policy",), {"text": "1"}), "missing 1 required positional argument"),
+        (("format",), 9, "its format version is 9, expected 2; use the release of ebb"),
+        (("rows", 0, "fate"), "<img src=x>", "unknown fate '<img src=x>'"),
+        (("rows", 0, "bytes"), "<img src=x>", "bytes of a row is '<img src=x>'"),
+        (("rows", 0, "stack"), 999, "list index out of range"),
+        (("rows", 0, "region"), 3, "region of a row is 3"),
+        (("ahead",), [], "has no attribute 'items'"),
+        (("policy",), {"text": "1"}, "missing 1 required positional argument"),
     ],
 )
-def test_a_file_that_is_no_report_is_an_error_and_writes_nothing(tmp_path, capsys, change, message):
-    path, value = change
+def test_invalid_report_raises_and_writes_nothing(tmp_path, capsys, path, value, message):
     document = json.loads(json.dumps(recorded(ebb.policies.save_matmuls).to_dict()))
     changed(document, *path, to=value)
     file = tmp_path / "run.json"
@@ -106,8 +92,8 @@ def test_a_file_that_is_no_report_is_an_error_and_writes_nothing(tmp_path, capsy
 @pytest.mark.parametrize(
     "path", [("budget",), ("predicted", "peak"), ("points", 0, "cuts", 0, "count")]
 )
-def test_a_plan_has_numbers(tmp_path, path):
-    document = json.loads(json.dumps(under_a_plan().to_dict()))
+def test_plan_without_numbers_raises(tmp_path, path):
+    document = json.loads(json.dumps(under_a_plan()[2].to_dict()))
     changed(document["plan"], *path, to="<img src=x>")
     (tmp_path / "run.json").write_text(json.dumps(document))
 
@@ -116,7 +102,7 @@ def test_a_plan_has_numbers(tmp_path, path):
 
 
 @pytest.mark.parametrize("text", ["", "<!doctype html>", "[]", "{}", '{"step": 1', "\udcff"])
-def test_other_files_are_an_error(tmp_path, capsys, text):
+def test_other_file_raises(tmp_path, capsys, text):
     file = tmp_path / "run.json"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
 
@@ -126,7 +112,7 @@ def test_other_files_are_an_error(tmp_path, capsys, text):
     assert "is not a report that ebb saved as JSON: " in capsys.readouterr().err
 
 
-def test_files_that_cannot_be_read_or_written(tmp_path, capsys):
+def test_file_that_cannot_be_read_or_written_raises(tmp_path, capsys):
     recorded(ebb.policies.save_matmuls).save(tmp_path / "run.json")
     for arguments, message in (
         ([str(tmp_path / "none.json")], "No such file"),

@@ -1,4 +1,4 @@
-"""Reports: each storage in one row, sums that are the allocator's, and files that can be read."""
+"""Reports: rows, sums, curves of memory, and the steps that are recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ebb_tests.one_step_report import Block, blocks, no_reports_yet, recorded, s
 from ebb_tests.other_threads import run_in_threads
 
 
-def test_no_report_yet():
+def test_report_before_any_is_recorded_raises():
     with pytest.raises(RuntimeError, match=r"record_reports\(\).*EBB_REPORT"):
         ebb.report()
 
@@ -35,7 +35,7 @@ def test_rows_of_a_step():
     assert ("0.down", "aten::addmm.default", "saved") not in found
 
 
-def test_rules_that_decided_on_nothing(tmp_path):
+def test_rules_that_decided_on_nothing_are_listed():
     policy = ebb.Policy(
         [
             ebb.Rule("aten::linear", ebb.SAVE),
@@ -59,7 +59,7 @@ def test_rules_of_a_preset_that_decided_on_nothing_are_not_listed():
         assert recorded(ebb.Policy([rule, *preset.rules])).idle_rules == ("rule 0, 'aten::exp'",)
 
 
-def test_layers_are_put_together():
+def test_equal_layers_share_a_row():
     report = recorded(ebb.policies.recompute_all)
     together = report.collapsed()
     alike = {row.module: row.layers for row in together if row.op != "aten::add.Tensor"}
@@ -73,7 +73,7 @@ def test_layers_are_put_together():
     assert {row.layers for row in one.collapsed()} == {1}
 
 
-def test_only_numbers_that_are_whole_parts_of_names_are_put_together():
+def test_only_numbers_that_are_whole_parts_of_names_are_collapsed():
     model = nn.Sequential()
     for name in ("mlp1", "mlp2", "5", "7"):
         model.add_module(name, Block())
@@ -130,7 +130,7 @@ def programs():
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("place", range(len(programs())))
-def test_what_is_held_is_what_the_allocator_gave(place, policy):
+def test_held_bytes_are_those_of_the_allocator(place, policy):
     program = programs()[place]
     with ebb.record_reports():
 
@@ -145,7 +145,7 @@ def test_what_is_held_is_what_the_allocator_gave(place, policy):
         assert report.held == nbytes
         assert sum(row.bytes for row in report.rows) == sum(report.totals.values())
         losses.pop().backward()
-    # `totals` and the counters of ebb.stats() are the same books.
+    # `totals` and the counters of ebb.stats() agree.
     total = ebb.stats()["total"]
     assert report.totals["copied"] == total["bytes_copied"]
     if place != 3:  # what escapes was dropped and is held: one row, but two counters
@@ -153,7 +153,7 @@ def test_what_is_held_is_what_the_allocator_gave(place, policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_nothing_else_changes(policy):
+def test_recording_changes_no_gradients_and_no_counters(policy):
     with ebb.apply(model := blocks(), POLICIES[policy], "?"):
         torch.manual_seed(0)
         expected = step(model)
@@ -167,7 +167,7 @@ def test_nothing_else_changes(policy):
         assert ebb.stats()["total"] == stats
 
 
-def test_the_curves_begin_and_end_at_nothing():
+def test_curves_of_memory_end_at_zero():
     report = recorded(ebb.policies.recompute_all)
     assert report.timeline[-1][1:] == (0, 0)
     times = [point[0] for point in report.timeline]
@@ -179,7 +179,7 @@ def test_the_curves_begin_and_end_at_nothing():
     assert eager.peak_eager == report.peak_eager
 
 
-def test_a_long_timeline_keeps_its_peak():
+def test_long_timeline_keeps_its_peak():
     x = torch.randn(64, requires_grad=True)
     with ebb.record_reports():
         with ebb.region(ebb.policies.save_all):
@@ -220,7 +220,7 @@ def library():
 
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("reason", REASONS)
-def test_why_a_value_is_kept(reason):
+def test_kept_values_have_a_reason(reason):
     x = torch.randn(8, 16, requires_grad=True)
     with ebb.record_reports():
         with ebb.region():
@@ -232,7 +232,7 @@ def test_why_a_value_is_kept(reason):
     assert reason in str(ebb.report()) or kept[0].fate == "outside"
 
 
-def test_steps_that_are_kept():
+def test_number_of_recorded_steps():
     with ebb.record_reports(steps=2), ebb.apply(model := blocks(1), modules="?"):
         for _ in range(5):
             step(model)
@@ -244,7 +244,7 @@ def test_steps_that_are_kept():
         assert ebb.report().number == steps[-1]
 
 
-def test_what_was_recorded_before_is_another_report():
+def test_records_of_one_step_are_not_added():
     x = torch.randn(64, requires_grad=True)
     for _ in range(2):  # no backward in between: one step
         with ebb.record_reports(), ebb.region():
@@ -255,7 +255,7 @@ def test_what_was_recorded_before_is_another_report():
     assert y.requires_grad
 
 
-def test_reports_begin_anew_with_statistics():
+def test_reset_of_statistics_begins_new_reports():
     with ebb.record_reports(), ebb.apply(model := blocks(1), modules="?"):
         for _ in range(2):
             step(model)
@@ -270,7 +270,7 @@ def test_reports_begin_anew_with_statistics():
             assert sorted(found) == sorted(rows)
 
 
-def test_steps_of_a_profile_push_no_report_out():
+def test_steps_of_a_profile_replace_no_report():
     with ebb.record_reports(), ebb.apply(model := blocks(1), modules="?"):
         step(model)
         expected = ebb.report()
@@ -278,7 +278,7 @@ def test_steps_of_a_profile_push_no_report_out():
         assert ebb.report() == expected
 
 
-def test_backward_in_another_thread_and_a_report_meanwhile():
+def test_backward_in_other_threads_while_reports_are_read():
     with ebb.record_reports(), ebb.apply(model := blocks(), modules="?"):
         losses = [model(torch.randn(8, 16)).sum() for _ in range(8)]
         run_in_threads(*(loss.backward for loss in losses), *[ebb.report] * 20)
@@ -286,7 +286,6 @@ def test_backward_in_another_thread_and_a_report_meanwhile():
 
 
 def test_profilers_see_the_region_of_each_replay():
-    """Also of a region in another one, and of one without a name."""
     model, x = blocks(3), torch.randn(8, 16, requires_grad=True)
     with ebb.apply(model, modules="[01]"):
         hidden = model(x)
@@ -308,10 +307,7 @@ def test_profilers_see_the_region_of_each_replay():
     assert "ebb::replay region aten::sinh.default" in names
 
 
-# Files
-
-
-def test_a_kept_result_names_the_rule_that_decided():
+def test_kept_result_names_the_rule_that_decided():
     """Its operator cannot be replayed, so ebb keeps the result although the rule says RECOMPUTE."""
     x = torch.randn(4, 4, requires_grad=True)
     policy = ebb.Policy({"aten::sin": ebb.RECOMPUTE}, default=ebb.SAVE)
@@ -330,8 +326,8 @@ def test_a_kept_result_names_the_rule_that_decided():
     assert report.idle_rules == ()
 
 
-def test_experts_with_other_numbers_of_rows_share_a_row():
-    """A router gives each expert rows of its own; widths stay apart."""
+def test_experts_with_different_numbers_of_rows_share_a_row():
+    """Layers of different widths do not."""
     experts = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
     wide = torch.nn.ModuleList(torch.nn.Linear(16, 16 * n) for n in (1, 2))
     model = torch.nn.ModuleDict({"experts": experts, "wide": wide})

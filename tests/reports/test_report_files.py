@@ -1,4 +1,4 @@
-"""Reports as text and files, from the environment, in logs, and when memory runs out."""
+"""Reports as files, from variables, at signals, and when memory runs out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def a_report():
     return recorded(ebb.policies.save_matmuls)
 
 
-def test_text(a_report):
+def test_text_has_layers_and_sums(a_report):
     text = str(a_report)
     assert "recomputed" in text
     assert "0-3.act x4" in text
@@ -30,7 +30,7 @@ def test_text(a_report):
 
 
 @pytest.mark.parametrize("suffix", ["txt", "json", "html"])
-def test_files(a_report, tmp_path, suffix):
+def test_files_have_the_rows(a_report, tmp_path, suffix):
     path = tmp_path / f"report.{suffix}"
     a_report.save(path)
     content = path.read_bytes()
@@ -46,7 +46,7 @@ def test_files(a_report, tmp_path, suffix):
         assert len(json.loads(data)["rows"]) == len(a_report.rows)
 
 
-def test_names_cannot_leave_the_data_of_a_page(tmp_path):
+def test_names_of_regions_are_escaped_in_the_page(tmp_path):
     with ebb.record_reports():
         with ebb.region(name="</script><script>alert(1)</script>"):
             loss = torch.randn(3, requires_grad=True).sin().exp().sum()
@@ -55,17 +55,10 @@ def test_names_cannot_leave_the_data_of_a_page(tmp_path):
     assert "<script>alert" not in (tmp_path / "page.html").read_text()
 
 
-def test_bad_paths(a_report, tmp_path):
-    with pytest.raises(ValueError, match=r"\.json or \.html; got .*report.pdf"):
-        a_report.save(tmp_path / "report.pdf")
-    with pytest.raises(OSError, match="nowhere"):
-        a_report.save(tmp_path / "nowhere" / "report.txt")
-
-
 @pytest.mark.parametrize(
     ("nbytes", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 30, "3.0 GiB")]
 )
-def test_sizes(nbytes, text):
+def test_sizes_as_text(nbytes, text):
     assert size(nbytes) == text
 
 
@@ -83,7 +76,7 @@ def run_program(program=PROGRAM, **environment):
 
 
 @pytest.mark.sweep
-def test_environment(tmp_path):
+def test_variables_write_a_report_and_logs(tmp_path):
     report = tmp_path / "r.json"
     run = run_program(EBB_REPORT=str(report), TORCH_LOGS="+ebb")
     assert run.returncode == 0, run.stderr
@@ -93,25 +86,18 @@ def test_environment(tmp_path):
     assert json.loads(report.read_text())["number"] == 2
 
 
-@pytest.mark.sweep
-def test_each_rank_writes_its_own_file(tmp_path):
-    run = run_program(EBB_REPORT=str(tmp_path / "r.txt"), RANK="3")
-    assert run.stderr == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["r.rank3.txt"]
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [("r.pdf", "a report's file name must end in .txt"), ("no/r.txt", "cannot write")],
 )
-def test_a_report_that_cannot_be_written_stops_nothing(tmp_path, name, message):
+def test_job_goes_on_if_its_report_cannot_be_written(tmp_path, name, message):
     run = run_program(EBB_REPORT=str(tmp_path / name))
     assert run.returncode == 0
     assert message in run.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_recorded_writes_nothing(tmp_path):
+def test_no_file_is_written_if_no_region_ran(tmp_path):
     run = run_program("import ebb", EBB_REPORT=str(tmp_path / "r.txt"))
     assert run.returncode == 0
     assert "because no region ran" in run.stderr
@@ -129,7 +115,7 @@ def step():
 """
 
 
-def test_a_change_of_the_working_directory_moves_no_files(tmp_path):
+def test_change_of_the_working_directory_moves_no_files(tmp_path):
     (tmp_path / "before").mkdir()
     (tmp_path / "after").mkdir()
     variables = {"EBB_REPORT": "r.json"}
@@ -145,7 +131,7 @@ def test_a_change_of_the_working_directory_moves_no_files(tmp_path):
     assert list((tmp_path / "after").iterdir()) == []
 
 
-def test_a_process_that_starts_after_a_change_of_the_working_directory_finds_the_folder(tmp_path):
+def test_child_after_a_change_of_the_working_directory_writes_to_the_same_folder(tmp_path):
     program = (
         "import os, subprocess, sys, torch, ebb\nos.chdir('/')\n"
         f"subprocess.run([sys.executable, '-c', {PROGRAM!r}])"
@@ -158,7 +144,7 @@ def test_a_process_that_starts_after_a_change_of_the_working_directory_finds_the
     assert (tmp_path / "r.json").exists()
 
 
-def test_a_report_is_written_after_each_number_of_optimizer_steps(tmp_path):
+def test_report_is_written_after_each_number_of_optimizer_steps(tmp_path):
     path = tmp_path / "r.json"
     program = LONGER + "for _ in range(7): step()\nos._exit(3)"
 
@@ -169,12 +155,12 @@ def test_a_report_is_written_after_each_number_of_optimizer_steps(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_number_of_steps_is_at_least_one(tmp_path):
+def test_number_of_steps_below_1_is_ignored(tmp_path):
     run = run_program(EBB_REPORT=f"{tmp_path}/r.json@0")
     assert "is ignored: the number of steps after @ must be 1 or more" in run.stderr
 
 
-def test_a_signal_writes_the_report_of_a_running_job(tmp_path):
+def test_sigusr1_writes_the_report_of_a_running_job(tmp_path):
     path = tmp_path / "r.json"
     program = LONGER + (
         "step()\nos.kill(os.getpid(), signal.SIGUSR1)\n"
@@ -194,11 +180,11 @@ def test_a_signal_writes_the_report_of_a_running_job(tmp_path):
     "waits",
     [
         "while True: pass",
-        # A main thread that runs no Python: one that waits in a collective.
+        # A main thread that runs no Python, as in a collective.
         "import ctypes\nwhile True: ctypes.CDLL(None).pause()",
     ],
 )
-def test_a_job_that_is_terminated_writes_its_report_and_ends_as_without_ebb(tmp_path, waits):
+def test_terminated_job_writes_its_report_and_ends_by_the_signal(tmp_path, waits):
     path = tmp_path / "r.json"
     program = LONGER + (
         "import threading, time\n"
@@ -213,29 +199,37 @@ def test_a_job_that_is_terminated_writes_its_report_and_ends_as_without_ebb(tmp_
     assert "; report: " in run.stderr
 
 
+AHEAD = {"EBB_AHEAD": "1"}
+
+
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
         ({"EBB_REPORT": "r.html", "EBB_VERIFY": "1"}, "EBB_REPORT, EBB_VERIFY have no effect"),
-        ({"EBB_AHEAD": "1"}, "EBB_AHEAD has no effect"),
-        ({"EBB_AHEAD": "1", "EBB_DISABLE": "1"}, ""),
-        ({"EBB_AHEAD": "1", "RANK": "1"}, ""),
-        ({"EBB_AHEAD": "1", "SLURM_PROCID": "1"}, ""),
-        ({"EBB_AHEAD": "0"}, ""),
-        ({}, ""),
+        (AHEAD, "EBB_AHEAD has no effect"),
     ],
 )
-def test_settings_without_ebb_are_named_at_exit(variables, says):
+def test_variables_of_a_program_that_does_not_import_ebb_are_named_at_exit(variables, says):
     run = run_program("import torch", **variables)
 
-    lines = [line for line in run.stderr.splitlines() if line.startswith("ebb: ")]
-    assert len(lines) == bool(says)
-    assert not says or f"{says}, because the program did not import ebb. Set EBB=1" in lines[0]
+    (line,) = [line for line in run.stderr.splitlines() if line.startswith("ebb: ")]
+    assert f"{says}, because the program did not import ebb. Set EBB=1" in line
 
 
-@pytest.mark.parametrize("imports", ["ebb", "torch.distributed.launcher.api"])
-def test_settings_of_programs_that_import_ebb_and_of_launchers_are_not_named(imports):
-    assert "ebb: " not in run_program(f"import torch, {imports}", EBB_AHEAD="1").stderr
+@pytest.mark.parametrize(
+    ("imports", "variables"),
+    [
+        ("torch", AHEAD | {"EBB_DISABLE": "1"}),
+        ("torch", AHEAD | {"RANK": "1"}),
+        ("torch", AHEAD | {"SLURM_PROCID": "1"}),
+        ("torch", {"EBB_AHEAD": "0"}),
+        ("torch", {}),
+        ("torch, ebb", AHEAD),
+        ("torch, torch.distributed.launcher.api", AHEAD),
+    ],
+)
+def test_variables_that_have_an_effect_or_need_none_are_not_named(imports, variables):
+    assert "ebb: " not in run_program(f"import {imports}", **variables).stderr
 
 
 def test_disk_full_keeps_earlier_report_and_leaves_no_other_file(tmp_path):
@@ -254,44 +248,43 @@ def test_disk_full_keeps_earlier_report_and_leaves_no_other_file(tmp_path):
     assert os.listdir(tmp_path) == ["r.json"]
 
 
-def test_a_program_that_handles_a_signal_sees_no_handler_of_ebb(tmp_path):
-    program = LONGER + (
+KILL = "os.kill(os.getpid(), signal.SIGTERM)"
+HANDLERS = {  # what runs before ebb is imported, the program, its exit status and output
+    "of the program": (
+        "",
         "assert signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)) is signal.SIG_DFL\n"
-        "step()\nos.kill(os.getpid(), signal.SIGTERM)"
-    )
-
-    run = run_program(program, EBB_REPORT=str(tmp_path / "r.json"))
-
-    assert run.returncode == 7
-    assert (tmp_path / "r.json").exists()  # written at exit
-
-
-def test_a_signal_that_the_program_ignores_stays_ignored(tmp_path):
-    program = (
-        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"{LONGER}\nstep()\nos.kill(os.getpid(), signal.SIGTERM); print('goes on')"
-    )
-
-    run = run_program(program, EBB_REPORT=str(tmp_path / "r.json"))
-
-    assert (run.returncode, run.stdout) == (0, "goes on\n")
-
-
-def test_a_signal_to_a_fork_ends_it_and_writes_nothing(tmp_path):
-    program = LONGER + (
+        f"step()\n{KILL}",
+        (7, ""),
+    ),
+    "ignored": (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        f"step()\n{KILL}; print('goes on')",
+        (0, "goes on\n"),
+    ),
+    "in a fork": (
+        "",
         "step()\nchild = os.fork()\n"
         "if not child: signal.pause()\n"
         "os.kill(child, signal.SIGTERM)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.listdir(sys.argv[1]))"
-    )
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), os.listdir(sys.argv[1]))",
+        (0, f"{-signal.SIGTERM} []\n"),
+    ),
+}
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_handlers_of_signals_act_as_without_ebb(tmp_path, handler):
+    """The report is written at exit. A fork ends by the signal, and writes none."""
+    before, program, expected = HANDLERS[handler]
 
     run = fork_server.run(
-        ["-c", program, tmp_path],
+        ["-c", before + LONGER + program, tmp_path],
         env=os.environ | {"EBB_REPORT": f"{tmp_path}/r.json"},
         timeout=120,
     )
 
-    assert run.stdout == f"{-signal.SIGTERM} []\n"
+    assert (run.returncode, run.stdout) == expected
+    assert (tmp_path / "r.json").exists()
 
 
 OUT_OF_MEMORY = """
@@ -306,7 +299,7 @@ with ebb.region(ebb.policies.save_all, "block"):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("under_a_with_block", [False, True])
-def test_out_of_memory(under_a_with_block):
+def test_out_of_memory_is_reported_once(under_a_with_block):
     program = OUT_OF_MEMORY
     if under_a_with_block:
         program = program.replace("ebb.record_reports()\n", "")
@@ -318,19 +311,19 @@ def test_out_of_memory(under_a_with_block):
     assert "Error" in run.stderr
 
 
-def test_forwards_without_a_backward_do_not_pile_up():
+def test_forwards_without_backward_do_not_accumulate():
     x = torch.randn(8, 8)
     with ebb.record_reports(), torch.no_grad():
-        for _ in range(3000):
+        for number in range(3000):
             with ebb.region():
                 x.sin().exp().cos()
-            if _ == 100:
+            if number == 100:
                 before = resident_kib()
     assert resident_kib() - before < 4096
 
 
 @pytest.mark.parametrize("names", [("#", "0"), ("a.07", "a.7"), ("9" * 5000, "1")])
-def test_names_that_look_like_templates(names):
+def test_names_of_regions_that_look_like_templates(names):
     x = torch.ones(4, 4, requires_grad=True)
     with ebb.record_reports():
         loss = 0
@@ -348,7 +341,7 @@ def region_and_allocation(size):
         torch.empty(size, dtype=torch.uint8)
 
 
-def test_out_of_memory_that_was_overcome_is_no_news_and_the_next_one_is(capsys):
+def test_caught_out_of_memory_is_not_reported_and_the_next_one_is(capsys):
     with ebb.record_reports():
         with pytest.raises(RuntimeError, match="allocate"):
             region_and_allocation(1 << 60)
@@ -360,7 +353,7 @@ def test_out_of_memory_that_was_overcome_is_no_news_and_the_next_one_is(capsys):
         assert capsys.readouterr().err.count("ebb: out of memory") == 1
 
 
-def test_out_of_memory_as_the_cause_of_another_exception(capsys):
+def test_out_of_memory_that_causes_another_exception_is_reported_once(capsys):
     def job():
         with ebb.record_reports(), ebb.record_reports():
             try:
@@ -375,7 +368,7 @@ def test_out_of_memory_as_the_cause_of_another_exception(capsys):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_out_of_memory_in_a_process_of_multiprocessing(tmp_path, method):
+def test_out_of_memory_in_a_child_process_is_reported_once(tmp_path, method):
     path = tmp_path / "job.py"
     body = "".join(f"    {line}\n" for line in OUT_OF_MEMORY.splitlines())
     path.write_text(
@@ -417,8 +410,8 @@ assert torch.cuda._queued_calls == QUEUED, "something waits for CUDA to be initi
 """
 
 
-def test_nothing_initialises_the_device(tmp_path):
-    """A process that has asked for it cannot fork workers that use it."""
+def test_reports_profiles_and_budgets_do_not_initialize_the_device(tmp_path):
+    """A process that has initialized it cannot fork workers that use it."""
     program = FORKS.replace(
         "import os", "import torch\nQUEUED = list(torch.cuda._queued_calls)\nimport os"
     )

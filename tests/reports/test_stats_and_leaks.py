@@ -1,4 +1,4 @@
-"""Counters, and that a thousand steps leave everything where it was."""
+"""Counters of steps, and memory that steps must free."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ PRESETS = [n for n in dir(ebb.policies) if isinstance(getattr(ebb.policies, n), 
 
 @pytest.mark.parametrize("modules", [None, ""], ids=["blocks", "the model"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_what_is_saved_is_what_the_report_says(preset, modules):
+def test_saved_bytes_are_those_of_the_report(preset, modules):
     layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
     model, x = torch.nn.TransformerEncoder(layer, 4), torch.randn(2, 16, 32)
 
@@ -68,7 +68,7 @@ def test_micro_batches_before_one_backward_are_one_step():
     assert ebb.stats()["total"]["entered"] == 3
 
 
-def test_reset():
+def test_reset_of_counters():
     with ebb.region():
         torch.ones(3) * 2
     ebb.reset_stats()
@@ -81,7 +81,7 @@ def test_reset():
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "torchtitan", "save_all"])
-def test_a_thousand_steps_leave_everything_where_it_was(policy):
+def test_thousand_steps_leave_no_memory(policy):
     net = nn.Sequential(
         nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(8, 8)
     )
@@ -108,7 +108,7 @@ def test_a_thousand_steps_leave_everything_where_it_was(policy):
 
 
 @pytest.mark.usefixtures("no_objects_left")
-def test_bytes_are_freed_as_soon_as_the_model_lets_go():
+def test_bytes_are_freed_when_the_model_frees_them():
     x = torch.randn(1000, requires_grad=True)
     with ebb.region():
         h = x.exp()
@@ -119,8 +119,8 @@ def test_bytes_are_freed_as_soon_as_the_model_lets_go():
     loss.backward()
 
 
-def test_numbers_hold_no_memory_until_backward():
-    """`x + 1e-6` reaches the recorder as an op on two tensors; the second must not be kept."""
+def test_numbers_are_not_saved():
+    """`x + 1e-6` is recorded as an operator on two tensors."""
     x = torch.randn(4, 8, requires_grad=True)
     outputs = []
 
@@ -135,8 +135,8 @@ def test_numbers_hold_no_memory_until_backward():
     outputs[0].sum().backward()
 
 
-def test_a_region_of_many_ops_between_short_ones(no_objects_left):
-    """What the recorder keeps from region to region grows for it, and serves short ones again."""
+def test_long_region_between_short_ones(no_objects_left):
+    """The recorder reuses its memory from region to region."""
     x = torch.randn(3, requires_grad=True)
     for ops in (2, 5000, 3, 700, 1):
 
@@ -149,8 +149,7 @@ def test_a_region_of_many_ops_between_short_ones(no_objects_left):
         assert_exact(program, [x])
 
 
-def test_handles_that_outlive_their_thread(no_objects_left):
-    """Recipes, values and handles are freed on another thread than the one that made them."""
+def test_objects_are_freed_after_their_thread_ended(no_objects_left):
     x = torch.randn(4, 4, requires_grad=True)
     losses = []
 
@@ -168,8 +167,7 @@ def test_handles_that_outlive_their_thread(no_objects_left):
         loss.backward()
 
 
-def test_one_survivor_keeps_no_recipes():
-    """A handle that lives on keeps its own value, not what was recorded around it."""
+def test_handle_keeps_only_its_own_recipe():
     gc.collect()
     before = ebb.stats()
     x = torch.randn(8, requires_grad=True)
@@ -182,11 +180,11 @@ def test_one_survivor_keeps_no_recipes():
 
     after = ebb.stats()
     for count in ("live_recipes", "live_handles"):
-        assert after[count] - before[count] == 1  # what makes `kept` again
+        assert after[count] - before[count] == 1  # to recompute `kept`
     kept.sum().backward()
 
 
-def test_without_gradients_kept_values_die_with_their_readers():
+def test_without_gradients_values_are_freed_after_their_readers():
     w = torch.randn(1024, 1024)
 
     def chain():
@@ -199,8 +197,6 @@ def test_without_gradients_kept_values_die_with_their_readers():
 
 
 def test_peak_is_at_most_that_of_checkpoint():
-    """A recomputed tensor goes with the function that used it, before its results are checked."""
-
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -275,7 +271,7 @@ def test_no_storage_outlives_its_step(policy):
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("no_objects_left")
-def test_threads_train_models_of_their_own_with_shared_parameters():
+def test_threads_train_models_with_shared_parameters():
     shared = torch.randn(8, 8, requires_grad=True)
     steps, policies, failures = 1000, list(POLICIES.values()), []
 

@@ -1,4 +1,4 @@
-"""What eager holds, told by what became of it: the parts are eager's bytes, wherever it is read."""
+"""Bytes that eager saves, divided by what ebb did with them, in text, JSON and page."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _reported(model, x, policy, **settings):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_parts_are_what_eager_holds(policy):
+def test_parts_add_up_to_the_bytes_of_eager(policy):
     model, x = blocks(), torch.randn(8, 16)
 
     report = _reported(model, x, POLICIES[policy])
@@ -61,7 +61,7 @@ def test_the_parts_are_what_eager_holds(policy):
     assert all(row.eager <= row.bytes for row in report.rows)
 
 
-def test_the_parts_when_values_leave(accelerator):
+def test_parts_add_up_with_offloaded_values(accelerator):
     x = torch.randn(8, 16, requires_grad=True)
     with ebb.record_reports():
         with ebb.region(ebb.Policy([ebb.Rule("aten::sin", ebb.OFFLOAD)])):
@@ -79,7 +79,7 @@ def test_the_parts_when_values_leave(accelerator):
     assert kinds == {"region", "backward", "offload", "reload", "replay"}
 
 
-def test_what_escapes_is_named_and_counted_once():
+def test_escaped_values_are_named_and_counted_once():
     model, x = blocks(2), torch.randn(8, 16)
     expected = _eager_bytes(model, x)
     model[0].act.register_forward_hook(lambda m, i, o: setattr(m, "seen", o))
@@ -92,7 +92,7 @@ def test_what_escapes_is_named_and_counted_once():
     assert row.eager == report.totals["escaped"] == ebb.stats()["total"]["bytes_escaped"] > 0
 
 
-def test_text_json_and_page_tell_the_same_sums(tmp_path):
+def test_text_json_and_page_have_the_same_sums(tmp_path):
     report = _reported(blocks(), torch.randn(8, 16), ebb.policies.save_matmuls)
 
     lines = str(report).splitlines()
@@ -112,7 +112,7 @@ def test_text_json_and_page_tell_the_same_sums(tmp_path):
 
 
 @can_be_shown
-def test_the_page_shows_the_parts(tmp_path):
+def test_page_shows_the_parts(tmp_path):
     report = _reported(blocks(), torch.randn(8, 16), ebb.policies.save_matmuls)
 
     page = shown(report, tmp_path)
@@ -132,7 +132,7 @@ class Twice(nn.Module):
         return first.exp() + first.cos()
 
 
-def test_each_row_has_the_line_of_the_program():
+def test_rows_have_the_line_of_the_program():
     model, x = nn.Sequential(Twice()), torch.randn(4, 4, requires_grad=True)
 
     report = _reported(model, x, ebb.policies.recompute_all)
@@ -145,7 +145,7 @@ def test_each_row_has_the_line_of_the_program():
     assert [frame.rpartition(" in ")[2] for frame in sin.stack[:3]] == [
         "forward",
         "_reported",
-        "test_each_row_has_the_line_of_the_program",
+        "test_rows_have_the_line_of_the_program",
     ]
     own = f"{Path(ebb.__file__).parent}/"
     assert not any("/torch/" in frame or frame.startswith(own) for frame in sin.stack)

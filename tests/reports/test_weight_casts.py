@@ -1,4 +1,4 @@
-"""Weights that autocast casts and caches are named, and only these."""
+"""Weights that autocast casts and caches are named in reports, and only these."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def labelled(report):
     return [row for row in report.rows if row.reason.startswith("weight cast")]
 
 
-def test_casts_of_weights_are_named_and_freed_without_the_cache():
+def test_cast_weights_are_named_and_freed_without_the_cache():
     report, model, gradients = report_of()
 
     rows = labelled(report)
@@ -73,7 +73,7 @@ def test_casts_of_weights_are_named_and_freed_without_the_cache():
     assert all(map(same_bits, gradients, same))
 
 
-def test_what_the_note_advises_is_the_default_of_autocast():
+def test_cache_switched_off_for_all_of_autocast_keeps_no_casts():
     torch.set_autocast_cache_enabled(False)
     try:
         report, *_ = report_of()
@@ -83,7 +83,7 @@ def test_what_the_note_advises_is_the_default_of_autocast():
     assert report.totals["escaped"] == 0
 
 
-def test_casts_of_the_program_are_not_autocasts():
+def test_casts_of_the_program_are_not_named():
     """Inside of autocast and outside of it, of the same weights."""
     for autocast in (True, False):
         report, model, _ = report_of("inside", autocast=autocast)
@@ -94,7 +94,7 @@ def test_casts_of_the_program_are_not_autocasts():
         assert bool(labelled(report)) == autocast
 
 
-def test_an_autocast_inside_of_the_region_is_seen():
+def test_autocast_inside_of_a_region_is_seen():
     class Inside(nn.Module):
         def __init__(self):
             super().__init__()
@@ -132,7 +132,7 @@ def test_frozen_weights_are_not_cached():
 
 
 @pytest.mark.parametrize("policy", ["save_all", "save_matmuls"])
-def test_a_cast_that_the_policy_saves_has_the_policys_rule(policy):
+def test_cast_that_the_policy_saves_is_not_named(policy):
     model = nn.Sequential(Block(), Block())
     with ebb.record_reports(), ebb.apply(model, getattr(ebb.policies, policy), "?"):
         with torch.autocast("cpu", torch.bfloat16):
