@@ -1,4 +1,4 @@
-"""Sharded parameters: FullyShardedDataParallel and fully_shard."""
+"""Sharded parameters: FullyShardedDataParallel and fully_shard. See also test_matrix.py."""
 
 from __future__ import annotations
 
@@ -35,39 +35,6 @@ def resharded(how, model, mesh, block):
         use_orig_params=True,
         device_id=torch.device("cpu"),
     )
-
-
-def in_a_with_block(model, inside):
-    return step_in_a_region(inside)
-
-
-def applied(model, inside):
-    inside.apply(model, "")
-    return
-
-
-def in_a_checkpointed_call(model, inside):
-    def step_of(model, step):
-        x = batch(step)
-        loss = model(x) if inside.policy is None else ebb.checkpoint(model, x, policy=inside.policy)
-        loss = loss.square().mean()
-        loss.backward()
-        return loss
-
-    return step_of
-
-
-@pytest.mark.parametrize("enter", [in_a_with_block, applied, in_a_checkpointed_call])
-@pytest.mark.parametrize("how", ["fsdp2", "fsdp1"])
-@on_two_ranks
-def test_a_region_around_several_units_is_split(how, enter):
-    mesh = init_device_mesh("cpu", (2,))
-
-    def train(inside):
-        model = resharded(how, Net(), mesh, Block)
-        return train_steps(model, step_of=enter(model, inside))
-
-    assert_exact(train)
 
 
 @on_two_ranks

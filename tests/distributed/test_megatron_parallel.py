@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ebb_tests.ranks.comparing import assert_exact
-from ebb_tests.ranks.megatron import KINDS, AsyncLinear, Stack, copy_to, halves, reduce_from
+from ebb_tests.ranks.megatron import AsyncLinear, Stack, copy_to, halves, reduce_from
 from ebb_tests.ranks.models import WIDTH, batch, train_steps
 from ebb_tests.ranks.two_ranks import on_two_ranks
 
@@ -27,23 +27,6 @@ def test_one_global_buffer_for_all_layers(policy):
         return train_steps(model)
 
     assert_exact(train, [policy])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@on_two_ranks
-def test_one_region_around_all_layers(kind):
-    def train(inside):
-        AsyncLinear.buffer = None
-
-        def step_of(model, step):
-            with inside.region():
-                loss = model(batch(step, same=True)).square().mean()
-            loss.backward()
-            return loss
-
-        return train_steps(Stack(kind), step_of=step_of)
-
-    assert_exact(train)
 
 
 class ParallelEntropy(torch.autograd.Function):
