@@ -15,8 +15,9 @@ import ebb
 from ebb._region import repeated_collectives
 from ebb_tests.programs.ahead import delays, replays_ahead
 from ebb_tests.ranks import model_strategies  # noqa: F401
-from ebb_tests.ranks.comparing import POLICIES, assert_does_something, difference_of, plain
+from ebb_tests.ranks.comparing import POLICIES, assert_does_something, difference_of
 from ebb_tests.ranks.entries import Way
+from ebb_tests.ranks.models import plain
 from ebb_tests.ranks.strategies import STRATEGIES
 from ebb_tests.ranks.two_ranks import on_two_ranks
 from ebb_tests.stand_ins import kernel

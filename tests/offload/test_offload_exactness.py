@@ -29,7 +29,7 @@ ENGINES = [
 @pytest.mark.parametrize("in_flight", [0, 1 << 12, 1 << 40])
 @pytest.mark.parametrize("prefetch", [0, 1 << 13, 1 << 40])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
+def test_transformer_has_bits_of_eager(policy, prefetch, in_flight):
     modules = blocks(3)
     x = torch.randn(2, 8, 16, requires_grad=True)
 
@@ -53,7 +53,7 @@ def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
 
 
 @pytest.mark.parametrize("how", ENGINES)
-def test_the_rules_hold_with_offload(how):
+def test_exactness_tests_pass_with_offload(how):
     """The tests of exactness again, with policies that offload."""
     assert_tests_of_exactness_pass(EBB_TEST_OFFLOAD=how)
 
@@ -107,7 +107,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
+def test_every_dtype_and_view_comes_back(accelerator, dtype, view):
     x = torch.zeros(1, requires_grad=True)
     numbers = torch.randint(0, 2, (4, 6)) if dtype is torch.bool else torch.randn(4, 6) * 8
     with ebb.region(OFFLOAD_ALL):
@@ -129,7 +129,7 @@ def test_random_programs_with_offload(how):
     assert run_random_programs(300, EBB_TEST_OFFLOAD=how)["replayed"] > 60
 
 
-def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator, x):
+def test_value_written_in_place_is_offloaded_once(accelerator, x):
     with ebb.region(ebb.Policy({"aten::mul": ebb.OFFLOAD})):
         h = (x * 2).relu_()  # saves its result
         y = h.exp()

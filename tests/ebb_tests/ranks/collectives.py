@@ -133,6 +133,27 @@ WRITES: dict[str, Callable[[Tensor, bool], list[Any]]] = {
 }
 
 
+def reduced(x: Tensor) -> Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+def reduced_later(x: Tensor) -> Tensor:
+    dist.all_reduce(x, async_op=True).wait()
+    return x
+
+
+def into(collective: Callable[[Tensor, Tensor], Any], rows: float) -> Callable[[Tensor], Tensor]:
+    """The collective with a new result, which has so many rows for each row of the input."""
+
+    def call(x: Tensor) -> Tensor:
+        received = x.new_empty(int(rows * len(x)), *x.shape[1:])
+        collective(received, x.contiguous())
+        return received
+
+    return call
+
+
 def wait(works: Iterable[Any]) -> None:
     for work in works:
         if work is not None:
