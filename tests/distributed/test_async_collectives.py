@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,12 +72,6 @@ def nap():
         time.sleep(0.03)
 
 
-def let_values_leave():
-    """On rank 0, where the contents are not there yet."""
-    if rank() == 0:
-        _testing.drain_offload()
-
-
 class Saves(torch.autograd.Function):
     """Saves a tensor that it does not read before backward."""
 
@@ -87,6 +83,16 @@ class Saves(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         return gradient * ctx.saved_tensors[0], None
+
+
+def saved_before_the_wait(x, h, works):
+    """Values leave on rank 0, where the contents of h are not there yet."""
+    y = Saves.apply(x.sin(), h)
+    if rank() == 0:
+        _testing.drain_offload()
+    wait(works)
+    works.clear()  # a Work holds its tensors
+    return (y * x * h).sin().exp()
 
 
 @pytest.mark.sweep
@@ -237,7 +243,8 @@ def test_ten_collectives_write_to_one_buffer(x, inside, collective):
 @compared_with_eager("mixed", accelerator=disk_tier)
 def test_results_leave_for_the_disk_after_the_wait(x, inside, collective):
     def meanwhile():
-        let_values_leave()
+        if rank() == 0:
+            _testing.drain_offload()
         Meetings.come_late()
         Meetings.let_come()
 
@@ -272,13 +279,9 @@ def test_repeatable_result_stays_in_memory_while_it_is_written(collective, how):
                 works = [dist.all_reduce(h, async_op=True)]
             else:
                 h = torch.ops._c10d_functional.all_reduce(h, "sum", dist.group.WORLD.group_name)
-                works = []
+                works = [SimpleNamespace(wait=partial(torch.ops._c10d_functional.wait_tensor, h))]
             ebb.checkpoint_name(h, "reduced")
-            y = Saves.apply(x.sin(), h)
-            let_values_leave()
-            wait(works)
-            h = torch.ops._c10d_functional.wait_tensor(h) if collective == "functional" else h
-            return (y * x * h).sin().exp()
+            return saved_before_the_wait(x, h, works)
 
     assert_exact(gradient_of(program), [ebb.Policy(rules)], disk_tier)
 
@@ -294,11 +297,7 @@ def test_tensor_stays_in_memory_while_part_of_it_is_written(force):
             Meetings.come_late()
             works = [dist.all_reduce(h[:2], async_op=True)]
             h[2:].mul_(3)
-            y = Saves.apply(x.sin(), h)
-            let_values_leave()
-            wait(works)
-            works.clear()  # a Work holds its tensors
-            return (y * x * h).sin().exp()
+            return saved_before_the_wait(x, h, works)
 
     assert_exact(gradient_of(program), [ebb.Policy(rules, default=ebb.OFFLOAD)], disk_tier)
 
@@ -311,10 +310,7 @@ def test_input_stays_in_memory_while_it_is_written(x, inside, begun):
         Meetings.come_late()
         works = [dist.all_reduce(h.detach(), async_op=True)]
     with inside.region():
-        y = Saves.apply(x.sin(), h)
-        let_values_leave()
-        wait(works)
-        return (y * x * h).sin().exp()
+        return saved_before_the_wait(x, h, works)
 
 
 @on_two_ranks

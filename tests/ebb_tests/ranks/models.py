@@ -48,18 +48,6 @@ def batch(step, rows=4, width=WIDTH, same=False):
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
-def step_in_a_region(inside):
-    """A step of `train_steps` whose whole forward is one region."""
-
-    def step_of(model, step):
-        with inside.region():
-            loss = model(batch(step)).square().mean()
-        loss.backward()
-        return loss
-
-    return step_of
-
-
 def forward_and_backward(model, step, same=False):
     loss = model(batch(step, same=same)).square().mean()
     loss.backward()
