@@ -224,19 +224,21 @@ def test_rank_without_error_steps_as_in_eager():
     assert ebb.experimental.paging.run_step(lambda: 3) == 3
 
 
-def small_pools(net):
-    """From now on the pools have room for few rows."""
-    ebb.experimental.paging.run_step(lambda: net(batch(0), FEW).backward())
-    net.zero_grad()
+@contextlib.contextmanager
+def small_pools():
+    """A paged model, and pools that have room for few rows."""
+    with fresh():
+        net = Net(is_paged=True)
+        ebb.experimental.paging.run_step(lambda: net(batch(0), FEW).backward())
+        net.zero_grad()
+        yield net
 
 
 @pytest.mark.parametrize("others", ["have an optimizer", "have none", "raise"])
 @on_two_ranks
 def test_rank_whose_gradients_are_not_finite_raises(others):
     """It did not reach what the other one has reached."""
-    with fresh():
-        net = Net(is_paged=True)
-        small_pools(net)
+    with small_pools() as net:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
 
         def function():
@@ -259,9 +261,7 @@ def test_rank_whose_gradients_are_not_finite_raises(others):
 
 @on_two_ranks
 def test_rank_cannot_run_a_step_again_if_another_raised():
-    with fresh():
-        net = Net(is_paged=True)
-        small_pools(net)
+    with small_pools() as net:
 
         def function():
             if rank() == 0:
@@ -280,9 +280,7 @@ def test_rank_cannot_run_a_step_again_if_another_raised():
 @on_two_ranks
 def test_too_little_room_after_gradients_have_been_used_raises(found_by):
     """As of a generator and a discriminator in one step."""
-    with fresh():
-        net = Net(is_paged=True)
-        small_pools(net)
+    with small_pools() as net:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
         calls = []
 
@@ -321,9 +319,7 @@ def test_error_while_ranks_agree_is_raised_on_both():
 
 @on_two_ranks
 def test_too_little_room_before_a_step_raises_on_both():
-    with fresh():
-        net = Net(is_paged=True)
-        small_pools(net)
+    with small_pools() as net:
         net(batch(1), MANY if rank() == 1 else FEW).backward()
 
         with raises("paging failed on rank 1", "ran before this step"):
