@@ -12,7 +12,7 @@ from ebb._launch import agreeing
 from ebb._support.store_exchange import StoreExchange
 
 
-def test_a_restarted_job_uses_other_keys(monkeypatch):
+def test_restarted_job_uses_other_keys(monkeypatch):
     prefixes = []
     monkeypatch.setattr(agreeing, "has_ranks", lambda: True)
     monkeypatch.setattr(agreeing, "exchange_of", lambda _group, prefix: prefixes.append(prefix))

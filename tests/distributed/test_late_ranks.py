@@ -114,7 +114,7 @@ def steps_with_sleeps(strategy, policy, count):
 @pytest.mark.parametrize("policy", ["recompute_all", "recompute_collectives"])
 @pytest.mark.parametrize("strategy", ["two groups", "Megatron, plain"])
 @on_two_ranks
-def test_some_steps(strategy, policy):
+def test_late_ranks_train_exactly(strategy, policy):
     steps_with_sleeps(strategy, policy, 20)
 
 
@@ -122,5 +122,5 @@ def test_some_steps(strategy, policy):
 @pytest.mark.parametrize("policy", ["recompute_all", "recompute_collectives"])
 @pytest.mark.parametrize("strategy", [*REPEAT, *OTHERS])
 @on_two_ranks
-def test_a_thousand_steps(strategy, policy):
+def test_late_ranks_train_exactly_for_a_thousand_steps(strategy, policy):
     steps_with_sleeps(strategy, policy, 1000)
