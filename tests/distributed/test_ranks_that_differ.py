@@ -205,7 +205,7 @@ MODES = ["plain", "ahead", "verify"]
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("regions", ["root", "layers"])
 @on_two_ranks
-def test_one_rank_freezes_weights_later(regions, mode):
+def test_weights_frozen_on_one_rank_raise(regions, mode):
     """From step 2 on, rank 1 repeats fewer collectives, or none."""
     model = Stack(new_group(), regions)
     with mode_of(mode):
@@ -222,7 +222,7 @@ def test_one_rank_freezes_weights_later(regions, mode):
 
 
 @on_two_ranks
-def test_one_rank_needs_collectives_again_later():
+def test_weights_unfrozen_on_one_rank_raise():
     """In the first steps, no rank repeats any."""
     model = Stack(new_group(), "layers")
     model.down.requires_grad_(False)
@@ -265,7 +265,7 @@ def backwards_of(losses):
 
 
 @on_two_ranks
-def test_ranks_that_begin_in_different_orders():
+def test_different_orders_in_the_first_step_raise():
     """The first comparison finds that each rank waits for the other one elsewhere."""
     group = new_group()
     losses = []
@@ -281,7 +281,7 @@ def test_ranks_that_begin_in_different_orders():
 
 @pytest.mark.parametrize("name", ["reduced", "reduced later", "functional all_reduce"])
 @on_two_ranks
-def test_ranks_that_change_the_order_later(name):
+def test_different_orders_in_a_later_step_raise(name):
     """Step 0 agrees. In step 1 rank 1 runs the backwards in another order, which ebb notices."""
 
     def losses():
@@ -305,7 +305,7 @@ HELD = {"dropped": lambda y: None, "held": lambda y: y}
 @pytest.mark.parametrize("held", HELD)
 @pytest.mark.parametrize("mode", ["plain", "ahead", "room"])
 @on_two_ranks
-def test_one_rank_leaves_out_a_backward(mode, held):
+def test_backward_left_out_on_one_rank_raises(mode, held):
     """Its next forward takes part in the collective that the other rank repeats."""
     group = new_group()
     results = []
