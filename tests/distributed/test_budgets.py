@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from unittest import mock
 
 import pytest
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from ebb._launch import agreeing, checking, taken
 from ebb._launch.memory_limit import Limit
 from ebb_tests.ranks.budgets import (
     STEPS,
-    assert_one_policy_each,
+    assert_one_plan,
     assert_told_on_first,
     in_step,
     of_both,
@@ -60,9 +61,7 @@ def test_ranks_get_one_plan(wrap, settings):
     expected = train(wrap, **settings)
     found = train(wrap, 0.7, **settings)
 
-    assert found.steps == expected.steps
-    assert_one_policy_each(found)
-    assert of_both(found.plans) == [1, 1]
+    assert_one_plan(found, expected)
     assert_told_on_first("; predicted peak ", found.told)
 
 
@@ -75,8 +74,7 @@ def test_rank_that_needs_most_decides():
     alone = train(DistributedDataParallel, 1 << 18, rows=lambda _: 64)
     found = train(DistributedDataParallel, 1 << 18, rows=rows)
 
-    assert found.steps == expected.steps
-    assert_one_policy_each(found)
+    assert_one_plan(found, expected)
     assert len(found.policies) > len(alone.policies)
 
 
@@ -86,7 +84,7 @@ def test_lowest_budget_counts_and_ranks_with_a_higher_one_are_told():
 
     line = "EBB_BUDGET=a budget: another rank has a lower budget, 70%; the plan keeps to the lowest"
     assert found.told.count(line) == (rank() == 0), found.told
-    assert_one_policy_each(found)
+    assert_one_plan(found)
 
 
 def seconds_of(train):
@@ -220,9 +218,7 @@ def test_full_ranks_make_both_plan(full):
     expected = train(DistributedDataParallel, steps=ALL_STEPS)
     found = train_until_full(full)
 
-    assert found.steps == expected.steps
-    assert_one_policy_each(found)
-    assert of_both(found.plans) == [1, 1], found.told
+    assert_one_plan(found, expected)
     assert_told_on_first("memory is too small to save all", found.told)
 
 
@@ -243,8 +239,7 @@ def test_full_rank_with_least_room_decides():
     """Rank 1 is full, and has less than what a step needs; rank 0 has all it needs."""
     found = train_until_full((1,), used=LIMIT - 1)
 
-    assert_one_policy_each(found)
-    assert of_both(found.plans) == [1, 1], found.told
+    assert_one_plan(found)
     if rank() == 0:
         assert "too small" in found.told or "that recompute everything" in found.told, found.told
 
@@ -264,9 +259,7 @@ def test_rank_that_asks_late_gets_the_same_plan():
             monkeypatch.setattr(agreeing.Ranks, "begins", begin_late)
         found = train_until_full((1,), steps=ALL_STEPS + 32)
 
-    assert found.steps == expected.steps
-    assert_one_policy_each(found)
-    assert of_both(found.plans) == [1, 1], found.told
+    assert_one_plan(found, expected)
 
 
 # Plans from files: all ranks take them, or none does
@@ -282,16 +275,10 @@ def start(file, wrap=DistributedDataParallel, **settings):
 
     The other rank has read and written its file too when this returns.
     """
-    phases = []
     begin = taken.Taken.begin
-
-    def began(phase):
-        phases.append(phase)
-        begin(phase)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(taken.Taken, "begin", began)
+    with mock.patch.object(taken.Taken, "begin", autospec=True, side_effect=begin) as begun:
         found = train(wrap, 0.7, file=file, **settings)
+    phases = [call.args[0] for call in begun.call_args_list]
     assert all(phase.job.ranks is None for phase in phases)
     dist.barrier()
     return found, len(phases)
@@ -380,10 +367,8 @@ def test_both_ranks_measure_if_one_cannot_take_its_file(files):
     path = files(folder())[rank()]
     found, _ = start(path, rows=rows, steps=2 * STEPS)
 
-    assert found.plans == 1, found.told
+    assert_one_plan(found, expected)
     assert_told_on_first(REFUSED_FILES[files], found.told)
-    assert_one_policy_each(found)
-    assert found.steps == expected.steps
     assert files is not missing_on_first or "none.toml" in os.listdir(os.path.dirname(path))
 
 

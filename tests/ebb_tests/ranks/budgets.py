@@ -96,10 +96,12 @@ def of_both(value):
     return values
 
 
-def assert_one_policy_each(trained):
-    """Both ranks have the same policies."""
-    first, second = of_both(trained.policies)
-    assert first == second != {}, trained.told
+def assert_one_plan(found, expected=None):
+    """Each rank has made or got a plan, and both have the same; bits are the expected ones."""
+    first, second = of_both(found.policies)
+    assert first == second != {}, found.told
+    assert of_both(found.plans) == [1, 1], found.told
+    assert expected is None or found.steps == expected.steps
 
 
 def assert_told_on_first(line, told):
