@@ -355,4 +355,4 @@ def test_method_writes_to_output_when_called_by_name_with_input_first(levels):
     def by_name(group: Any, rank: int, h: Tensor) -> Any:
         return group._allgather_base(input=other(rank, 2), output=h)
 
-    assert_written(levels["of a backend"], "computed_and_not_read_before", by_name, "recompute_all")
+    assert_written(levels["of a backend"], "a_result_of_full", by_name, "recompute_all")
