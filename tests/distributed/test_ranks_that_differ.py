@@ -20,7 +20,10 @@ from ebb_tests.ranks.repeating import REPEATED, WIDTH, Exchange, after, inputs
 from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
-def new_group(seconds=20):
+SOON = 30  # seconds; on a busy machine, a comparison alone takes several
+
+
+def new_group(seconds=2 * SOON):
     return dist.new_group(timeout=timedelta(seconds=seconds))
 
 
@@ -132,7 +135,7 @@ def error_soon(step):
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="cannot recompute") as error:
         step()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     dist.barrier()
     return str(error.value)
 
