@@ -19,7 +19,6 @@ from ebb_tests.ranks.collectives import peer, rank
 from ebb_tests.ranks.repeating import REPEATED, WIDTH, Exchange, after, inputs
 from ebb_tests.ranks.two_ranks import on_two_ranks
 
-
 SOON = 30  # seconds; on a busy machine, a comparison alone takes several
 
 
