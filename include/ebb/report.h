@@ -184,8 +184,8 @@ struct Report {
              peakEager)
 };
 
-// Records reports of the last `passes` passes; 0, the initial setting, turns reports off. Returns the
-// previous setting. Recording costs about a microsecond per value.
+// Records reports of the last `passes` passes; 0, the initial setting, turns reports off. Returns
+// the previous setting. Recording costs about a microsecond per value.
 EBB_API uint32_t setReporting(uint32_t passes);
 EBB_API bool isReporting();
 

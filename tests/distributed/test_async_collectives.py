@@ -1,13 +1,15 @@
 """A collective that has returned may still be writing, until somebody waits for it.
 
-Rank 1 comes late, so on rank 0 the contents are not there when the operator returns. What reads
-other memory meanwhile, and what autograd saves without reading it, is legal in eager.
+Rank 1 comes late, so on rank 0 the contents are not there when the operator returns. Reading other
+memory meanwhile, and saving the tensor for backward without reading it, are legal in eager.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,10 +22,10 @@ from ebb_tests import fork_server
 from ebb_tests.engines import disk_tier
 from ebb_tests.ranks.collectives import WRITES, peer, rank, source, write
 from ebb_tests.ranks.collectives import wait as wait_for
-from ebb_tests.ranks.comparing import assert_exact, difference_of, run
+from ebb_tests.ranks.comparing import assert_exact, compared_with_eager, gradient_of, run
 from ebb_tests.ranks.two_ranks import on_two_ranks
 
-START = ("all_reduce", "reduce", "all_to_all_single", "isend_and_irecv")
+STARTED = ("all_reduce", "reduce", "all_to_all_single", "isend and irecv")
 
 
 class Meetings:
@@ -52,6 +54,11 @@ def start(name, t):
     return WRITES[name](t, True)
 
 
+def start_exchange(received, sent):
+    Meetings.come_late()
+    return [dist.irecv(received, peer()), dist.isend(sent, peer())]
+
+
 def wait(works):
     Meetings.let_come()
     wait_for(works)
@@ -63,16 +70,6 @@ def nap():
     """
     if rank() == 1:
         time.sleep(0.03)
-
-
-def trains(program):
-    def train(inside):
-        torch.manual_seed(rank())
-        x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-        loss = program(x, inside)
-        return {"loss": loss, "gradient": torch.autograd.grad(loss, x)[0]}
-
-    return train
 
 
 class Saves(torch.autograd.Function):
@@ -88,10 +85,20 @@ class Saves(torch.autograd.Function):
         return gradient * ctx.saved_tensors[0], None
 
 
+def saved_before_the_wait(x, h, works):
+    """Values leave on rank 0, where the contents of h are not there yet."""
+    y = Saves.apply(x.sin(), h)
+    if rank() == 0:
+        _testing.drain_offload()
+    wait(works)
+    works.clear()  # a Work holds its tensors
+    return (y * x * h).sin().exp()
+
+
 @pytest.mark.sweep
 @on_two_ranks
-def test_rank_0_sees_the_contents_late():
-    """What the other tests rely on: the operator has returned, and the contents are not there."""
+def test_rank_0_sees_contents_late():
+    """The other tests rely on this: the operator has returned, and the contents are not there."""
     h = source(torch.empty(4, 3))
     before = h.clone()
     works = start("all_reduce", h)
@@ -101,56 +108,45 @@ def test_rank_0_sees_the_contents_late():
     assert not torch.equal(h, before)
 
 
-@pytest.mark.parametrize("policy", ["recompute_all", "save_matmuls", "mixed"])
 @pytest.mark.parametrize("made", ["computed", "leaf"])
-@pytest.mark.parametrize("collective", START)
+@pytest.mark.parametrize("collective", STARTED)
 @pytest.mark.parametrize("waited", ["in the region", "after it"])
-@on_two_ranks
-def test_saved_before_it_is_there(waited, collective, made, policy):
-    def program(x, inside):
-        h = source(x)
-        with inside.region():
-            h = (x * 2).detach() if made == "computed" else h
-            works = start(collective, h)
-            y = Saves.apply(x.sin(), h)
-            y = (y * x).sin().exp()
-            if waited == "in the region":
-                wait(works)
-                return y.sum()
-        wait(works)
-        with inside.region():
-            y = (y * h).sin().exp()
-        return y.sum()
-
-    assert_exact(trains(program), [policy])
+@compared_with_eager("recompute_all", "save_matmuls", "mixed")
+def test_tensor_may_be_saved_before_contents_are_there(x, inside, waited, collective, made):
+    h = source(x)
+    with inside.region():
+        h = (x * 2).detach() if made == "computed" else h
+        works = start(collective, h)
+        y = Saves.apply(x.sin(), h)
+        y = (y * x).sin().exp()
+        if waited == "in the region":
+            wait(works)
+            return y
+    wait(works)
+    with inside.region():
+        return (y * h).sin().exp()
 
 
 @pytest.mark.parametrize("made", ["empty", "computed", "zeros"])
 @pytest.mark.parametrize("way", ["read", "computed with"])
-@on_two_ranks
-def test_the_other_half_is_read_meanwhile(made, way):
+@compared_with_eager()
+def test_half_of_a_tensor_is_read_while_other_half_is_received(x, inside, made, way):
     """As when halos are exchanged, or chunks of a ring."""
-
-    def program(x, inside):
-        with inside.region():
-            if made == "computed":
-                both = torch.cat([x, x * 3]).detach()
-            else:
-                both = torch.empty(8, 3, dtype=x.dtype) if made == "empty" else x.new_zeros(8, 3)
-                both[:4].copy_(x.detach())
-            Meetings.come_late()
-            works = [dist.irecv(both[4:], peer()), dist.isend(source(x), peer())]
-            ready = both[:4].sin() if way == "read" else both[:4]
-            y = (x * ready).sin()
-            wait(works)
-            y = (y * both[4:].sin() * both[4:]).exp()
-        return y.sum()
-
-    assert_exact(trains(program))
+    with inside.region():
+        if made == "computed":
+            both = torch.cat([x, x * 3]).detach()
+        else:
+            both = torch.empty(8, 3, dtype=x.dtype) if made == "empty" else x.new_zeros(8, 3)
+            both[:4].copy_(x.detach())
+        works = start_exchange(both[4:], source(x))
+        ready = both[:4].sin() if way == "read" else both[:4]
+        y = (x * ready).sin()
+        wait(works)
+        return (y * both[4:].sin() * both[4:]).exp()
 
 
 @on_two_ranks
-def test_a_buffer_used_twice_by_two_regions():
+def test_buffer_overwritten_before_backward_raises():
     """As a pipeline's buffers: written again after the region, before its backward. A leaf that is
     needed again must not be; copied by the region, or kept, it need not be read again.
     """
@@ -159,113 +155,96 @@ def test_a_buffer_used_twice_by_two_regions():
         buffer = torch.empty(4, 3, dtype=x.dtype)
         total = torch.zeros((), dtype=x.dtype)
         for i in range(3):
-            Meetings.come_late()
-            works = [dist.irecv(buffer, peer()), dist.isend(source(x) * (i + 1), peer())]
-            wait(works)
+            wait(start_exchange(buffer, source(x) * (i + 1)))
             with inside.region():
                 total = total + (x * buffer.clone().sin()).exp().sum()
         return total
 
     with pytest.raises(RuntimeError, match=r"recompute aten::clone.default .* has changed since"):
-        assert_exact(trains(program), ["recompute_all"])
+        assert_exact(gradient_of(program), ["recompute_all"])
 
 
-@on_two_ranks
-def test_sent_from_a_tensor_that_nobody_holds():
-    def program(x, inside):
-        with inside.region():
-            received = torch.empty_like(x).detach()
-            Meetings.come_late()
-            works = [
-                dist.isend((x * 2).exp().detach(), peer()),
-                dist.irecv(received, peer()),
-            ]
-            y = ((x * 2).exp() * x).sin()
-            for _ in range(20):
-                torch.empty(4, 3, dtype=x.dtype).fill_(9.0)
-            wait(works)
-            y = (y * received).sin()
-        return y.sum()
-
-    assert_exact(trains(program))
-
-
-@on_two_ranks
-def test_what_is_sent_is_recomputed_meanwhile():
-    def program(x, inside):
-        with inside.region():
-            h = (x * 2).sin()
-            y = h.exp().sum()
+@compared_with_eager()
+def test_sent_tensor_is_held_until_it_is_sent(x, inside):
+    with inside.region():
         received = torch.empty_like(x).detach()
-        Meetings.come_late()
-        works = [dist.isend(h.detach(), peer()), dist.irecv(received, peer())]
-        del h
-        gradient = torch.autograd.grad(y, x)[0]
+        works = start_exchange(received, (x * 2).exp().detach())
+        y = ((x * 2).exp() * x).sin()
+        for _ in range(20):
+            torch.empty(4, 3, dtype=x.dtype).fill_(9.0)
         wait(works)
-        with inside.region():
-            z = (x * received).sin().exp()
-        return z.sum() + (gradient.detach() * x).sum()
+        return (y * received).sin()
 
-    assert_exact(trains(program))
+
+@compared_with_eager()
+def test_tensor_is_recomputed_while_it_is_sent(x, inside):
+    with inside.region():
+        h = (x * 2).sin()
+        y = h.exp().sum()
+    received = torch.empty_like(x).detach()
+    works = start_exchange(received, h.detach())
+    del h
+    gradient = torch.autograd.grad(y, x)[0]
+    wait(works)
+    with inside.region():
+        z = (x * received).sin().exp()
+    return z.sum() + (gradient.detach() * x).sum()
 
 
 @pytest.mark.parametrize("collective", ["of a result", "with a backward"])
 @pytest.mark.parametrize("where", ["inside", "before"])
-@on_two_ranks
-def test_an_async_collective_tensor_is_saved_before_it_is_there(where, collective):
+@compared_with_eager()
+def test_async_collective_tensor_may_be_saved_early(x, inside, where, collective):
     """Autograd packs it before the function that waits for it runs."""
 
-    def gathered(x):
+    def gathered():
         nap()
         if collective == "of a result":
             return funcol.all_gather_tensor((x * 2).detach(), 0, dist.group.WORLD)
         return funcol.all_gather_tensor_autograd((x * 2).sin(), 0, dist.group.WORLD)
 
-    def program(x, inside):
-        if where == "before":
-            h = gathered(x)
-        with inside.region():
-            if where == "inside":
-                h = gathered(x)
-            y = (torch.cat([x, x]) * h).sin().exp() * h.sin() * (h * h)
-        return y.sum()
-
-    assert_exact(trains(program))
+    if where == "before":
+        h = gathered()
+    with inside.region():
+        if where == "inside":
+            h = gathered()
+        meanwhile = (x * 3).cos().exp() * x
+        y = (torch.cat([x, x]) * h).sin().exp() * h.sin() * (h * h)
+        return y * torch.cat([meanwhile, x])
 
 
-@on_two_ranks
-def test_a_differentiable_functional_collective_is_waited_for_late():
-    def program(x, inside):
-        with inside.region():
-            nap()
-            h = funcol.all_gather_tensor_autograd(x.sin(), 0, dist.group.WORLD)
-            y = (x * 3).cos().exp()
-            y = y * (h * h)[:4] * h[4:]
-        return y.sin().sum()
+@pytest.mark.parametrize("collective", STARTED)
+@compared_with_eager()
+def test_ten_collectives_write_to_one_buffer(x, inside, collective):
+    y = x
+    with inside.region():
+        h = torch.zeros(4, 3, dtype=x.dtype)
+        for i in range(10):
+            h.add_(y.detach(), alpha=0.1)
+            works = start(collective, h) if i == 5 else WRITES[collective](h, True)
+            y = (y * 1.1).sin()
+            wait(works)
+            y = (y * (h + 1)).sin() + x
+    return y
 
-    assert_exact(trains(program))
+
+# Values do not leave memory before their contents are there. The disk tier copies at once.
 
 
-@pytest.mark.parametrize("collective", START)
-@on_two_ranks
-def test_leaves_memory_for_the_disk(collective):
-    """Its copies are made by threads, at once."""
-
+@pytest.mark.parametrize("collective", STARTED)
+@compared_with_eager("mixed", accelerator=disk_tier)
+def test_results_leave_for_the_disk_after_the_wait(x, inside, collective):
     def meanwhile():
         if rank() == 0:
             _testing.drain_offload()
         Meetings.come_late()
         Meetings.let_come()
 
-    def program(x, inside):
-        with inside.region():
-            h = (x * 2).detach()
-            write(collective, h, "late", meanwhile)
-            y = Saves.apply(x.sin(), h)
-            y = (y * x * h).sin().exp()
-        return y.sum()
-
-    assert_exact(trains(program), ["mixed"], accelerator=disk_tier)
+    with inside.region():
+        h = (x * 2).detach()
+        write(collective, h, "late", meanwhile)
+        y = Saves.apply(x.sin(), h)
+        return (y * x * h).sin().exp()
 
 
 REPEATED_AND_OFFLOADED = {
@@ -278,8 +257,8 @@ REPEATED_AND_OFFLOADED = {
 @pytest.mark.parametrize("how", REPEATED_AND_OFFLOADED)
 @pytest.mark.parametrize("collective", ["in place", "functional"])
 @on_two_ranks
-def test_a_result_that_may_be_repeated_stays_in_memory(collective, how):
-    """A rule with force names the collective. The disk tier would copy at once."""
+def test_repeatable_result_stays_in_memory_while_it_is_written(collective, how):
+    """A rule with force names the collective."""
     operator = "c10d::allreduce_" if collective == "in place" else "_c10d_functional::all_reduce"
     decision, other = REPEATED_AND_OFFLOADED[how]
     rules = [other, ebb.Rule(f"{operator}.default", decision, force=True)]
@@ -292,26 +271,16 @@ def test_a_result_that_may_be_repeated_stays_in_memory(collective, how):
                 works = [dist.all_reduce(h, async_op=True)]
             else:
                 h = torch.ops._c10d_functional.all_reduce(h, "sum", dist.group.WORLD.group_name)
-                works = []
+                works = [SimpleNamespace(wait=partial(torch.ops._c10d_functional.wait_tensor, h))]
             ebb.checkpoint_name(h, "reduced")
-            y = Saves.apply(x.sin(), h)
-            if rank() == 0:
-                _testing.drain_offload()
-            wait(works)
-            h = torch.ops._c10d_functional.wait_tensor(h) if collective == "functional" else h
-            y = (y * x * h).sin().exp()
-        return y.sum()
+            return saved_before_the_wait(x, h, works)
 
-    expected = run(trains(program), None)
-    with disk_tier():
-        actual = run(trains(program), ebb.Policy(rules))
-
-    assert not difference_of(actual, expected)
+    assert_exact(gradient_of(program), [ebb.Policy(rules)], disk_tier)
 
 
 @pytest.mark.parametrize("force", [False, True])
 @on_two_ranks
-def test_a_tensor_whose_other_half_is_written_meanwhile_stays_in_memory(force):
+def test_tensor_stays_in_memory_while_part_of_it_is_written(force):
     rules = [ebb.Rule("c10d::allreduce_.default", ebb.RECOMPUTE, force=True)] if force else []
 
     def program(x, inside):
@@ -320,41 +289,40 @@ def test_a_tensor_whose_other_half_is_written_meanwhile_stays_in_memory(force):
             Meetings.come_late()
             works = [dist.all_reduce(h[:2], async_op=True)]
             h[2:].mul_(3)
-            y = Saves.apply(x.sin(), h)
-            if rank() == 0:
-                _testing.drain_offload()
-            wait(works)
-            works.clear()  # a Work holds its tensors
-            y = (y * x * h).sin().exp()
-        return y.sum()
+            return saved_before_the_wait(x, h, works)
 
-    expected = run(trains(program), None)
-    with disk_tier():
-        actual = run(trains(program), ebb.Policy(rules, default=ebb.OFFLOAD))
+    assert_exact(gradient_of(program), [ebb.Policy(rules, default=ebb.OFFLOAD)], disk_tier)
 
-    assert not difference_of(actual, expected)
+
+@pytest.mark.parametrize("begun", ["outside", "in another region"])
+@compared_with_eager(ebb.Policy(inputs=ebb.OFFLOAD), accelerator=disk_tier)
+def test_input_stays_in_memory_while_it_is_written(x, inside, begun):
+    h = x * 2
+    with contextlib.nullcontext() if begun == "outside" else inside.region():
+        Meetings.come_late()
+        works = [dist.all_reduce(h.detach(), async_op=True)]
+    with inside.region():
+        return saved_before_the_wait(x, h, works)
 
 
 @on_two_ranks
-def test_a_result_that_the_program_has_waited_for_may_leave():
-    rules = [ebb.Rule("c10d::allreduce_.default", ebb.OFFLOAD, force=True)]
-
+def test_result_of_synchronous_collective_is_offloaded():
     def program(x, inside):
         with inside.region():
             h = (x * 2).detach()
             dist.all_reduce(h)
-            y = (x * h).sin()
-        return y.sum()
+            return (x * h).sin()
 
     ebb.reset_stats()
     with disk_tier():
-        run(trains(program), ebb.Policy(rules))
+        rules = [ebb.Rule("c10d::allreduce_.default", ebb.OFFLOAD, force=True)]
+        run(gradient_of(program), ebb.Policy(rules))
 
     assert ebb.stats()["total"]["bytes_offloaded"] > 0
 
 
 @on_two_ranks
-def test_a_functional_result_may_leave_once_the_program_has_waited():
+def test_functional_result_is_in_transit_until_the_program_waits():
     x = torch.ones(3)
 
     h = torch.ops._c10d_functional.all_reduce(x, "sum", dist.group.WORLD.group_name)
@@ -383,7 +351,7 @@ def test_collectives_before_the_first_region_are_known():
 
 
 @on_two_ranks
-def test_a_collective_moves_no_version_that_eager_leaves():
+def test_collective_outside_of_regions_leaves_the_version():
     """ebb notes the storage, which is no value of a region."""
     with ebb.region(ebb.policies.recompute_all):
         torch.ones(1).sin()
@@ -395,44 +363,3 @@ def test_a_collective_moves_no_version_that_eager_leaves():
         dist.group.WORLD._get_backend(torch.device("cpu")).allreduce([h]).wait()
 
     y.sum().backward()
-
-
-@pytest.mark.parametrize("begun", ["outside", "in another region"])
-@on_two_ranks
-def test_an_input_that_is_not_there_stays_in_memory(begun):
-    def program(x, inside):
-        h = x * 2
-        with contextlib.nullcontext() if begun == "outside" else inside.region():
-            Meetings.come_late()
-            works = [dist.all_reduce(h.detach(), async_op=True)]
-        with inside.region():
-            y = Saves.apply(x.sin(), h)
-            if rank() == 0:
-                _testing.drain_offload()
-            wait(works)
-            y = (y * x * h).sin().exp()
-        return y.sum()
-
-    expected = run(trains(program), None)
-    with disk_tier():
-        actual = run(trains(program), ebb.Policy(default=ebb.RECOMPUTE, inputs=ebb.OFFLOAD))
-
-    assert not difference_of(actual, expected)
-
-
-@pytest.mark.parametrize("collective", START)
-@on_two_ranks
-def test_ten_in_a_row_on_one_buffer(collective):
-    def program(x, inside):
-        y = x
-        with inside.region():
-            h = torch.zeros(4, 3, dtype=x.dtype)
-            for i in range(10):
-                h.add_(y.detach(), alpha=0.1)
-                works = start(collective, h) if i == 5 else WRITES[collective](h, True)
-                y = (y * 1.1).sin()
-                wait(works)
-                y = (y * (h + 1)).sin() + x
-        return y.sum()
-
-    assert_exact(trains(program))

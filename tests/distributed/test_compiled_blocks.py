@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
 from torch.nn.parallel import DistributedDataParallel
 
 from ebb._region import in_graph
 from ebb_tests.ranks.comparing import POLICIES, difference_of, run
+from ebb_tests.ranks.model_strategies import split_products
 from ebb_tests.ranks.models import Net, batch, train_steps
+from ebb_tests.ranks.strategies import sharded
 from ebb_tests.ranks.two_ranks import on_two_ranks
 
 
@@ -35,15 +33,8 @@ def data_parallel(model, mesh):
     return DistributedDataParallel(model)
 
 
-def sharded(model, mesh):
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    return fully_shard(model, mesh=mesh)
-
-
 def tensor_parallel(model, mesh):
-    for layer in model.layers:
-        parallelize_module(layer, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    split_products(model, mesh)
     return model
 
 
@@ -74,7 +65,7 @@ def test_compiled_blocks(strategy, order):
 
 @pytest.mark.sweep
 @on_two_ranks
-def test_a_compiled_model_that_ddp_splits():
+def test_compiled_model_that_ddp_splits():
     """DDP's optimizer splits the graph at its buckets, also within regions."""
 
     def train(inside):
@@ -85,18 +76,14 @@ def test_a_compiled_model_that_ddp_splits():
         compiled = torch.compile(parallel, backend="aot_eager")
         return train_steps(compiled)
 
-    before = dist._DEFAULT_FIRST_BUCKET_BYTES
-    dist._DEFAULT_FIRST_BUCKET_BYTES = 1024
-    try:
+    with mock.patch.object(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 1024):
         assert_exact(train)
-    finally:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = before
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("strategy", [data_parallel, tensor_parallel])
 @on_two_ranks
-def test_dropout_with_results_larger_than_a_generator_s_state(strategy):
+def test_dropout_with_large_results(strategy):
     mesh = init_device_mesh("cpu", (2,))
     same = strategy is tensor_parallel
 

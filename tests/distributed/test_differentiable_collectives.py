@@ -1,21 +1,38 @@
-"""torch.distributed.nn.functional and the functional collectives, inside of regions."""
+"""Collectives whose results are new tensors, inside of regions and between them.
+
+These are torch.distributed.nn.functional, the functional collectives, redistributed DTensors, and
+collectives of objects.
+"""
 
 from __future__ import annotations
+
+import functools
+import itertools
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional as differentiable
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from ebb_tests.ranks.collectives import peer, rank
-from ebb_tests.ranks.comparing import assert_exact
-from ebb_tests.ranks.ring_attention import RingAttention
-from ebb_tests.ranks.two_ranks import on_two_ranks
+from ebb_tests.ranks.comparing import compared_with_eager
 
 
 def group():
     return dist.group.WORLD
+
+
+def from_local(h, placement):
+    return DTensor.from_local(h, init_device_mesh("cpu", (2,)), [placement])
+
+
+def redistributed(h, before, after, async_op):
+    return (
+        from_local(h, before).redistribute(placements=[after], async_op=async_op).exp().to_local()
+    )
 
 
 AUTOGRAD = {
@@ -38,7 +55,18 @@ AUTOGRAD = {
     "functional all_to_all": lambda h: funcol.all_to_all_single_autograd(
         h, [2, 2], [2, 2], group()
     ),
+    "full_tensor": lambda h: (from_local(h, Partial()).relu() * 2).full_tensor(),
 }
+PLACEMENTS = (
+    (Shard(0), Replicate()),
+    (Replicate(), Shard(0)),
+    (Partial(), Shard(0)),
+    (Shard(0), Shard(1)),
+)
+for (before, after), async_op in itertools.product(PLACEMENTS, (False, True)):
+    AUTOGRAD[f"{before} to {after}, {async_op=}"] = functools.partial(
+        redistributed, before=before, after=after, async_op=async_op
+    )
 
 # Of tensors that need no grad.
 DETACHED = {
@@ -59,54 +87,32 @@ DETACHED = {
 }
 
 
-def gradient_of(program, inside):
-    torch.manual_seed(rank())
-    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("is_between", [False, True], ids=["in a region", "between regions"])
+@pytest.mark.parametrize("collective", AUTOGRAD)
+@compared_with_eager()
+def test_differentiable_collective(x, inside, collective, is_between):
     with inside.region():
-        loss = program(x).sum()
-    return {"loss": loss, "gradient": torch.autograd.grad(loss, x)[0]}
-
-
-@pytest.mark.parametrize("collective", AUTOGRAD)
-@on_two_ranks
-def test_a_differentiable_collective(collective):
-    def program(x):
-        h = AUTOGRAD[collective]((x * 2).sin())
+        h = (x * 2).sin()
+        if not is_between:
+            h = AUTOGRAD[collective](h)
+            return (h.sin() * h.exp() * (h * 2)).tanh().cos()
+    h = AUTOGRAD[collective](h)
+    with inside.region():
         return (h.sin() * h.exp() * (h * 2)).tanh().cos()
-
-    assert_exact(lambda inside: gradient_of(program, inside))
-
-
-@pytest.mark.parametrize("collective", AUTOGRAD)
-@on_two_ranks
-def test_a_differentiable_collective_between_regions(collective):
-    def train(inside):
-        torch.manual_seed(rank())
-        x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-        with inside.region():
-            h = (x * 2).sin()
-        h = AUTOGRAD[collective](h)
-        with inside.region():
-            loss = (h.sin() * h.exp() * (h * 2)).tanh().cos().sum()
-        return {"loss": loss, "gradient": torch.autograd.grad(loss, x)[0]}
-
-    assert_exact(train)
 
 
 @pytest.mark.parametrize("collective", DETACHED)
-@on_two_ranks
-def test_a_functional_collective(collective):
-    def program(x):
+@compared_with_eager()
+def test_functional_collective(x, inside, collective):
+    with inside.region():
         h = DETACHED[collective]((x * 2).detach())
         y = (x * x).sum() * (h.sin() * (h * 3)).cos()
         return (y * h).tanh().cos()
 
-    assert_exact(lambda inside: gradient_of(program, inside))
 
-
-@on_two_ranks
-def test_objects():
-    def program(x):
+@compared_with_eager()
+def test_collectives_of_objects(x, inside):
+    with inside.region():
         objects = [None, None]
         dist.all_gather_object(objects, {"scale": 2.0 + rank()})
         received = [None]
@@ -116,35 +122,21 @@ def test_objects():
         scale = torch.tensor([o["scale"] for o in objects] + received, dtype=x.dtype)
         return (x * sent[0]).sin() * (scale.sin() * scale.exp()).sum()
 
-    assert_exact(lambda inside: gradient_of(program, inside))
 
-
-@on_two_ranks
-def test_a_barrier():
-    def program(x):
+@compared_with_eager()
+def test_barriers(x, inside):
+    with inside.region():
         h = (x * 2).sin()
         dist.barrier()
         h = (h * x).exp()
         dist.monitored_barrier()
         return h.cos()
 
-    assert_exact(lambda inside: gradient_of(program, inside))
 
-
-@on_two_ranks
-def test_ring_attention():
-    def program(x):
-        h = x.sin()
-        return RingAttention.apply(h.exp(), h.cos(), h * 2).sin() * h
-
-    assert_exact(lambda inside: gradient_of(program, inside))
-
-
-@on_two_ranks
-def test_a_ring_that_autograd_sees():
-    """Buffers that take turns, and each step's product is autograd's own."""
-
-    def program(x):
+@compared_with_eager()
+def test_ring_of_buffers_in_turn(x, inside):
+    """Each turn's product is autograd's own; strategies have a ring in a custom function."""
+    with inside.region():
         h = x.sin()
         ours = h.detach().exp()
         total = torch.zeros_like(x)
@@ -156,5 +148,3 @@ def test_a_ring_that_autograd_sees():
                 work.wait()
             ours = theirs.sin()
         return total
-
-    assert_exact(lambda inside: gradient_of(program, inside))

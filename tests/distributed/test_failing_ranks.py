@@ -39,26 +39,20 @@ class Ended:
         self.fault = next((float(line[1]) for line in lines if line[0] == "fault"), None)
 
 
-def run_job(job, **settings):
+NO_FAULT = {"fault": None, "phase": None, "step": 0, "ranks": (1,), "steps": 3, "folder": None}
+FAULT = ("fault", "phase", "step", "ranks", "steps")
+
+
+def run_job(strategy, policy, *fault, folder=None, **settings):
+    """`fault`: values of FAULT."""
+    job = NO_FAULT | dict(zip(FAULT, fault, strict=False))
+    job |= {"strategy": strategy, "policy": policy, "folder": folder and str(folder)}
     return [Ended(*ended) for ended in run_on_ranks(str(PROGRAM), json.dumps(job), **settings)]
 
 
-def job(strategy, policy, fault=None, phase=None, step=0, ranks=(1,), steps=3, folder=None):
-    return {
-        "strategy": strategy,
-        "policy": policy,
-        "fault": fault,
-        "phase": phase,
-        "step": step,
-        "ranks": ranks,
-        "steps": steps,
-        "folder": folder and str(folder),
-    }
-
-
 @functools.cache
-def plain(strategy, fault, phase, step, ranks=(1,), steps=3, has_agent=True):
-    return run_job(job(strategy, None, fault, phase, step, ranks, steps), has_agent=has_agent)
+def run_plain(strategy, *fault, has_agent=True):
+    return run_job(strategy, None, *fault, has_agent=has_agent)
 
 
 def assert_ends_like(expected, found):
@@ -84,13 +78,7 @@ POINTS = {
 MEGATRON = "Megatron, plain"
 STRATEGIES = ("DDP", "FSDP2", "TP, sequence", MEGATRON, "experts, functional", "1F1B")
 FAST = [
-    (
-        "Megatron, plain",
-        "recompute_collectives",
-        "kill",
-        "loss",
-        0,
-    ),  # before the ranks have compared
+    (MEGATRON, "recompute_collectives", "kill", "loss", 0),  # before the ranks have compared
     (MEGATRON, "recompute_collectives", "kill", "backward", 1),  # in a repeated collective
     (MEGATRON, "recompute_all", "mismatch", "backward", 1),
     ("DDP", "recompute_all", "kill", "forward", 0),
@@ -102,14 +90,7 @@ FAST = [
 ]
 ALL = [
     (strategy, policy, fault, *point)
-    for strategy in (
-        "DDP",
-        "FSDP2",
-        "TP, sequence",
-        "Megatron, plain",
-        "experts, functional",
-        "1F1B",
-    )
+    for strategy in STRATEGIES
     for policy in ("recompute_all", "recompute_collectives")
     for fault, points in POINTS.items()
     for point in points
@@ -120,48 +101,46 @@ CASES = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in ALL if
 
 
 @pytest.mark.parametrize(("strategy", "policy", "fault", "phase", "step"), CASES)
-def test_the_other_rank_ends_like_in_eager(strategy, policy, fault, phase, step):
-    found = run_job(job(strategy, policy, fault, phase, step))
-    assert_ends_like(plain(strategy, fault, phase, step), found)
+def test_other_rank_ends_as_in_eager(strategy, policy, fault, phase, step):
+    found = run_job(strategy, policy, fault, phase, step)
+    assert_ends_like(run_plain(strategy, fault, phase, step), found)
 
 
 @pytest.mark.sweep
-def test_the_rank_with_the_store_is_killed():
-    case = ("kill", "loss", 0, (0,))
-    found = run_job(job(MEGATRON, "recompute_collectives", *case), has_agent=False)
-    assert_ends_like(plain(MEGATRON, *case, has_agent=False), found)
+def test_other_rank_ends_if_the_one_with_the_store_is_killed():
+    fault = ("kill", "loss", 0, (0,))
+    found = run_job(MEGATRON, "recompute_collectives", *fault, has_agent=False)
+    assert_ends_like(run_plain(MEGATRON, *fault, has_agent=False), found)
 
 
 @pytest.mark.parametrize("has_agent", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("phase", "step"), [("start", 4), ("offer", 0)])
-def test_a_rank_is_killed_while_ranks_agree_on_a_budget(phase, step, has_agent):
+def test_other_rank_ends_if_one_is_killed_while_ranks_agree_on_a_budget(phase, step, has_agent):
     """While ranks measure steps, or when rank 0 has told its measurements and should plan."""
-    found = run_job(
-        job("DDP", None, "kill", phase, step, (0,), 60), has_agent=has_agent, EBB_BUDGET="60%"
-    )
-    assert_ends_like(plain("DDP", "kill", "start", 4, (0,), 60, has_agent), found)
+    settings = {"has_agent": has_agent, "EBB_BUDGET": "60%"}
+    found = run_job("DDP", None, "kill", phase, step, (0,), 60, **settings)
+    assert_ends_like(run_plain("DDP", "kill", "start", 4, (0,), 60, has_agent=has_agent), found)
 
 
 @functools.cache
 def uninterrupted():
-    return run_job(job("FSDP2", None, steps=6))
+    return run_job("FSDP2", None, None, None, 0, (), 6)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["kill", "terminate"])
-def test_a_job_that_starts_again_continues_from_its_checkpoint(fault, tmp_path):
+def test_restarted_job_continues_from_its_checkpoint(fault, tmp_path):
     """A job that is terminated saves a checkpoint before it ends."""
     ranks = (1,) if fault == "kill" else (0, 1)
-    last = 3 if fault == "kill" else 4
-    settings = {"steps": 6, "folder": tmp_path}
+    last, resumed = (3, 2) if fault == "kill" else (4, 4)
     expected = uninterrupted()
 
-    first = run_job(job("FSDP2", "recompute_all", fault, "backward", 3, ranks, **settings))
-    second = run_job(job("FSDP2", "recompute_all", **settings), attempt=1)
+    first = run_job("FSDP2", "recompute_all", fault, "backward", 3, ranks, 6, folder=tmp_path)
+    second = run_job("FSDP2", "recompute_all", None, None, 0, (), 6, folder=tmp_path, attempt=1)
 
     for rank in range(2):
         assert list(first[rank].losses) == list(range(last))
-        assert list(second[rank].losses) == list(range(2 if fault == "kill" else 4, 6))
+        assert list(second[rank].losses) == list(range(resumed, 6))
         assert first[rank].losses | second[rank].losses == expected[rank].losses
         assert second[rank].end == (0, "")
         assert fault == "kill" or first[rank].end == (0, "")

@@ -1,4 +1,4 @@
-"""Sharded parameters: FullyShardedDataParallel and fully_shard."""
+"""Sharded parameters: FullyShardedDataParallel and fully_shard. See also test_matrix.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ebb import _C
 from ebb_tests import fork_server
 from ebb_tests.ranks.comparing import assert_exact
 from ebb_tests.ranks.launched import run_on_ranks
-from ebb_tests.ranks.models import Block, Net, batch, step_in_a_region, train_steps
+from ebb_tests.ranks.models import Block, Net, batch, train_steps
 from ebb_tests.ranks.strategies import sharded
 from ebb_tests.ranks.two_ranks import on_two_ranks
 from ebb_tests.replays import replays_ahead
@@ -37,46 +37,19 @@ def resharded(how, model, mesh, block):
     )
 
 
-def in_a_with_block(model, inside):
-    return step_in_a_region(inside)
-
-
-def applied(model, inside):
-    inside.apply(model, "")
-    return
-
-
-def in_a_checkpointed_call(model, inside):
-    def step_of(model, step):
-        x = batch(step)
-        loss = model(x) if inside.policy is None else ebb.checkpoint(model, x, policy=inside.policy)
-        loss = loss.square().mean()
-        loss.backward()
-        return loss
-
-    return step_of
-
-
-@pytest.mark.parametrize("enter", [in_a_with_block, applied, in_a_checkpointed_call])
-@pytest.mark.parametrize("how", ["fsdp2", "fsdp1"])
 @on_two_ranks
-def test_a_region_around_several_units_is_split(how, enter):
+def test_region_is_not_split_if_fsdp_keeps_parameters():
     mesh = init_device_mesh("cpu", (2,))
 
     def train(inside):
-        model = resharded(how, Net(), mesh, Block)
-        return train_steps(model, step_of=enter(model, inside))
+        def step_of(model, step):
+            with inside.region():
+                loss = model(batch(step)).square().mean()
+            loss.backward()
+            return loss
 
-    assert_exact(train)
-
-
-@on_two_ranks
-def test_a_region_stays_whole_if_fsdp_keeps_parameters():
-    mesh = init_device_mesh("cpu", (2,))
-
-    def train(inside):
         model = sharded(Net(), mesh, reshard_after_forward=False)
-        return train_steps(model, step_of=step_in_a_region(inside))
+        return train_steps(model, step_of=step_of)
 
     with mock.patch.object(_C, "storage_emptied") as split:
         assert_exact(train)
@@ -95,7 +68,7 @@ print(ebb.stats()["total"]["entered"])
 """
 
 
-def test_fsdp_s_own_operators_are_known():
+def test_operators_of_fsdp_are_known():
     """FSDP gathers parameters in a region that repeats operators outside aten."""
     done = fork_server.run(["-c", ALONE], timeout=100)
 
@@ -170,17 +143,10 @@ def train_and_read(model, inside):
     return train_steps(model, step_of=step_of)
 
 
-@pytest.mark.parametrize(
-    ("how", "order"),
-    [
-        ("fsdp2", "apply first"),
-        ("fsdp2", "shard first"),
-        ("fsdp1", "apply first"),
-        ("fsdp1", "shard first"),
-    ],
-)
+@pytest.mark.parametrize("order", ["apply first", "shard first"])
+@pytest.mark.parametrize("how", ["fsdp2", "fsdp1"])
 @on_two_ranks
-def test_placeholders_come_back_after_parameters(how, order):
+def test_placeholders_are_filled_after_parameters_are_gathered(how, order):
     """Both want to be first in a block's backward: ebb needs what the other one gathers."""
     mesh = init_device_mesh("cpu", (2,))
 
@@ -198,7 +164,7 @@ def test_placeholders_come_back_after_parameters(how, order):
 
 
 @pytest.mark.sweep
-def test_the_example():
+def test_example():
     program = Path(__file__).parents[2] / "examples" / "fsdp_gpt.py"
     size = "--steps 2 --dim 64 --layers 2"
     for rank, (done, _) in enumerate(run_on_ranks(str(program), *size.split())):

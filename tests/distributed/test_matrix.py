@@ -15,8 +15,14 @@ import pytest
 
 import ebb
 from ebb_tests.ranks import model_strategies  # noqa: F401
-from ebb_tests.ranks.comparing import POLICIES, difference_of, prompt_accelerator, run
-from ebb_tests.ranks.entries import ENTRIES, PLANNED_STEPS
+from ebb_tests.ranks.comparing import (
+    POLICIES,
+    assert_exact,
+    difference_of,
+    prompt_accelerator,
+    run,
+)
+from ebb_tests.ranks.entries import ENTRIES, PLANNED_STEPS, Way
 from ebb_tests.ranks.models import STEPS
 from ebb_tests.ranks.strategies import STRATEGIES
 from ebb_tests.ranks.two_ranks import on_two_ranks
@@ -110,3 +116,41 @@ def test_pairs(strategy):
 @on_two_ranks
 def test_all_combinations(strategy):
     check(strategy, ALL)
+
+
+# One region around the whole model
+
+
+def with_block(model, way):
+    def call(x):
+        with way.region():
+            return model(x)
+
+    return call
+
+
+def checkpointed(model, way):
+    return model if way.policy is None else lambda x: ebb.checkpoint(model, x, policy=way.policy)
+
+
+def applied(model, way):
+    way.apply(model, "")
+    return model
+
+
+FSDP = ("FSDP1", "FSDP2")  # which empties the storage of each block's parameters after its forward
+WHOLE = ["DDP", *FSDP, *(name for name in STRATEGIES if name.startswith(("Megatron", "experts")))]
+
+
+@pytest.mark.parametrize(
+    ("enter", "strategy"),
+    [*itertools.product([with_block], WHOLE), *itertools.product([applied, checkpointed], FSDP)],
+)
+@on_two_ranks
+def test_one_region_around_the_model(enter, strategy):
+    def train(way):
+        training = STRATEGIES[strategy](Way(None))
+        model = enter(training.model, way)
+        return training._replace(step_of=lambda _, step: training.step_of(model, step)).run(STEPS)
+
+    assert_exact(train)

@@ -26,26 +26,28 @@ class Net(nn.Module):
         self.up, self.down = (nn.Linear(4, 4, bias=False) for _ in range(2))
         self.is_paged, self.masks = is_paged, masks
 
-    def forward(self, x, live):
+    def forward(self, x, valid):
         with ebb.region(EVERYTHING) if self.is_paged else contextlib.nullcontext():
-            h = ebb.experimental.mark_rows(self.up(x).clone(), torch.tensor(live)).sin()
+            h = ebb.experimental.mark_rows(self.up(x).clone(), torch.tensor(valid)).sin()
             if self.masks:
                 h = torch.where(h > 0, h * 2, h * 3)
-        return self.down(h)[:live].square().sum()
+        return self.down(h)[:valid].square().sum()
 
 
 def batch(step, *, rows=ROWS):
     return torch.randn(rows, 4, generator=torch.Generator().manual_seed(10 * step + rank()))
 
 
-def plainly(net, backward):
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+# Ways to step: each gets the model and a function that runs backward of a loss.
+
+
+def by_adamw(net, backward, **settings):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05, **settings)
     return lambda loss: (optimizer.zero_grad(), backward(loss), optimizer.step())
 
 
 def in_one_kernel(net, backward):
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05, fused=True)
-    return lambda loss: (optimizer.zero_grad(), backward(loss), optimizer.step())
+    return by_adamw(net, backward, fused=True)
 
 
 def by_closure(net, backward):
@@ -53,19 +55,18 @@ def by_closure(net, backward):
     return lambda loss: optimizer.step(lambda: (optimizer.zero_grad(), backward(loss))[1])
 
 
-def of_several(net, backward):
-    optimizers = [torch.optim.AdamW([parameter], lr=0.05) for parameter in net.parameters()]
+def by_several_optimizers(net, backward, first=0):
+    optimizers = [torch.optim.AdamW([one], lr=0.05) for one in list(net.parameters())[first:]]
     return lambda loss: (net.zero_grad(), backward(loss), [one.step() for one in optimizers])
 
 
-def of_one_rank_more(net, backward):
-    """The other one's last parameter is frozen."""
-    optimizers = [torch.optim.AdamW([one], lr=0.05) for one in list(net.parameters())[rank() :]]
-    return lambda loss: (net.zero_grad(), backward(loss), [one.step() for one in optimizers])
+def by_one_optimizer_less_on_rank_1(net, backward):
+    """Its first parameter is frozen."""
+    return by_several_optimizers(net, backward, first=rank())
 
 
-def of_one_rank_only(net, backward):
-    return plainly(net, backward) if rank() == 0 else backward
+def on_rank_0_only(net, backward):
+    return by_adamw(net, backward) if rank() == 0 else backward
 
 
 def in_backward(net, backward):
@@ -75,49 +76,45 @@ def in_backward(net, backward):
     return lambda loss: (net.zero_grad(), backward(loss))
 
 
-def scaled(net, backward):
+def clip(net):
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
+
+
+def scaled(net, backward, clips=False):
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
     scaler = net.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
 
     def step(loss):
         optimizer.zero_grad()
         backward(lambda: scaler.scale(loss()))
+        if clips:
+            scaler.unscale_(optimizer)
+            clip(net)
         scaler.step(optimizer)
         scaler.update()
 
     return step
 
 
-def unscaled_and_clipped(net, backward):
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
-    scaler = net.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-
-    def step(loss):
-        optimizer.zero_grad()
-        backward(lambda: scaler.scale(loss()))
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
+def scaled_and_clipped(net, backward):
+    return scaled(net, backward, clips=True)
 
 
-def if_it_is_good(net, backward):
+def clipped_if_step_is_ok(net, backward):
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
 
     def step(loss):
         optimizer.zero_grad()
         backward(loss)
         if ebb.experimental.paging.step_ok():
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
+            clip(net)
             optimizer.step()
 
     return step
 
 
 def train(steps_of, *, is_paged, is_shared, masks=False, accumulates=1):
-    """Parameters after some steps, and the scale; on rank 1 more rows live in the third."""
+    """Parameters after some steps, and the scale. More rows are valid on rank 1 in the third."""
     torch.manual_seed(0)
     net = Net(is_paged, masks)
     model = DistributedDataParallel(net) if is_shared else net
@@ -130,11 +127,11 @@ def train(steps_of, *, is_paged, is_shared, masks=False, accumulates=1):
 
     step_of = steps_of(net, backward)
     for step in range(5):
-        live = MANY if step in (2, 4) and rank() == (step == 2) else FEW
+        valid = MANY if step in (2, 4) and rank() == (step == 2) else FEW
         x = batch(step)
 
-        def function(x=x, live=live):
-            step_of(lambda: model(x, live))
+        def function(x=x, valid=valid):
+            step_of(lambda: model(x, valid))
 
         ebb.experimental.paging.run_step(function) if is_paged else function()
     scaler = getattr(net, "scaler", None)
@@ -142,8 +139,24 @@ def train(steps_of, *, is_paged, is_shared, masks=False, accumulates=1):
     return [one.detach() for one in net.parameters()] + scale
 
 
-SHARED = [plainly, in_one_kernel, by_closure, of_several, scaled, if_it_is_good]
-OWN = [*SHARED, of_one_rank_more, of_one_rank_only, in_backward, unscaled_and_clipped]
+def assert_exact(steps_of, settings, **paging):
+    with fresh(**paging):
+        expected = train(steps_of, is_paged=False, **settings)
+
+        assert same(expected, train(steps_of, is_paged=True, **settings))
+
+        assert ebb.stats()["paging"]["overflows"] == 1  # on each rank, in a step of its own
+
+
+SHARED = [
+    by_adamw,
+    in_one_kernel,
+    by_closure,
+    by_several_optimizers,
+    scaled,
+    clipped_if_step_is_ok,
+]
+OWN = [*SHARED, by_one_optimizer_less_on_rank_1, on_rank_0_only, in_backward, scaled_and_clipped]
 
 
 @pytest.mark.parametrize(
@@ -151,29 +164,32 @@ OWN = [*SHARED, of_one_rank_more, of_one_rank_only, in_backward, unscaled_and_cl
 )
 @on_two_ranks
 def test_no_optimizer_steps_before_all_ranks_agree(is_shared, steps_of):
-    with fresh():
-        expected = train(steps_of, is_paged=False, is_shared=is_shared)
-
-        assert same(expected, train(steps_of, is_paged=True, is_shared=is_shared))
-
-        assert ebb.stats()["paging"]["overflows"] == 1  # on each rank, in a step of its own
+    assert_exact(steps_of, {"is_shared": is_shared})
 
 
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("is_shared", [False, True])
 @on_two_ranks
-def test_no_rank_raises_half_way_since_others_may_stand_in_a_collective(is_shared, masks):
-    given = {"is_shared": is_shared, "masks": masks, "accumulates": 2}
-    with fresh(overflow="blocking"):
-        expected = train(plainly, is_paged=False, **given)
+def test_no_rank_raises_before_others_have_left_their_collectives(is_shared, masks):
+    settings = {"is_shared": is_shared, "masks": masks, "accumulates": 2}
+    assert_exact(by_adamw, settings, overflow="blocking")
 
-        assert same(expected, train(plainly, is_paged=True, **given))
 
-        assert ebb.stats()["paging"]["overflows"] == 1
+# Errors. Each rank has its own.
+
+
+def raises(*of_ranks):
+    """For each rank, the message of its PageOverflowError, another error, or None."""
+    mine = of_ranks[rank()]
+    if mine is None:
+        return contextlib.nullcontext()
+    if isinstance(mine, str):
+        return pytest.raises(ebb.experimental.PageOverflowError, match=mine)
+    return pytest.raises(mine)
 
 
 @on_two_ranks
-def test_an_error_of_one_rank_meets_nobodys_collective():
+def test_error_of_one_rank_meets_no_collective_of_another():
     for steps in range(3):
         values = torch.full((3,), float(rank() + steps))
 
@@ -182,19 +198,17 @@ def test_an_error_of_one_rank_meets_nobodys_collective():
             return "reduced"
 
         def fails():
-            raise ValueError("its own")
+            raise KeyError
 
-        if rank() == 0:
-            assert ebb.experimental.paging.run_step(reduce) == "reduced"
-        else:
-            with pytest.raises(ValueError, match="its own"):
-                ebb.experimental.paging.run_step(fails)
+        with raises(None, KeyError):
+            assert ebb.experimental.paging.run_step([reduce, fails][rank()]) == "reduced"
+        if rank() == 1:
             reduce()
         assert torch.equal(values, torch.full((3,), 2.0 * steps + 1))
 
 
 @on_two_ranks
-def test_the_rank_that_goes_on_steps_as_in_eager():
+def test_rank_without_error_steps_as_in_eager():
     weight = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.5)
 
@@ -204,43 +218,41 @@ def test_the_rank_that_goes_on_steps_as_in_eager():
             raise KeyError
         optimizer.step()
 
-    with contextlib.nullcontext() if rank() == 0 else pytest.raises(KeyError):
+    with raises(None, KeyError):
         ebb.experimental.paging.run_step(function)
     assert torch.equal(weight.detach(), torch.full((2,), 0.5 if rank() == 0 else 1.0))
     assert ebb.experimental.paging.run_step(lambda: 3) == 3
 
 
-def small_pools(net):
-    """From now on the pools have room for few rows."""
-    ebb.experimental.paging.run_step(lambda: net(batch(0), FEW).backward())
-    net.zero_grad()
+@contextlib.contextmanager
+def small_pools():
+    """A paged model, and pools that have room for few rows."""
+    with fresh():
+        net = Net(is_paged=True)
+        ebb.experimental.paging.run_step(lambda: net(batch(0), FEW).backward())
+        net.zero_grad()
+        yield net
 
 
 @pytest.mark.parametrize("others", ["have an optimizer", "have none", "raise"])
 @on_two_ranks
-def test_a_rank_that_raises_since_gradients_are_not_finite(others):
+def test_rank_whose_gradients_are_not_finite_raises(others):
     """It did not reach what the other one has reached."""
-    with fresh():
-        net = Net(is_paged=True)
-        small_pools(net)
+    with small_pools() as net:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
 
         def function():
             net(batch(1), MANY if rank() == 1 else FEW).backward()
             if rank() == 1:
-                nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
+                clip(net)
             elif others == "raise":
                 raise KeyError
             elif others == "have an optimizer":
                 optimizer.step()
 
         before = [parameter.detach().clone() for parameter in net.parameters()]
-        if rank() == 0 and others == "raise":
-            error, message = KeyError, None
-        else:
-            error = ebb.experimental.PageOverflowError
-            message = "raised before it returned" if rank() == 1 else "paging failed on rank 1"
-        with pytest.raises(error, match=message):
+        of_first = KeyError if others == "raise" else "paging failed on rank 1"
+        with raises(of_first, "raised before it returned"):
             ebb.experimental.paging.run_step(function)
 
         assert same(before, net.parameters())
@@ -248,22 +260,15 @@ def test_a_rank_that_raises_since_gradients_are_not_finite(others):
 
 
 @on_two_ranks
-def test_a_rank_that_cannot_run_the_step_again():
-    with fresh():
-        net = Net(is_paged=True)
-        small_pools(net)
+def test_rank_cannot_run_a_step_again_if_another_raised():
+    with small_pools() as net:
 
         def function():
             if rank() == 0:
                 raise KeyError
             net(batch(1), MANY).backward()
 
-        error, message = (
-            (KeyError, None)
-            if rank() == 0
-            else (ebb.experimental.PageOverflowError, "raised another error")
-        )
-        with pytest.raises(error, match=message):
+        with raises(KeyError, "raised another error"):
             ebb.experimental.paging.run_step(function)
 
         net.zero_grad()
@@ -273,11 +278,9 @@ def test_a_rank_that_cannot_run_the_step_again():
 
 @pytest.mark.parametrize("found_by", ["the next optimizer", "run_step"])
 @on_two_ranks
-def test_too_little_room_after_gradients_have_been_used(found_by):
+def test_too_little_room_after_gradients_have_been_used_raises(found_by):
     """As of a generator and a discriminator in one step."""
-    with fresh():
-        net = Net(is_paged=True)
-        small_pools(net)
+    with small_pools() as net:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
         calls = []
 
@@ -291,48 +294,41 @@ def test_too_little_room_after_gradients_have_been_used(found_by):
             if found_by == "the next optimizer" and rank() == 1:
                 optimizer.step()
 
-        if found_by == "the next optimizer" and rank() == 0:
-            message = "paging failed on rank 1"
-        else:
-            message = r"Call run_step\(\) once for each optimizer"
-        with pytest.raises(ebb.experimental.PageOverflowError, match=message):
+        advice = r"Call run_step\(\) once for each optimizer"
+        of_first = "paging failed on rank 1" if found_by == "the next optimizer" else advice
+        with raises(of_first, advice):
             ebb.experimental.paging.run_step(function)
 
         assert len(calls) == 1
 
 
 @on_two_ranks
-def test_pages_that_another_run_does_not_mend():
-    def cannot_be():
-        raise RuntimeError("a count of rows")
+def test_error_while_ranks_agree_is_raised_on_both():
+    class CannotRunAgain(RuntimeError):
+        pass
+
+    def fails():
+        raise CannotRunAgain
 
     for at_end in (False, True):
         agreement = Agreement(None)
-        error, message = (
-            (RuntimeError, "a count")
-            if rank() == 1
-            else (ebb.experimental.PageOverflowError, "on rank 1")
-        )
-        with pytest.raises(error, match=message):
-            agreement.ask(cannot_be if rank() == 1 else lambda: True, at_end)
+        with raises("on rank 1", CannotRunAgain):
+            agreement.ask(fails if rank() == 1 else lambda: True, at_end)
     assert ebb.experimental.paging.run_step(lambda: 3) == 3
 
 
 @on_two_ranks
-def test_what_came_before_is_told_to_all_ranks():
-    with fresh():
-        net = Net(is_paged=True)
-        small_pools(net)
+def test_too_little_room_before_a_step_raises_on_both():
+    with small_pools() as net:
         net(batch(1), MANY if rank() == 1 else FEW).backward()
 
-        message = "ran before this step" if rank() == 1 else "paging failed on rank 1"
-        with pytest.raises(ebb.experimental.PageOverflowError, match=message):
+        with raises("paging failed on rank 1", "ran before this step"):
             ebb.experimental.paging.run_step(lambda: 3)
 
 
 @pytest.mark.sweep
 @on_two_ranks
-def test_a_rank_that_does_not_come():
+def test_missing_rank_is_an_error_after_the_timeout():
     store = dist.distributed_c10d._get_default_store()
     limit = store.timeout
     store.set_timeout(timedelta(seconds=1))
@@ -347,26 +343,26 @@ def test_a_rank_that_does_not_come():
 
 
 @on_two_ranks
-def test_groups_that_agree_apart():
+def test_groups_agree_apart():
     """Each rank for itself, which may raise where it has too little room; and then both."""
     apart = [dist.new_group([0]), dist.new_group([1])][rank()]
     with fresh(overflow="blocking"):
         net = Net(is_paged=True)
         calls = []
 
-        def function(live):
-            calls.append(live)
-            net(batch(1), live).backward()
+        def function(valid):
+            calls.append(valid)
+            net(batch(1), valid).backward()
 
-        for live in (FEW, MANY) if rank() == 1 else (FEW, FEW, FEW):
+        for valid in (FEW, MANY) if rank() == 1 else (FEW, FEW, FEW):
             net.zero_grad()
-            ebb.experimental.paging.run_step(lambda live=live: function(live), group=apart)
+            ebb.experimental.paging.run_step(lambda valid=valid: function(valid), group=apart)
         assert ebb.experimental.paging.step_ok()
         assert calls == ([FEW, MANY, MANY] if rank() == 1 else [FEW] * 3)
 
 
 @on_two_ranks
-def test_a_group_that_is_made_anew():
+def test_groups_may_be_made_anew():
     for _ in range(3):
         group = dist.new_group([0, 1])
         found = ebb.experimental.paging.run_step(lambda: 3, group=group)
@@ -375,7 +371,7 @@ def test_a_group_that_is_made_anew():
 
 
 @on_two_ranks
-def test_it_leaves_nothing_in_the_store():
+def test_steps_leave_no_keys_in_the_store():
     def keys_after_steps(count):
         for _ in range(count):
             ebb.experimental.paging.run_step(lambda: 3)

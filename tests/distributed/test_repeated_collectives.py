@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -10,13 +11,12 @@ import torch.distributed as dist
 
 import ebb
 from ebb_tests.ranks.comparing import assert_exact
+from ebb_tests.ranks.entries import Way
 from ebb_tests.ranks.repeating import (
-    BY_NAME,
+    COLLECTIVES,
     REPEATED,
     Exchange,
-    WithPolicy,
     after,
-    assert_exact_under,
     inputs,
     region_of,
     stack,
@@ -25,9 +25,9 @@ from ebb_tests.ranks.two_ranks import on_two_ranks
 from ebb_tests.stand_ins import fake_accelerator
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", COLLECTIVES)
 @on_two_ranks
-def test_each_collective(name):
+def test_collective_is_recomputed(name):
     def train(inside):
         x = inputs()
         loss = region_of(inside, name, x)
@@ -37,7 +37,7 @@ def test_each_collective(name):
     assert_exact(train, ["recompute_collectives"])
 
     with ebb.record_reports():
-        train(WithPolicy(REPEATED))
+        train(Way(REPEATED))
     rows = [(row.op, row.fate, row.reason) for row in ebb.report().rows]
     # The program's wait for gloo's reduce-scatter copies the sum, so copy_ makes the result.
     operator = "copy_" if name == "scattered" else "c10d"
@@ -46,28 +46,38 @@ def test_each_collective(name):
     assert fates in ({"recomputed"}, {"escaped"}, {"recomputed", "escaped"}), rows
 
 
-def gradients_of(model):
+# A stack of layers
+
+
+def trained(inside, depth=3, is_checked=False):
+    """The model after a forward and its loss. Each layer is a region."""
+    model = stack(depth)
+    inside.apply(model, "*")
+    with ebb.verify() if is_checked else contextlib.nullcontext():
+        return model, model(inputs()).square().mean()
+
+
+def gradients_of(model, loss):
+    loss.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
 @on_two_ranks
-def test_a_second_backward_repeats_nothing():
+def test_second_backward_repeats_no_collective():
     def train(inside):
-        model = stack()
-        inside.apply(model, "*")
-        loss = model(inputs()).square().mean()
+        model, loss = trained(inside)
         loss.backward(retain_graph=True)
         first = ebb.stats()["total"]["ops_replayed"]
-        loss.backward()
+        gradients = gradients_of(model, loss)
         assert ebb.stats()["total"]["ops_replayed"] == first
-        return gradients_of(model)
+        return gradients
 
     assert_exact(train, ["recompute_collectives"])
 
 
 @on_two_ranks
-def test_one_rank_holds_the_results():
-    """What a rank holds does not decide whether it repeats a collective."""
+def test_results_held_on_one_rank_are_repeated_on_both():
+    """Values that a rank holds do not decide whether it repeats a collective."""
     held = []
 
     def train(inside):
@@ -76,41 +86,34 @@ def test_one_rank_holds_the_results():
         if dist.get_rank() == 0:
             for layer in model:
                 layer.up.register_forward_hook(lambda *call: held.append(call[-1]))
-        model(inputs()).square().mean().backward()
-        return gradients_of(model)
+        return gradients_of(model, model(inputs()).square().mean())
 
     assert_exact(train, ["recompute_collectives"])
 
 
 @pytest.mark.parametrize("settings", [{"escapes": "placeholder"}, {"name": "all"}], ids=str)
 @on_two_ranks
-def test_one_region_around_all(settings):
+def test_one_region_around_all_layers(settings):
     def train(inside):
         model, x = stack(4), inputs()
         with inside.region(**settings):
             loss = model(x).square().mean()
-        loss.backward()
-        return gradients_of(model) | {"input": x.grad}
+        return gradients_of(model, loss) | {"input": x.grad}
 
     assert_exact(train, ["recompute_collectives"])
 
 
 @pytest.mark.parametrize("host_bytes", [1 << 30, 0])
 @on_two_ranks
-def test_with_offloading(host_bytes):
+def test_other_values_are_offloaded(host_bytes):
     """In the second case rank 1 has no host memory, and saves what rank 0 offloads."""
     rules = [*REPEATED.rules, ebb.Rule("aten::*", ebb.OFFLOAD, every=3)]
-
-    def train(inside):
-        model = stack()
-        inside.apply(model, "*")
-        model(inputs()).square().mean().backward()
-        return gradients_of(model)
 
     def accelerator():
         return fake_accelerator(host_bytes if dist.get_rank() == 1 else 1 << 30, in_flight_bytes=0)
 
-    assert_exact_under(train, ebb.Policy(rules, inputs=ebb.OFFLOAD), accelerator)
+    policy = ebb.Policy(rules, inputs=ebb.OFFLOAD)
+    assert_exact(lambda inside: gradients_of(*trained(inside)), [policy], accelerator)
     total = ebb.stats()["total"]
     has_memory = host_bytes > 0 or dist.get_rank() == 0
     assert total["bytes_offloaded" if has_memory else "bytes_fell_back"] > 0
@@ -118,28 +121,17 @@ def test_with_offloading(host_bytes):
 
 @pytest.mark.parametrize("mode", ["ahead", "verify"])
 @on_two_ranks
-def test_settings(mode):
+def test_collectives_are_repeated_ahead_and_under_verify(mode):
     def train(inside):
-        model = stack(6)
-        inside.apply(model, "*")
-        if mode == "verify" and inside.policy is not None:
-            with ebb.verify():
-                loss = model(inputs()).square().mean()
-        else:
-            loss = model(inputs()).square().mean()
-        loss.backward()
-        return gradients_of(model)
+        is_checked = mode == "verify" and inside.policy is not None
+        return gradients_of(*trained(inside, 6, is_checked))
 
-    before = ebb.config.ahead.regions
-    ebb.config.ahead.regions = 2 if mode == "ahead" else 0
-    try:
+    with ebb.config.patch(ahead_regions=2 if mode == "ahead" else 0):
         for _ in range(3):
             assert_exact(train, ["recompute_collectives"])
-    finally:
-        ebb.config.ahead.regions = before
 
 
-# Adversarial programs -----------------------------------------------------------------------------
+# Programs that are hard to replay
 
 
 def dropped_in_backward(inside, x):
@@ -172,35 +164,27 @@ def backward_inside(inside, x):
 
 def twice_inside(inside, x):
     with inside.region():
-        for name in ("reduced", "functional_all_reduce"):
+        for name in ("reduced", "functional all_reduce"):
             after(Exchange.apply(x.sin(), name)).backward()
         return after(x)
 
 
-PROGRAMS = {
-    program.__name__: program
-    for program in (
-        dropped_in_backward,
-        saved_and_then_overwritten,
-        backward_inside,
-        twice_inside,
-    )
-}
+PROGRAMS = (dropped_in_backward, saved_and_then_overwritten, backward_inside, twice_inside)
 RULES = {"plain": [], "save": [("mul", ebb.SAVE)], "offload": [("mul", ebb.OFFLOAD)]}
 
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("program", PROGRAMS)
 @on_two_ranks
-def test_programs(program, rules):
+def test_gradients_are_exact(program, rules):
     more = [ebb.Rule(f"aten::{name}", decision) for name, decision in RULES[rules]]
 
     def train(inside):
         x = inputs()
-        PROGRAMS[program](inside, x).backward()
+        program(inside, x).backward()
         return {"gradient": x.grad}
 
-    assert_exact_under(train, ebb.Policy([*REPEATED.rules, *more]))
+    assert_exact(train, [ebb.Policy([*REPEATED.rules, *more])])
 
 
 @pytest.mark.sweep
@@ -212,7 +196,7 @@ def test_many_steps_of_a_small_region():
         total = torch.zeros(())
         for _ in range(300):
             x = inputs()
-            for name in ("reduced", "functional_all_reduce"):
+            for name in ("reduced", "functional all_reduce"):
                 region_of(inside, name, x).backward()
             total += x.grad.sum()
         return {"total": total}
@@ -221,7 +205,7 @@ def test_many_steps_of_a_small_region():
 
 
 @on_two_ranks
-def test_a_thread_that_draws_beside():
+def test_another_thread_may_draw_random_numbers():
     stop = threading.Event()
 
     def draw():
@@ -232,8 +216,7 @@ def test_a_thread_that_draws_beside():
     thread.start()
     try:
         for _ in range(20):
-            x = inputs()
-            region_of(WithPolicy(REPEATED), "reduced", x).backward()
+            region_of(Way(REPEATED), "reduced", inputs()).backward()
     finally:
         stop.set()
         thread.join()

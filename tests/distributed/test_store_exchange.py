@@ -68,25 +68,30 @@ def as_lists(outcome):
     return outcome[0], [tuple(pair) for pair in outcome[1]]
 
 
-def test_all_ranks_get_the_values_of_all(stores):
-    exchanges = exchanges_of(stores)
+class Replaced:
+    """A store, with other methods for some of its own."""
 
+    def __init__(self, store, **methods):
+        self.store = store
+        vars(self).update(methods)
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("values", [["", None, {"a": [2]}], [None] * RANKS], ids=["some", "none"])
+def test_all_ranks_get_values_of_all(stores, values):
     def gather(exchange):
-        value = ["", None, {"a": [exchange.rank]}][exchange.rank]
-        return gathered(exchange, value=value, flag=exchange.rank == 1)
+        flag = exchange.rank == 1 and "" in values
+        return as_lists(gathered(exchange, value=values[exchange.rank], flag=flag))
 
-    found = on_ranks(gather, exchanges)
+    found = on_ranks(gather, exchanges_of(stores))
 
-    expected = (True, [(0, ""), (2, {"a": [2]})])
-    assert [as_lists(outcome) for outcome in found] == [expected] * RANKS
-
-
-def test_ranks_without_values_publish_an_empty_outcome(stores):
-    found = on_ranks(gathered, exchanges_of(stores))
-    assert [as_lists(outcome) for outcome in found] == [(False, [])] * RANKS
+    given = [(rank, value) for rank, value in enumerate(values) if value is not None]
+    assert found == [("" in values, given)] * RANKS
 
 
-def test_groups_with_other_prefixes_do_not_meet(stores):
+def test_groups_with_other_prefixes_are_apart(stores):
     groups = [exchanges_of(clones_of(stores), prefix) for prefix in "abc"]
 
     def gather(exchange):
@@ -100,7 +105,7 @@ def test_groups_with_other_prefixes_do_not_meet(stores):
         assert [as_lists(outcome) for outcome in outcomes] == [(k == 2, values) for k in range(5)]
 
 
-def test_a_rank_that_does_not_come_is_named_by_count_and_later_gathers_work():
+def test_error_counts_missing_ranks_and_later_gathers_work():
     exchanges = exchanges_of(hash_stores(None))
     exchanges[0].store.set_timeout(timedelta(seconds=0.5))
 
@@ -117,41 +122,33 @@ def test_a_rank_that_does_not_come_is_named_by_count_and_later_gathers_work():
     assert [as_lists(outcome) for outcome in found] == [(False, values)] * RANKS
 
 
-def test_the_error_when_the_store_is_gone():
+def test_lost_store_is_an_error():
     exchange = exchanges_of(hash_stores(None))[0]
 
-    class Gone:
-        def add(self, _key, number):
-            if number:
-                return number
-            raise RuntimeError("connection reset")
+    def lost(_key, number=0):
+        if number:
+            return number
+        raise RuntimeError("connection reset")
 
-        def get(self, _key):
-            raise RuntimeError("connection reset")
-
-    exchange.store = Gone()
+    exchange.store = Replaced(None, add=lost, get=lost)
     with pytest.raises(RuntimeError, match="timed out: not all of 3 ranks reached the end"):
         gathered(exchange)
 
 
 @pytest.mark.parametrize("latest", range(RANKS))
-def test_ranks_that_run_ahead_never_lose_what_others_have_still_to_read(stores, latest):
+def test_ranks_ahead_delete_no_outcome_that_others_have_still_to_read(stores, latest):
     """The next gathers begin, and delete keys, while a rank is late to read an outcome."""
     exchanges = exchanges_of(stores)
 
     def gather(exchange):
         sleeps = random.Random(exchange.rank)
-        store, get = exchange.store, exchange.store.get
+        get = exchange.store.get
 
-        class Late:
-            def __getattr__(self, name):
-                return getattr(store, name)
+        def get_late(key):
+            time.sleep(sleeps.random() * (5e-3 if exchange.rank == latest else 1e-3))
+            return get(key)
 
-            def get(self, key):
-                time.sleep(sleeps.random() * (5e-3 if exchange.rank == latest else 1e-3))
-                return get(key)
-
-        exchange.store = Late()
+        exchange.store = Replaced(exchange.store, get=get_late)
         found = []
         for n in range(40):
             has_value = (n + exchange.rank) % 3 == 0
@@ -164,7 +161,7 @@ def test_ranks_that_run_ahead_never_lose_what_others_have_still_to_read(stores, 
     assert on_ranks(gather, exchanges) == [expected] * RANKS
 
 
-def test_gathers_leave_a_bounded_number_of_keys(stores):
+def test_gathers_leave_few_keys(stores):
     exchanges = exchanges_of(stores)
 
     def keys_after(count):
@@ -180,7 +177,7 @@ def test_gathers_leave_a_bounded_number_of_keys(stores):
     assert keys <= RANKS * store_exchange._MOST_VALUES + 6
 
 
-def test_a_rank_that_leaves_does_not_wait_and_its_next_gather_deletes_nothing_needed(stores):
+def test_rank_that_leaves_neither_waits_nor_deletes_what_others_need(stores):
     """Rank 2 leaves each round, and is the first in the next one."""
     exchanges = exchanges_of(stores)
 
@@ -219,18 +216,12 @@ def test_values_are_read_one_by_one_and_the_oldest_are_deleted(stores):
     assert second.read("65/0") is None
 
 
-def test_a_store_that_cannot_delete_is_no_error():
+def test_store_may_lack_deletion():
+    def delete_key(_key):
+        raise RuntimeError("not implemented")
+
     exchange = StoreExchange(dist.HashStore(), "a", 0, 1)
-    store = exchange.store
-
-    class Forever:
-        def __getattr__(self, name):
-            return getattr(store, name)
-
-        def delete_key(self, _key):
-            raise RuntimeError("not implemented")
-
-    exchange.store = Forever()
+    exchange.store = Replaced(exchange.store, delete_key=delete_key)
     for n in range(store_exchange._MOST_VALUES + 4):
         assert gathered(exchange, str(n), n, expected=1) == (False, [(0, n)])
 
@@ -247,7 +238,7 @@ class CountingStore:
         return call
 
 
-def test_a_gather_without_values_takes_two_calls_of_the_store():
+def test_gather_without_values_calls_the_store_twice():
     """And two more of one rank, which deletes old keys."""
     exchanges = exchanges_of(hash_stores(None))
     for exchange in exchanges:
@@ -263,7 +254,7 @@ def test_a_gather_without_values_takes_two_calls_of_the_store():
 
 
 @on_two_ranks
-def test_the_exchange_of_a_group():
+def test_exchange_of_a_group():
     rank = dist.get_rank()
     apart = [dist.new_group([0]), dist.new_group([1])]
     both = dist.new_group([0, 1])
@@ -288,7 +279,7 @@ def test_the_exchange_of_a_group():
 
 
 @on_two_ranks
-def test_a_group_without_a_store():
+def test_group_without_a_store_has_no_exchange():
     with pytest.MonkeyPatch.context() as monkeypatch:
         distributed = dist.distributed_c10d
         monkeypatch.setattr(distributed, "_get_process_group_store", lambda _group: None)

@@ -65,7 +65,7 @@ def test_cpu_tensors_go_to_disk_and_come_back(disk, elements, policy, settings):
     assert os.listdir(disk) == []
 
 
-def test_the_file_has_no_name_and_is_the_owners(disk, x):
+def test_file_has_no_name_and_only_the_owner_reads_it(disk, x):
     before = os.umask(0)  # lets all users read what a program creates without care
     try:
         y = forward(x)
@@ -78,7 +78,7 @@ def test_the_file_has_no_name_and_is_the_owners(disk, x):
     gradients(y, x)
 
 
-def test_the_room_is_used_again(disk):
+def test_room_in_the_file_is_reused(disk):
     x = torch.randn(100_000, requires_grad=True)
     used = []
     for _ in range(4):
@@ -133,7 +133,7 @@ def test_random_schedules_on_disk(disk, seed):
     assert ebb.stats()["offload"]["stashes"] == 0
 
 
-def test_a_write_waits_for_the_disk(disk):
+def test_in_place_write_waits_until_the_old_state_is_on_disk(disk):
     x = torch.randn(MIB, requires_grad=True)
     with ebb.region(SINES):
         y = overwritten(x).sum()
@@ -143,7 +143,7 @@ def test_a_write_waits_for_the_disk(disk):
 # What may go wrong
 
 
-def test_a_folder_that_is_none(tmp_path):
+def test_invalid_folder_raises(tmp_path):
     before = ebb.config.to_dict()
     for folder in (tmp_path / "missing", __file__):
         with pytest.raises(ValueError, match="cannot create a file for the disk tier in"):
@@ -155,12 +155,12 @@ def test_a_folder_that_is_none(tmp_path):
         ebb.config.offload.disk_limit = "much"
 
 
-def test_the_folder_may_vanish(tmp_path, disk, x):
+def test_values_come_back_after_the_folder_was_deleted(tmp_path, disk, x):
     os.rmdir(disk)
     assert_exact(forward(x), x)
 
 
-def test_a_full_tier_is_a_fallback(disk, x):
+def test_full_disk_tier_recomputes_or_saves(disk, x):
     ebb.config.offload.disk_limit = 8192
     y = forward(x, 5, name="full")
     counts = ebb.stats()["regions"]["full"]
@@ -170,7 +170,7 @@ def test_a_full_tier_is_a_fallback(disk, x):
 
 
 @pytest.mark.sweep
-def test_a_full_disk_is_a_fallback_and_says_so(tmp_path):
+def test_full_disk_recomputes_or_saves_and_warns(tmp_path):
     """The process may not make files as large as the tier's."""
     program = (
         "import resource, signal, sys, torch, ebb\n"
@@ -237,7 +237,7 @@ def test_values_go_to_disk_and_come_back_while_no_thread_can_start(tmp_path, pin
     assert done.stdout == "can't start new thread\nTrue\n", done.stderr
 
 
-def test_a_write_that_fails_keeps_the_tensor(disk, x):
+def test_failed_write_keeps_the_tensor_in_memory(disk, x):
     with full_disk(disk, x) as caught:
         y = forward(x)
         _testing.drain_offload()
@@ -248,7 +248,7 @@ def test_a_write_that_fails_keeps_the_tensor(disk, x):
 
 
 @pytest.mark.parametrize("pinned", [None, 12_000])
-def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned, x):
+def test_truncated_file_raises(tmp_path, pinned, x):
     with contextlib.ExitStack() as stack:
         if pinned is None:
             ebb.config.update(offload_disk=tmp_path, offload_min_bytes=0, offload_prefetch_bytes=0)
@@ -266,7 +266,7 @@ def test_a_file_that_was_cut_short_is_an_error(tmp_path, pinned, x):
         assert "ebb.config.offload.disk = ''" in message
 
 
-def test_more_files_than_fit_in_the_table_of_descriptors(disk):
+def test_many_values_share_one_file_descriptor(disk):
     """All values share one file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -277,7 +277,7 @@ def test_more_files_than_fit_in_the_table_of_descriptors(disk):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_another_folder_is_used_at_once(tmp_path, disk, x):
+def test_new_folder_is_used_at_once(tmp_path, disk, x):
     for folder in (tmp_path / "a", tmp_path / "b"):
         folder.mkdir()
         ebb.config.offload.disk = folder
@@ -291,7 +291,7 @@ def test_another_folder_is_used_at_once(tmp_path, disk, x):
         descriptor_of_the_file(tmp_path)
 
 
-def test_the_folder_may_change_while_values_are_away(tmp_path, disk, x):
+def test_folder_may_change_while_values_are_on_disk(tmp_path, disk, x):
     (tmp_path / "b").mkdir()
     for folder in ("", tmp_path / "b", ""):
         y = forward(x)
@@ -299,7 +299,7 @@ def test_the_folder_may_change_while_values_are_away(tmp_path, disk, x):
         assert_exact(y, x)
 
 
-def test_room_in_another_file_is_not_used_again(tmp_path, disk, x):
+def test_room_in_an_old_file_is_not_reused(tmp_path, disk, x):
     """It comes back after the folder has changed; nobody needs that file any more."""
     for name in ("a", "b", "c"):
         folder = tmp_path / name
@@ -316,7 +316,7 @@ def test_room_in_another_file_is_not_used_again(tmp_path, disk, x):
         del y
 
 
-def test_memory_that_is_freed_while_it_is_written(disk):
+def test_storage_freed_while_it_is_written_raises(disk):
     """An error, not a crash."""
     x = torch.randn(16 * MIB, requires_grad=True)
     with ebb.region(SINES):
@@ -330,7 +330,7 @@ def test_memory_that_is_freed_while_it_is_written(disk):
         _testing.drain_offload()
 
 
-def test_a_write_that_fails_before_the_tensor_is_written(disk, x):
+def test_failed_disk_write_copies_the_tensor_before_an_in_place_write(disk, x):
     """The old state is needed and could not leave: it is copied."""
     with full_disk(disk, x) as caught:
         with ebb.region(SINES):
@@ -363,7 +363,7 @@ FORKS = (
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("first", ["forward", "backward", "configure"])
-def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
+def test_forked_child_has_its_own_file(tmp_path, first):
     program = (
         "policy = ebb.Policy(default=ebb.OFFLOAD)\n"
         "x = torch.randn(1000, requires_grad=True)\n"
@@ -395,7 +395,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path, first):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("first", ["ebb.stats()['offload']", "ebb._testing.drain_offload()"])
-def test_a_fork_while_something_is_written(tmp_path, first):
+def test_fork_during_a_write_keeps_the_tensor_in_the_child(tmp_path, first):
     """The child still has the tensor in memory, and no thread there completes the write."""
     program = (
         "x = torch.randn(1 << 24, requires_grad=True)\n"
@@ -419,7 +419,7 @@ def test_a_fork_while_something_is_written(tmp_path, first):
 
 
 @pytest.mark.sweep
-def test_a_forked_child_uses_no_room_of_its_parents(tmp_path):
+def test_forked_child_does_not_reuse_room_of_its_parent(tmp_path):
     """Neither what was free nor what it drops itself."""
     program = (
         "x = torch.randn(1000, requires_grad=True)\n"

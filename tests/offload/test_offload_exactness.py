@@ -19,7 +19,7 @@ from ebb_tests.stand_ins import fake_accelerator
 @pytest.mark.parametrize("in_flight", [0, 1 << 12, 1 << 40])
 @pytest.mark.parametrize("prefetch", [0, 1 << 13, 1 << 40])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
+def test_transformer_has_bits_of_eager(policy, prefetch, in_flight):
     modules = blocks(3)
     x = torch.randn(2, 8, 16, requires_grad=True)
 
@@ -91,7 +91,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
+def test_every_dtype_and_view_comes_back(accelerator, dtype, view):
     x = torch.zeros(1, requires_grad=True)
     numbers = torch.randint(0, 2, (4, 6)) if dtype is torch.bool else torch.randn(4, 6) * 8
     with ebb.region(OFFLOAD_ALL):
@@ -113,7 +113,7 @@ def test_random_programs_with_offload(copies):
     assert run_random_programs(300, engine=f"offload {copies}")["replayed"] > 60
 
 
-def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator, x):
+def test_value_written_in_place_is_offloaded_once(accelerator, x):
     with ebb.region(ebb.Policy({"aten::mul": ebb.OFFLOAD})):
         h = (x * 2).relu_()  # saves its result
         y = h.exp()

@@ -24,7 +24,7 @@ from ebb_tests.stand_ins import fake_accelerator
 @pytest.mark.parametrize("in_flight", [0, 64, 1 << 30])
 @pytest.mark.parametrize("prefetch", [0, 64, 1 << 30])
 @pytest.mark.parametrize("keep", [0, 2])
-def test_the_host_neither_asks_nor_waits(in_flight, prefetch, keep):
+def test_host_neither_polls_nor_waits(in_flight, prefetch, keep):
     x = torch.randn(8, requires_grad=True)
     settings = {"in_flight_bytes": in_flight, "prefetch_bytes": prefetch, "keep_last": keep}
     with fake_accelerator(**settings) as fake:
@@ -40,7 +40,7 @@ def test_the_host_neither_asks_nor_waits(in_flight, prefetch, keep):
         assert fake.counts()["host_waits"] == 0
 
 
-def test_device_memory_is_released_when_the_limit_is_reached():
+def test_device_memory_is_released_at_the_in_flight_limit():
     x = torch.randn(8, requires_grad=True)
     with fake_accelerator(in_flight_bytes=64) as fake:
         y = forward(x, 6)
@@ -50,7 +50,7 @@ def test_device_memory_is_released_when_the_limit_is_reached():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_schedules(seed):
+def test_random_schedules_on_one_stream(seed):
     """On one stream, as in a capture."""
     draw = random.Random(seed)
     x = torch.randn(8, requires_grad=True)
@@ -60,7 +60,7 @@ def test_random_schedules(seed):
         assert_nothing_is_away()
 
 
-def test_a_write_into_what_was_sent():
+def test_write_to_an_offloaded_tensor():
     x = torch.randn(8, requires_grad=True)
 
     def program(region):
@@ -84,7 +84,7 @@ class Keeper(torch.nn.Module):
         return (self.hidden.cos() * 2).sin()
 
 
-def test_a_saved_value_that_is_still_alive():
+def test_value_fetched_ahead_is_dropped_if_its_tensor_is_alive():
     """It was fetched ahead, and then is not needed: its tensor lives."""
     x = torch.randn(1000, requires_grad=True)
     model = Keeper()

@@ -27,7 +27,7 @@ from ebb_tests.stand_ins import fake_accelerator
 from ebb_tests.time_limits import HANGS
 
 
-def test_a_storage_that_is_freed_between_two_backwards(accelerator, x):
+def test_storage_freed_between_two_backwards_raises(accelerator, x):
     """The first one needs no copy, since the program holds it."""
     with ebb.region(OFFLOAD_ALL):
         h = x.sin()
@@ -43,7 +43,7 @@ def test_a_storage_that_is_freed_between_two_backwards(accelerator, x):
 
 @pytest.mark.parametrize("advance", [0, 1, 3, 1000])
 @pytest.mark.parametrize("keep", [0, 2])
-def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_left, x):
+def test_forward_without_backward_leaves_no_values(advance, keep, no_objects_left, x):
     with fake_accelerator(keep_last=keep) as fake:
         for _ in range(3):
             y = forward(x)
@@ -54,7 +54,7 @@ def test_a_forward_without_backward_leaves_nothing(advance, keep, no_objects_lef
 
 
 @pytest.mark.parametrize("keep", [0, 200])
-def test_what_was_dropped_is_in_no_list(keep, x):
+def test_dropped_values_are_neither_sent_nor_fetched(keep, x):
     """Something else is there soon."""
     with fake_accelerator(keep_last=keep) as fake:
         for _ in range(5):
@@ -72,7 +72,7 @@ def test_what_was_dropped_is_in_no_list(keep, x):
         assert after["copies_in"] == (0 if keep else 200 - last)
 
 
-def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left, x):
+def test_exception_in_a_region_leaves_no_values(accelerator, no_objects_left, x):
     with contextlib.suppress(ZeroDivisionError), ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x)
         raise ZeroDivisionError
@@ -85,7 +85,7 @@ def test_an_exception_in_the_region_leaves_nothing(accelerator, no_objects_left,
     assert_nothing_is_away()
 
 
-def test_without_gradients_nothing_is_sent_for_autograd(accelerator, x):
+def test_no_grad_offloads_nothing(accelerator, x):
     with torch.no_grad(), ebb.region(ebb.Policy(default=ebb.OFFLOAD)):
         for _ in range(10):
             chain_of_sines(x)
@@ -95,7 +95,7 @@ def test_without_gradients_nothing_is_sent_for_autograd(accelerator, x):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random_schedules(seed):
+def test_random_schedules_on_several_streams(seed):
     draw = random.Random(seed)
     x = torch.randn(8, requires_grad=True)
     with fake_accelerator(**drawn_settings(draw)) as fake:
@@ -106,7 +106,7 @@ def test_random_schedules(seed):
         assert_nothing_is_away()
 
 
-def test_threads(accelerator):
+def test_threads_train_at_once(accelerator):
     """Each trains for itself; the engine is shared."""
     wrong = []
 
@@ -127,7 +127,7 @@ def test_threads(accelerator):
     assert_nothing_is_away()
 
 
-def test_a_fetch_ahead_that_finds_no_memory_does_no_harm(accelerator):
+def test_backward_works_after_an_allocation_for_a_fetch_failed(accelerator):
     x = torch.randn(64, requires_grad=True)
     with ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x, 5)
@@ -173,7 +173,7 @@ def test_storages_that_python_has_seen_do_not_deadlock_threads():
 
 
 @pytest.mark.parametrize("keep", [0, 2])
-def test_what_was_sent_outlives_the_accelerator(keep, tmp_path):
+def test_values_outlive_the_accelerator(keep, tmp_path):
     """Its memory is the accelerator's, and nobody else may take it for theirs."""
     x = torch.randn(64, requires_grad=True)
     with fake_accelerator(keep_last=keep):
@@ -185,7 +185,7 @@ def test_what_was_sent_outlives_the_accelerator(keep, tmp_path):
     assert_exact(z, x)
 
 
-def test_accelerators_one_after_the_other_while_something_is_away():
+def test_values_of_earlier_accelerators_come_back():
     x = torch.randn(64, requires_grad=True)
     graphs = []
     for _ in range(3):

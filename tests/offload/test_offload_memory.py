@@ -41,7 +41,7 @@ def test_device_memory_is_released_when_the_next_region_ends(advance, accelerato
     z.sum().backward()
 
 
-def test_a_region_that_sends_nothing_does_not_count(accelerator, x):
+def test_region_without_offload_releases_no_device_memory(accelerator, x):
     with ebb.region(SINES):
         y, watch = saved_sine(x)
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_a_region_that_sends_nothing_does_not_count(accelerator, x):
     y.sum().backward()
 
 
-def test_in_a_large_region_device_memory_is_released_after_some_values(accelerator, x):
+def test_large_region_releases_device_memory_after_some_values(accelerator, x):
     with ebb.region(SINES):
         y, watch = saved_sine(x)
         y = chain_of_sines(y, 30)
@@ -79,7 +79,7 @@ def test_values_of_another_stream_are_released_when_a_region_ends_there(accelera
     (y + z).sum().backward()
 
 
-def test_what_backward_took_from_the_device_is_released_when_it_moves_on(accelerator, x):
+def test_backward_releases_a_value_when_it_unpacks_the_next(accelerator, x):
     y = x
     for _ in range(3):
         with ebb.region(SINES):
@@ -94,7 +94,7 @@ def test_what_backward_took_from_the_device_is_released_when_it_moves_on(acceler
     y.sum().backward()
 
 
-def test_two_regions_worth_are_fetched_ahead(accelerator, x):
+def test_values_of_two_regions_are_fetched_ahead(accelerator, x):
     y = x
     for _ in range(6):
         with ebb.region(SINES):
@@ -106,7 +106,7 @@ def test_two_regions_worth_are_fetched_ahead(accelerator, x):
     y.sum().backward()
 
 
-def test_a_tensor_in_flight_is_served_from_the_device(accelerator, x):
+def test_tensor_in_flight_is_taken_from_the_device(accelerator, x):
     with ebb.region(SINES):
         y = x.sin().cos()
     y.sum().backward()
@@ -117,7 +117,7 @@ def test_a_tensor_in_flight_is_served_from_the_device(accelerator, x):
 
 
 @pytest.mark.parametrize("limit", [0, 100, 1000])
-def test_no_more_than_the_limit_is_in_flight(limit):
+def test_bytes_in_flight_stay_below_the_limit(limit):
     x = torch.randn(4, dtype=torch.float64, requires_grad=True)  # 32 bytes
     with fake_accelerator(in_flight_bytes=limit) as fake:
         with ebb.region(OFFLOAD_ALL):
@@ -132,7 +132,7 @@ def test_no_more_than_the_limit_is_in_flight(limit):
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 5])
-def test_the_last_ones_stay_on_the_device(keep, x):
+def test_keep_last_keeps_values_on_the_device(keep, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(OFFLOAD_ALL):
             y = x
@@ -145,7 +145,7 @@ def test_the_last_ones_stay_on_the_device(keep, x):
         assert fake.counts()["copies_in"] == out
 
 
-def test_what_was_sent_before_is_fetched_ahead():
+def test_values_are_fetched_ahead_up_to_prefetch_bytes():
     x = torch.randn(4, dtype=torch.float64, requires_grad=True)
     with fake_accelerator(prefetch_bytes=64) as fake:  # two tensors
         with ebb.region(OFFLOAD_ALL):
@@ -160,7 +160,7 @@ def test_what_was_sent_before_is_fetched_ahead():
         assert ebb.stats()["offload"]["fetched_late"] - before == 1
 
 
-def test_what_was_taken_is_not_fetched_ahead(accelerator, x):
+def test_value_that_backward_has_unpacked_is_not_fetched_ahead(accelerator, x):
     """It was asked for when it was away, and lived, so that nothing was copied."""
     with ebb.region(SINES):
         living = x.sin()
@@ -174,7 +174,7 @@ def test_what_was_taken_is_not_fetched_ahead(accelerator, x):
     assert accelerator.counts()["copies_in"] == 1
 
 
-def test_host_memory_is_used_again_and_has_the_exact_size():
+def test_host_memory_is_reused_and_has_the_exact_size():
     x = torch.randn(1000, requires_grad=True)
     with fake_accelerator() as fake:
         allocations = []
@@ -194,7 +194,7 @@ def test_host_memory_is_used_again_and_has_the_exact_size():
         assert stats["host_bytes_used"] == 0
 
 
-def test_memory_is_used_again_though_each_step_has_other_sizes():
+def test_host_memory_is_reused_by_tensors_of_similar_sizes():
     """Sizes within a fifth, and with room for the largest: what replaced the first ones serves."""
     draw = Random(0)
     sizes = [draw.randint(3400, 4096) for _ in range(60)]
@@ -215,33 +215,31 @@ def test_memory_is_used_again_though_each_step_has_other_sizes():
     assert held <= 5 * 4 * 4096
 
 
+def host_bytes_used(fake, x):
+    """While a step of one sine is away."""
+    with ebb.region(SINES):
+        y = x.sin().cos()
+    used = ebb.stats()["offload"]["host_bytes_used"]
+    y.sum().backward()
+    del y
+    finish_copies(fake)
+    return used
+
+
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 1000, 1023, 1025, 3999, 4001])
-def test_memory_that_is_used_again_or_replaced_is_a_quarter_larger_at_most(size):
+def test_reused_host_memory_is_at_most_a_quarter_too_large(size):
     """Without room for both, the first tensor's memory makes place for the second's."""
     with fake_accelerator(pinned_limit=4 * 5000) as fake:
         for length in (5000, size):
-            x = torch.randn(length, requires_grad=True)
-            with ebb.region(SINES):
-                y = x.sin().cos()
-            used = ebb.stats()["offload"]["host_bytes_used"]
-            y.sum().backward()
-            del y
-            finish_copies(fake)
+            used = host_bytes_used(fake, torch.randn(length, requires_grad=True))
 
     assert 4 * size <= used <= 4 * size * 5 / 4
 
 
-def test_a_small_tensor_takes_no_large_buffer():
-    x = torch.randn(1000, requires_grad=True)
+def test_small_tensor_takes_no_large_host_buffer():
     with fake_accelerator() as fake:
-        for part in (x, x[:10]):
-            with ebb.region(OFFLOAD_ALL):
-                y = part.sin().cos()
-            used = ebb.stats()["offload"]["host_bytes_used"]
-            assert used == 4 * part.numel()
-            y.sum().backward()
-            del y
-            finish_copies(fake)
+        for length in (1000, 10):
+            assert host_bytes_used(fake, torch.randn(length, requires_grad=True)) == 4 * length
 
 
 @pytest.mark.parametrize("limit", [0, 100])

@@ -41,7 +41,7 @@ def test_backward_on_another_stream(accelerator, x):
     accelerator.use_stream(0)
 
 
-def test_what_was_fetched_ahead_for_another_stream_is_not_copied_again(accelerator, x):
+def test_value_fetched_ahead_is_used_on_another_stream(accelerator, x):
     with ebb.region(OFFLOAD_ALL):
         y = chain_of_sines(x, 6)
     finish_copies(accelerator)
@@ -67,7 +67,7 @@ WRITES = {
 @pytest.mark.parametrize("advance", [0, 1000])
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_saved_tensor_that_is_written_raises_as_in_eager(write, inside, advance, keep, x):
+def test_write_to_a_saved_tensor_raises_as_in_eager(write, inside, advance, keep, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(SINES):
             h, y = sine_and_cosine(x)
@@ -84,7 +84,7 @@ def test_a_saved_tensor_that_is_written_raises_as_in_eager(write, inside, advanc
 @pytest.mark.parametrize("keep", [0, 3])
 @pytest.mark.parametrize("advance", [0, 1000])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_recipes_read_what_was_there_before_a_write(write, advance, keep):
+def test_recomputation_reads_the_state_before_a_write(write, advance, keep):
     """The write must wait for the copy; what reads the old state is recomputed from it."""
 
     def program(x):
@@ -97,7 +97,7 @@ def test_recipes_read_what_was_there_before_a_write(write, advance, keep):
         assert all(map(same_bits, found, expected))
 
 
-def test_what_left_before_a_write_is_not_sent_again():
+def test_old_state_is_sent_once_before_a_write():
     """It was among the last ones until then."""
 
     def program(x):
@@ -111,7 +111,7 @@ def test_what_left_before_a_write_is_not_sent_again():
         assert fake.counts()["copies_out"] == 1
 
 
-def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator, x):
+def test_set_on_an_alias_is_no_write(accelerator, x):
     """Found by random programs: `set_` moves the version of the alias, and no other."""
     with ebb.region(SINES):
         h = x.sin()
@@ -129,7 +129,7 @@ def test_an_alias_that_is_given_another_storage_writes_nothing(accelerator, x):
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("advance", [0, 1000])
-def test_an_input_that_is_written_after_the_region_raises(advance, dies, x):
+def test_write_to_an_input_after_the_region_raises(advance, dies, x):
     h = x * 2
     with fake_accelerator() as fake:
         with ebb.region(ebb.policies.offload_inputs):
@@ -145,7 +145,7 @@ def test_an_input_that_is_written_after_the_region_raises(advance, dies, x):
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
-def test_storage_that_is_freed_while_it_is_copied(is_noticed, accelerator, x):
+def test_storage_freed_while_it_is_copied_raises(is_noticed, accelerator, x):
     """Also if ebb has freed the device's memory after the copy."""
     with ebb.region(SINES):
         h, y = sine_and_cosine(x)
@@ -158,7 +158,7 @@ def test_storage_that_is_freed_while_it_is_copied(is_noticed, accelerator, x):
     assert accelerator.take_violations() == ["copy 1 reads from memory that was freed"]
 
 
-def test_what_was_lost_is_not_fetched_ahead(accelerator, x):
+def test_freed_storage_is_not_fetched_ahead(accelerator, x):
     with ebb.region(SINES):
         h, y = sine_and_cosine(x)
         z = (x * 2).sin().cos()
@@ -174,7 +174,7 @@ def test_what_was_lost_is_not_fetched_ahead(accelerator, x):
 
 @pytest.mark.parametrize("regrows", [False, True])
 @pytest.mark.parametrize("keep", [0, 1])
-def test_storage_that_gets_other_memory_before_the_copy_ran(keep, regrows, x):
+def test_storage_resized_before_the_copy_raises(keep, regrows, x):
     with fake_accelerator(keep_last=keep) as fake:
         with ebb.region(SINES):
             h, y = sine_and_cosine(x)

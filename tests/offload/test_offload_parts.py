@@ -37,7 +37,7 @@ def x():
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 @pytest.mark.parametrize("advance", [0, 1, 1000])
-def test_the_whole_storage_is_moved_once(part, advance, x):
+def test_whole_storage_is_moved_once(part, advance, x):
     y = program(x, part)
     expected = gradients(y.abs().sum(), x)[0]
     with fake_accelerator() as fake:
@@ -50,7 +50,7 @@ def test_the_whole_storage_is_moved_once(part, advance, x):
         assert fake.counts()["copies_out"] == 1
 
 
-def test_the_storage_is_freed(accelerator, x):
+def test_storage_is_freed(accelerator, x):
     with ebb.region(SUMS):
         h = x + 1
         watch = StorageWeakRef(h.untyped_storage())
@@ -75,7 +75,7 @@ OTHERS = {
 @pytest.mark.parametrize("policy", [SUMS, OFFLOAD_ALL], ids=["sums", "all"])
 @pytest.mark.parametrize("swept", [False, True])
 @pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
-def test_others_need_more_of_it(others, swept, policy, x):
+def test_other_operators_read_more_of_the_storage(others, swept, policy, x):
     def both(policy):
         h = x + 1
         results = []
@@ -95,7 +95,7 @@ def test_others_need_more_of_it(others, swept, policy, x):
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_write_after_a_part_was_saved(sent, x):
+def test_write_through_an_alias_after_a_part_was_saved(sent, x):
     """Through an alias whose version is its own: eager's backward sees it, and so must ours."""
 
     def both(region):
@@ -129,7 +129,7 @@ def test_overlapping_elements_move_with_their_storage(accelerator):
     assert ebb.stats()["regions"]["overlapping"]["bytes_offloaded"] == 400
 
 
-def test_a_storage_for_which_there_is_no_room_is_recomputed(x):
+def test_storage_without_room_is_recomputed(x):
     with fake_accelerator(pinned_limit=0) as fake:
         with ebb.region(SUMS):
             y = (x + 1)[3].sin()
@@ -139,7 +139,7 @@ def test_a_storage_for_which_there_is_no_room_is_recomputed(x):
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 30])
-def test_an_input_of_which_a_part_found_no_room_is_written_after_the_region(limit):
+def test_write_to_an_input_that_found_no_room_raises(limit):
     """The handle on the part holds no storage, so the program's own reference must not count as
     the handle's."""
     w = torch.randn(400, 10, requires_grad=True)
@@ -158,7 +158,7 @@ def test_an_input_of_which_a_part_found_no_room_is_written_after_the_region(limi
         del a
 
 
-def test_an_op_that_reads_beyond_its_argument(accelerator):
+def test_operator_that_reads_beyond_its_argument(accelerator):
     def through_a_row(x):
         h = x + 1
         every = torch.as_strided_copy(h[3].detach(), (10, 10), (10, 1), 0)
@@ -172,7 +172,7 @@ def test_an_op_that_reads_beyond_its_argument(accelerator):
 
 
 @pytest.mark.parametrize("policy", [SUMS, OFFLOAD_ALL], ids=["sums", "all"])
-def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, policy, x):
+def test_storage_freed_in_the_region_is_not_sent(accelerator, policy, x):
     with ebb.region(policy):
         h = x + 1
         y = (h * 2).cos()
@@ -189,7 +189,7 @@ def test_storage_that_is_freed_in_the_region_is_not_sent(accelerator, policy, x)
 @pytest.mark.parametrize(
     "policy", [SUMS, ebb.Policy({"aten::add": ebb.SAVE})], ids=["sent", "kept"]
 )
-def test_storage_that_an_operator_freed_in_the_region_is_neither_sent_nor_read(accelerator, policy):
+def test_storage_freed_by_an_operator_is_neither_sent_nor_read(accelerator, policy):
     def product(x):
         return ((x + 1) * 2).cos()
 

@@ -13,7 +13,7 @@ from ebb_tests.stand_ins import fake_accelerator
 
 
 @pytest.mark.parametrize(("elements", "sent"), [(127, 0), (128, 1), (129, 1)])
-def test_the_least_size_is_in_bytes(elements, sent):
+def test_min_bytes(elements, sent):
     x = torch.randn(elements, dtype=torch.float64, requires_grad=True)
     with fake_accelerator(min_bytes=1024) as fake:
         with ebb.region(SINES):
@@ -23,7 +23,7 @@ def test_the_least_size_is_in_bytes(elements, sent):
         assert fake.counts()["copies_out"] == sent
 
 
-def test_parameters_and_their_views_stay(accelerator):
+def test_parameters_and_their_views_are_not_offloaded(accelerator):
     w = torch.randn(4, 4, requires_grad=True)
     x = torch.randn(4, 4)
     with ebb.region(ebb.policies.offload_inputs):
@@ -34,7 +34,7 @@ def test_parameters_and_their_views_stay(accelerator):
     assert accelerator.counts()["copies_out"] == 0
 
 
-def test_inputs_are_what_other_functions_computed(accelerator):
+def test_computed_inputs_are_offloaded(accelerator):
     x = torch.randn(4, 4, requires_grad=True)
     h = x * 2
     with ebb.region(ebb.policies.offload_inputs):
@@ -51,7 +51,7 @@ def test_inputs_are_what_other_functions_computed(accelerator):
 
 
 @pytest.mark.parametrize("mark", ["_do_not_offload", "_TE_do_not_offload"])
-def test_marked_tensors_stay(accelerator, mark, x):
+def test_marked_tensors_are_not_offloaded(accelerator, mark, x):
     with ebb.region(OFFLOAD_ALL):
         h = x.sin()
         setattr(h, mark, True)
@@ -62,7 +62,7 @@ def test_marked_tensors_stay(accelerator, mark, x):
     assert accelerator.counts()["copies_out"] == 0
 
 
-def test_one_copy_however_many_tensors_saved_it(accelerator):
+def test_storage_saved_several_times_is_copied_once(accelerator):
     x = torch.randn(6, 4, requires_grad=True)
     with ebb.region(SINES):
         h = x.sin()
@@ -77,7 +77,7 @@ def test_one_copy_however_many_tensors_saved_it(accelerator):
     assert accelerator.counts()["copies_in"] == 1
 
 
-def test_memory_at_the_same_address_is_another_tensor(accelerator):
+def test_new_tensor_at_a_freed_address_is_sent(accelerator):
     x = torch.randn(1024, requires_grad=True)
     expected = gradients(sum((x * k).sin().cos().sum() for k in range(1, 9)), x)[0]
     with ebb.region(OFFLOAD_ALL):
@@ -89,7 +89,7 @@ def test_memory_at_the_same_address_is_another_tensor(accelerator):
 
 
 @pytest.mark.sweep
-def test_on_the_cpu_offload_means_save_and_says_so():
+def test_cpu_tensors_are_saved_with_a_warning():
     program = (
         "import torch, ebb\n"
         "x = torch.randn(1 << 20, requires_grad=True)\n"
@@ -106,7 +106,7 @@ def test_on_the_cpu_offload_means_save_and_says_so():
 
 
 @pytest.mark.filterwarnings("ignore:ebb. tensors on meta are saved instead of offloaded")
-def test_tensors_without_memory_pass_through(accelerator):
+def test_meta_and_fake_tensors_are_not_offloaded(accelerator):
     """On the meta device, and fake ones."""
     with ebb.region(OFFLOAD_ALL):
         x = torch.ones(4, 4, device="meta", requires_grad=True)
@@ -122,7 +122,7 @@ def test_tensors_without_memory_pass_through(accelerator):
     assert accelerator.counts()["copies_out"] == 0
 
 
-def test_a_kept_leaf_is_the_same_object(accelerator):
+def test_saved_leaf_is_the_same_object(accelerator):
     seen = []
 
     class Keeps(torch.autograd.Function):
@@ -148,7 +148,7 @@ def test_a_kept_leaf_is_the_same_object(accelerator):
     assert accelerator.counts()["copies_out"] == 0
 
 
-def test_transfers_are_booked_by_region_and_op():
+def test_transfers_are_counted_by_region_and_op():
     x = torch.randn(8, requires_grad=True)
     h = x * 2
     with fake_accelerator(in_flight_bytes=0, prefetch_bytes=0) as fake:

@@ -18,7 +18,7 @@ from ebb._support import job
         ({"keep_last": -2}, "keep_last must be from 0"),
     ],
 )
-def test_wrong_settings(settings, message):
+def test_invalid_setting_raises(settings, message):
     before = ebb.config.to_dict()
     with pytest.raises(ValueError, match=message):
         ebb.config.update({f"offload.{name}": value for name, value in settings.items()})
@@ -26,7 +26,7 @@ def test_wrong_settings(settings, message):
 
 
 @pytest.mark.parametrize("value", [1.5, True, b"1", [1]])
-def test_settings_of_wrong_types(value):
+def test_setting_of_a_wrong_type_raises(value):
     for name in ("min_bytes", "keep_last"):
         with pytest.raises(TypeError, match=f"{name} must be an int"):
             setattr(ebb.config.offload, name, value)
@@ -63,7 +63,7 @@ def launched(monkeypatch):
         ({"SLURM_NTASKS_PER_NODE": "4", "WORLD_SIZE": "1"}, 4),
     ],
 )
-def test_a_limit_of_a_node_is_divided_among_its_ranks(launched, variables, ranks):
+def test_limit_per_node_is_divided_among_its_ranks(launched, variables, ranks):
     launched(**variables)
     ebb.config.update(offload_pinned_limit="1GiB/node", offload_disk_limit="10 GiB/Node")
     found = ebb.config.to_dict()
@@ -71,7 +71,7 @@ def test_a_limit_of_a_node_is_divided_among_its_ranks(launched, variables, ranks
     assert found["offload.disk_limit"] == (10 << 30) // ranks
 
 
-def test_a_limit_of_a_node_needs_the_number_of_its_ranks(launched):
+def test_limit_per_node_needs_the_number_of_its_ranks(launched):
     launched(WORLD_SIZE="16")
     with pytest.raises(ValueError, match=r"pinned_limit is given per node.*set LOCAL_WORLD_SIZE"):
         ebb.config.offload.pinned_limit = "1GiB/node"

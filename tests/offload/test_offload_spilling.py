@@ -35,7 +35,7 @@ def x():
 
 @pytest.mark.parametrize("prefetch", [0, 1 << 40])
 @pytest.mark.parametrize("length", [4, 30])
-def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, prefetch, x):
+def test_values_without_room_in_pinned_memory_go_to_disk(tmp_path, length, prefetch, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=20_000, prefetch_bytes=prefetch) as fake:
         for _ in range(2):
             y = forward(x, length, name="spills")
@@ -55,7 +55,7 @@ def test_what_finds_no_room_in_pinned_memory_goes_to_disk(tmp_path, length, pref
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_schedules_that_spill(tmp_path, seed):
+def test_random_schedules_with_spilling(tmp_path, seed):
     draw = random.Random(seed)
     x = torch.randn(1000, requires_grad=True)
     settings = {
@@ -73,7 +73,7 @@ def test_random_schedules_that_spill(tmp_path, seed):
         assert stats["stashes"] == stats["host_bytes_used"] == 0
 
 
-def test_a_tensor_that_lives_while_it_is_spilled(tmp_path, x):
+def test_living_tensor_is_spilled(tmp_path, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=8000) as fake:
         with ebb.region(OFFLOAD_ALL):
             first = x.sin()
@@ -106,7 +106,7 @@ def spilling(tmp_path):
         assert all(map(torch.equal, found, gradients(expected, [x, y])))
 
 
-def test_several_are_written_at_once_and_the_first_is_waited_for(spilling):
+def test_four_values_are_written_at_once_and_the_first_is_waited_for(spilling):
     spilling.living.clear()
     nbytes = [value.nbytes for value in spilling.values]
     _testing.drain_offload()
@@ -117,7 +117,7 @@ def test_several_are_written_at_once_and_the_first_is_waited_for(spilling):
     assert stats["host_bytes_used"] == sum(nbytes[AT_ONCE:])
 
 
-def test_a_drain_waits_for_what_is_read_ahead(spilling):
+def test_drain_waits_for_reads_ahead(spilling):
     """All of it, since others have taken all the room, and are gone."""
     *large, small = spilling.values
     spilling.living.clear()
@@ -135,7 +135,7 @@ def test_a_drain_waits_for_what_is_read_ahead(spilling):
     del kept
 
 
-def test_a_tensor_that_lives_while_it_is_written(spilling):
+def test_living_tensor_is_served_while_it_is_written(spilling):
     of_disk = zip(spilling.values[:AT_ONCE], spilling.living[:AT_ONCE], strict=True)
     for value, h in of_disk:
         assert value.grad_fn._saved_self.data_ptr() == h.data_ptr()
@@ -144,7 +144,7 @@ def test_a_tensor_that_lives_while_it_is_written(spilling):
     assert ebb.stats()["offload"]["disk_bytes_used"] == 0
 
 
-def test_what_is_needed_while_it_is_written_is_waited_for(tmp_path, spilling):
+def test_unpacking_waits_for_a_write(tmp_path, spilling):
     """Then its memory may be used for something else, or go."""
     spilling.living.clear()
     other = tmp_path / "other"
@@ -158,7 +158,7 @@ def test_what_is_needed_while_it_is_written_is_waited_for(tmp_path, spilling):
     del kept
 
 
-def test_a_write_that_fails_keeps_the_tensor_in_pinned_memory(tmp_path, x):
+def test_failed_write_keeps_the_tensor_in_pinned_memory(tmp_path, x):
     with fake_accelerator(disk=tmp_path, pinned_limit=12_000) as fake:
         with full_disk(tmp_path, x) as caught:
             y = forward(x, 6)

@@ -83,7 +83,7 @@ def device_of_node(node: str) -> Iterator[str]:
         yield "../" * (len(devices.resolve().parts) - 1) + device.lstrip("/")
 
 
-def test_pinned_memory_is_of_whole_pages_near_the_device(library):
+def test_pinned_memory_has_whole_pages_near_the_device(library):
     with device_of_node("0") as device:
         printed, errors = run(library, 5000, device)
 
@@ -93,7 +93,7 @@ def test_pinned_memory_is_of_whole_pages_near_the_device(library):
 
 
 @pytest.mark.sweep
-def test_a_device_that_cannot_say_where_it_is_leaves_no_error_behind(library):
+def test_unknown_place_of_a_device_leaves_no_cuda_error(library):
     printed, errors = run(library, 4096, "", FAKE_LOST="1")
 
     assert printed[:3] == ["where is 0", "forget the error", "register 4096"], errors
@@ -113,7 +113,7 @@ for thread in threads:
 
 
 @pytest.mark.sweep
-def test_one_thread_at_a_time_asks_where_devices_are(library):
+def test_one_thread_at_a_time_asks_for_places_of_devices(library):
     printed, errors = run(library, 4096, "FFFF:00:00.0", program=SEVERAL_THREADS)
 
     assert {"where is 0", "where is 1"} < {*printed}, errors
@@ -129,7 +129,7 @@ def test_one_thread_at_a_time_asks_where_devices_are(library):
         ("1000000", str, [-1, -1, -1]),
     ],
 )
-def test_the_preferred_node_is_the_one_that_the_system_names(library, node, spelled, nodes):
+def test_preferred_node_is_that_of_the_system(library, node, spelled, nodes):
     with device_of_node(node) as device:
         printed, errors = run(library, 4096, spelled(device))
 
@@ -137,7 +137,7 @@ def test_the_preferred_node_is_the_one_that_the_system_names(library, node, spel
 
 
 @pytest.mark.sweep
-def test_what_cuda_refuses_to_pin_leaves_no_error_behind(library):
+def test_refused_registration_leaves_no_cuda_error(library):
     """torch would take the error that is left for that of its next kernel."""
     printed, errors = run(library, 4096, "FFFF:00:00.0", FAKE_FULL="1")
 
@@ -152,14 +152,14 @@ def cuda(tmp_path_factory):
 
 
 @pytest.mark.sweep
-def test_it_is_registered_on_its_own_device_whichever_is_current(cuda):
+def test_memory_is_registered_on_its_own_device(cuda):
     """Elsewhere the registration would make a context, in each rank the first of all on GPU 0."""
     printed = fake_cuda.run(cuda, "testing.pinned_memory(4096, 1)")
 
     assert printed[0].startswith("register 4096 on 1")
 
 
-def test_a_runtime_that_is_part_of_torch_comes_before_that_of_others(tmp_path, library):
+def test_runtime_linked_into_torch_comes_first(tmp_path, library):
     """torch may be linked with it, and another package bring a library of its own."""
     of_torch = shutil.copy(library, tmp_path / "libtorch_stand_in.so")
     others = (
@@ -187,7 +187,7 @@ print("grown", (mapped() - before) >> 20)
 """
 
 
-def test_what_is_freed_is_not_mapped_any_more(cuda):
+def test_freed_memory_is_unmapped(cuda):
     grown = int(fake_cuda.run(cuda, MANY)[-1].removeprefix("grown "))
 
     assert grown < 100
@@ -205,7 +205,7 @@ print("wf" in flags(small), "hg" in flags(small), "wf" in flags(large), "hg" in 
 """
 
 
-def test_large_memory_is_of_huge_pages_and_there_before_it_is_registered(cuda):
+def test_large_memory_has_huge_pages_and_is_touched_before_registration(cuda):
     printed = fake_cuda.run(cuda, SHOWN_BY_THE_SYSTEM)
 
     assert printed[0] == "register 4096 on 0, 0% there"
@@ -226,7 +226,7 @@ print("parent", os.waitpid(child, 0)[1], memory.min().item(), flush=True)
 """
 
 
-def test_the_child_of_a_fork_has_none_of_it_and_unregisters_nothing(cuda):
+def test_forked_child_has_no_pinned_memory_and_unregisters_none(cuda):
     printed = fake_cuda.run(cuda, FORK)
 
     assert printed[1:] == ["child 0", "parent 0 7", "unregister"]
@@ -239,7 +239,7 @@ for which, error in ((0, 0), (7, 0), (0, 906), (7, 900), (0, 710), (0, 0)):
 """
 
 
-def test_what_the_runtime_says_of_captures(cuda):
+def test_capture_of_the_cuda_runtime(cuda):
     """Where another capture is why it does not tell, it counts as one; no error is left behind."""
     printed = fake_cuda.run(cuda, CAPTURES)
 

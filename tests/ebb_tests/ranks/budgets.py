@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,15 +12,20 @@ from torch.distributed.fsdp import fully_shard
 
 from ebb._launch import agreeing, takeover
 from ebb._region.modules import marks_of
-from ebb_tests.ranks.comparing import plain
-from ebb_tests.ranks.models import Net
+from ebb_tests.ranks.models import Net, plain
 
 STEPS = 18  # more than ebb measures
 WIDTH = 16
 
 
+class Trained(NamedTuple):
+    steps: list[list[bytes]]  # losses and parameters
+    policies: dict[str, str]  # of the last regions, by module name
+    told: str  # stderr
+    plans: int  # number of plans made
+
+
 def policies(model):
-    """The policies of a model's regions under a plan, by module name."""
     return {
         name: inner_marks.region.policy.to_toml()
         for name, inner in model.named_modules()
@@ -38,7 +44,6 @@ def train(
     before=lambda number: None,
     file="",
 ):
-    """Returns losses and parameters, the last policies, stderr, and the number of plans made."""
     planned = None
     told = io.StringIO()
     torch.manual_seed(3)
@@ -55,29 +60,8 @@ def train(
                 found.append(step(model, optimizer, number, rows))
         finally:
             takeover.remove()
-    return found, policies(model), told.getvalue(), planned.job.plans if planned else 0
-
-
-@contextlib.contextmanager
-def patience(seconds):
-    """How long a rank waits for others."""
-    before = agreeing._PATIENCE
-    agreeing._PATIENCE = seconds
-    try:
-        yield
-    finally:
-        agreeing._PATIENCE = before
-
-
-def together(optimizer):
-    """From now on no rank is a step ahead of the other."""
-    real = optimizer.step
-
-    def step():
-        dist.barrier()
-        return real()
-
-    optimizer.step = step
+    plans = planned.job.plans if planned else 0
+    return Trained(found, policies(model), told.getvalue(), plans)
 
 
 def step(model, optimizer, number, rows):
@@ -90,9 +74,20 @@ def step(model, optimizer, number, rows):
     return [one.numpy().tobytes() for one in bits]  # kept tensors would count in the budget
 
 
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        assert one == other
+@contextlib.contextmanager
+def patience(steps):
+    """How long a rank waits for others."""
+    before = agreeing._PATIENCE
+    agreeing._PATIENCE = steps
+    try:
+        yield
+    finally:
+        agreeing._PATIENCE = before
+
+
+def in_step(optimizer):
+    """From now on no rank is a step ahead of the other."""
+    optimizer.register_step_pre_hook(lambda *_: dist.barrier())
 
 
 def of_both(value):
@@ -101,7 +96,25 @@ def of_both(value):
     return values
 
 
+def assert_one_plan(found, expected=None):
+    """Each rank has made or got a plan, and both have the same; bits are the expected ones."""
+    first, second = of_both(found.policies)
+    assert first == second != {}, found.told
+    assert of_both(found.plans) == [1, 1], found.told
+    assert expected is None or found.steps == expected.steps
+
+
+def assert_told_on_first(line, told):
+    assert (line in told) == (dist.get_rank() == 0), told
+
+
 def sharded(model):
     for layer in model.layers:
         fully_shard(layer)
     return fully_shard(model)
+
+
+def stage(model):
+    """A stage of a pipeline: rank 1 has more layers."""
+    model.layers = model.layers[: 2 + 2 * dist.get_rank()]
+    return model

@@ -1,22 +1,17 @@
 """Every way in which torch.distributed writes to a tensor, as code of users has it.
 
-Each function in WRITES overwrites or changes `t`, a contiguous tensor of four rows, and gives what
-is still to be waited for; those that know no `async_op` wait themselves.
+Each entry of WRITES overwrites or changes `t`, a contiguous tensor of four rows, and returns what
+is still to be waited for. Entries that ignore `a`, which is async_op, wait themselves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-
-WRITES: dict[str, Any] = {}
-
-
-def writes(function: Any) -> Any:
-    WRITES[function.__name__] = function
-    return function
+from torch import Tensor
 
 
 def rank() -> int:
@@ -27,185 +22,139 @@ def peer() -> int:
     return 1 - rank()
 
 
-def source(like: torch.Tensor, part: int = 1) -> torch.Tensor:
+def source(like: Tensor, part: int = 1) -> Tensor:
     """What this rank sends: other numbers on each, and none that depend on `like`'s."""
     rows = like.shape[0] // part
     numbers = torch.arange(rows * like[0].numel(), dtype=like.dtype)
     return ((numbers + 1) * (0.1 + 0.25 * rank())).reshape(rows, *like.shape[1:])
 
 
-@writes
-def all_reduce(t, async_op):
-    return [dist.all_reduce(t, async_op=async_op)]
+def two(t: Tensor) -> list[Tensor]:
+    return [source(t), source(t) * 3]
 
 
-@writes
-def all_reduce_of_the_largest(t, async_op):
-    return [dist.all_reduce(t, dist.ReduceOp.MAX, async_op=async_op)]
+def on_first(parts: list[Any]) -> list[Any] | None:
+    return parts if rank() == 0 else None
 
 
-@writes
-def broadcast(t, async_op):
-    return [dist.broadcast(t, 0, async_op=async_op)]
-
-
-@writes
-def reduce(t, async_op):
-    return [dist.reduce(t, 0, async_op=async_op)]
-
-
-@writes
-def all_gather(t, async_op):
-    return [dist.all_gather([torch.empty_like(t), t], source(t), async_op=async_op)]
-
-
-@writes
-def all_gather_into_views(t, async_op):
-    return [dist.all_gather(list(t.chunk(2)), source(t, 2), async_op=async_op)]
-
-
-@writes
-def all_gather_into_tensor(t, async_op):
-    return [dist.all_gather_into_tensor(t, source(t, 2), async_op=async_op)]
-
-
-@writes
-def gather(t, async_op):
-    lists = [torch.empty_like(t), t] if rank() == 0 else None
-    return [dist.gather(source(t), lists, 0, async_op=async_op)]
-
-
-@writes
-def scatter(t, async_op):
-    lists = [source(t), source(t) * 3] if rank() == 0 else None
-    return [dist.scatter(t, lists, 0, async_op=async_op)]
-
-
-@writes
-def reduce_scatter(t, async_op):
-    return [dist.reduce_scatter(t, [source(t), source(t) * 3], async_op=async_op)]
-
-
-@writes
-def reduce_scatter_tensor(t, async_op):
-    both = torch.cat([source(t), source(t) * 3])
-    return [dist.reduce_scatter_tensor(t, both, async_op=async_op)]
-
-
-@writes
-def all_to_all(t, async_op):
-    outputs = list(t.chunk(2))
-    return [dist.all_to_all(outputs, list(source(t).chunk(2)), async_op=async_op)]
-
-
-@writes
-def all_to_all_single(t, async_op):
-    return [dist.all_to_all_single(t, source(t), async_op=async_op)]
-
-
-@writes
-def all_to_all_single_by_splits(t, async_op):
-    ours, theirs = ([1, 3], [1, 3]) if rank() == 0 else ([3, 1], [3, 1])
-    return [dist.all_to_all_single(t, source(t), ours, theirs, async_op=async_op)]
-
-
-@writes
-def send_and_recv(t, async_op):
-    if rank() == 0:
-        dist.send(source(t), peer())
-        dist.recv(t, peer())
-    else:
-        dist.recv(t, peer())
-        dist.send(source(t), peer())
+def waited_for(tensor: Tensor) -> list[Any]:
+    functional.wait_tensor(tensor)
     return []
 
 
-@writes
-def recv_from_anybody(t, async_op):
+functional: Any = torch.ops._c10d_functional
+
+
+def send_and_recv(t: Tensor, _async_op: bool) -> list[Any]:
+    calls = [lambda: dist.send(source(t), peer()), lambda: dist.recv(t, peer())]
+    for call in calls if rank() == 0 else reversed(calls):
+        call()
+    return []
+
+
+def recv_from_anybody(t: Tensor, _async_op: bool) -> list[Any]:
     sent = dist.isend(source(t), peer())
     dist.recv(t)
     return [sent]
 
 
-@writes
-def isend_and_irecv(t, async_op):
-    return [dist.irecv(t, peer()), dist.isend(source(t), peer())]
+def batch_isend_irecv(t: Tensor, _async_op: bool) -> list[Any]:
+    sent, received = (dist.isend, source(t)), (dist.irecv, t)
+    return dist.batch_isend_irecv([dist.P2POp(*one, peer()) for one in (sent, received)])
 
 
-@writes
-def batch_isend_irecv(t, async_op):
-    operations = [
-        dist.P2POp(dist.isend, source(t), peer()),
-        dist.P2POp(dist.irecv, t, peer()),
-    ]
-    return dist.batch_isend_irecv(operations)
+def coalesced(collective: Callable[..., Any], *arguments: Callable[[Tensor], list[Any]]) -> Any:
+    """One collective for each half of `t`. `arguments`: further ones, for each of the halves."""
+
+    def call(t: Tensor, async_op: bool) -> list[Any]:
+        with dist._coalescing_manager(async_ops=async_op) as work:
+            for half, *rest in zip(t.chunk(2), *(of(t) for of in arguments), strict=True):
+                collective(half, *rest)
+        return [work] if async_op else []
+
+    return call
 
 
-@writes
-def coalesced_all_reduce(t, async_op):
-    with dist._coalescing_manager(async_ops=async_op) as work:
-        dist.all_reduce(t[:2])
-        dist.all_reduce(t[2:])
-    return [work] if async_op else []
-
-
-@writes
-def coalesced_all_gather(t, async_op):
-    with dist._coalescing_manager(async_ops=async_op) as work:
-        dist.all_gather_into_tensor(t[:2], source(t, 4))
-        dist.all_gather_into_tensor(t[2:], source(t, 4) * 3)
-    return [work] if async_op else []
-
-
-@writes
-def coalesced_reduce_scatter(t, async_op):
-    with dist._coalescing_manager(async_ops=async_op) as work:
-        dist.reduce_scatter_tensor(t[:2], source(t))
-        dist.reduce_scatter_tensor(t[2:], source(t) * 3)
-    return [work] if async_op else []
-
-
-@writes
-def all_reduce_coalesced(t, async_op):
-    return [dist.all_reduce_coalesced([t[:1], t[1:]], async_op=async_op)]
-
-
-@writes
-def all_gather_coalesced(t, async_op):
-    lists = [[torch.empty_like(t)], [t]]
-    return [dist.all_gather_coalesced(lists, [source(t)], async_op=async_op)]
-
-
-@writes
-def broadcast_of_objects(t, async_op):
+def broadcast_of_objects(t: Tensor, _async_op: bool) -> list[Any]:
     objects = [source(t).tolist() if rank() == 0 else None]
     dist.broadcast_object_list(objects, 0)
     t.copy_(torch.tensor(objects[0]))
     return []
 
 
-@writes
-def functional_all_reduce_in_place(t, async_op):
-    functional = torch.ops._c10d_functional
-    functional.wait_tensor(functional.all_reduce_(t, "sum", "0"))
-    return []
+WRITES: dict[str, Callable[[Tensor, bool], list[Any]]] = {
+    "all_reduce": lambda t, a: [dist.all_reduce(t, async_op=a)],
+    "all_reduce of the largest": lambda t, a: [dist.all_reduce(t, dist.ReduceOp.MAX, async_op=a)],
+    "broadcast": lambda t, a: [dist.broadcast(t, 0, async_op=a)],
+    "reduce": lambda t, a: [dist.reduce(t, 0, async_op=a)],
+    "all_gather": lambda t, a: [dist.all_gather([torch.empty_like(t), t], source(t), async_op=a)],
+    "all_gather into views": lambda t, a: [
+        dist.all_gather(list(t.chunk(2)), source(t, 2), async_op=a)
+    ],
+    "all_gather_into_tensor": lambda t, a: [
+        dist.all_gather_into_tensor(t, source(t, 2), async_op=a)
+    ],
+    "gather": lambda t, a: [
+        dist.gather(source(t), on_first([torch.empty_like(t), t]), 0, async_op=a)
+    ],
+    "scatter": lambda t, a: [dist.scatter(t, on_first(two(t)), 0, async_op=a)],
+    "reduce_scatter": lambda t, a: [dist.reduce_scatter(t, two(t), async_op=a)],
+    "reduce_scatter_tensor": lambda t, a: [
+        dist.reduce_scatter_tensor(t, torch.cat(two(t)), async_op=a)
+    ],
+    "all_to_all": lambda t, a: [
+        dist.all_to_all(list(t.chunk(2)), list(source(t).chunk(2)), async_op=a)
+    ],
+    "all_to_all_single": lambda t, a: [dist.all_to_all_single(t, source(t), async_op=a)],
+    "all_to_all_single by splits": lambda t, a: [
+        dist.all_to_all_single(
+            t, source(t), *([[1, 3]] * 2 if rank() == 0 else [[3, 1]] * 2), async_op=a
+        )
+    ],
+    "send and recv": send_and_recv,
+    "recv from anybody": recv_from_anybody,
+    "isend and irecv": lambda t, a: [dist.irecv(t, peer()), dist.isend(source(t), peer())],
+    "batch_isend_irecv": batch_isend_irecv,
+    "coalesced all_reduce": coalesced(dist.all_reduce),
+    "coalesced all_gather": coalesced(
+        dist.all_gather_into_tensor, lambda t: [source(t, 4), source(t, 4) * 3]
+    ),
+    "coalesced reduce_scatter": coalesced(dist.reduce_scatter_tensor, two),
+    "all_reduce_coalesced": lambda t, a: [dist.all_reduce_coalesced([t[:1], t[1:]], async_op=a)],
+    "all_gather_coalesced": lambda t, a: [
+        dist.all_gather_coalesced([[torch.empty_like(t)], [t]], [source(t)], async_op=a)
+    ],
+    "broadcast of objects": broadcast_of_objects,
+    "functional all_reduce_": lambda t, a: waited_for(functional.all_reduce_(t, "sum", "0")),
+    "functional broadcast_": lambda t, a: waited_for(functional.broadcast_(t, 0, "0")),
+    "functional all_gather, out": lambda t, a: waited_for(
+        functional.all_gather_into_tensor_out(source(t, 2), 2, "0", out=t)
+    ),
+}
 
 
-@writes
-def functional_broadcast_in_place(t, async_op):
-    functional = torch.ops._c10d_functional
-    functional.wait_tensor(functional.broadcast_(t, 0, "0"))
-    return []
+def reduced(x: Tensor) -> Tensor:
+    dist.all_reduce(x)
+    return x
 
 
-@writes
-def functional_all_gather_out(t, async_op):
-    functional = torch.ops._c10d_functional
-    functional.wait_tensor(functional.all_gather_into_tensor_out(source(t, 2), 2, "0", out=t))
-    return []
+def reduced_later(x: Tensor) -> Tensor:
+    dist.all_reduce(x, async_op=True).wait()
+    return x
 
 
-def wait(works):
+def into(collective: Callable[[Tensor, Tensor], Any], rows: float) -> Callable[[Tensor], Tensor]:
+    """The collective with a new result, which has so many rows for each row of the input."""
+
+    def call(x: Tensor) -> Tensor:
+        received = x.new_empty(int(rows * len(x)), *x.shape[1:])
+        collective(received, x.contiguous())
+        return received
+
+    return call
+
+
+def wait(works: Iterable[Any]) -> None:
     for work in works:
         if work is not None:
             work.wait()
@@ -214,12 +163,14 @@ def wait(works):
 WAYS = ("sync", "async", "late")
 
 
-def write(name, t, way="sync", meanwhile=None):
+def write(
+    name: str, t: Tensor, way: str = "sync", meanwhile: Callable[[], None] = lambda: None
+) -> None:
     """Write to `t`; "late": the other rank comes only after `meanwhile` has run on this one."""
     if way == "late" and rank() == 1:
-        meanwhile and meanwhile()
+        meanwhile()
         works = WRITES[name](t, True)
     else:
         works = WRITES[name](t, way != "sync")
-        meanwhile and meanwhile()
+        meanwhile()
     wait(works)

@@ -8,13 +8,10 @@ import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn.functional as differentiable
 from torch import nn
 
+from ebb_tests.ranks.collectives import into
 from ebb_tests.ranks.models import WIDTH
 
-
-def exchange_counts(counts):
-    received = torch.empty_like(counts)
-    dist.all_to_all_single(received, counts)
-    return received
+exchange_counts = into(dist.all_to_all_single, 1)
 
 
 class AllToAll(torch.autograd.Function):

@@ -6,28 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ebb_tests.ranks.collectives import into, reduced, reduced_later
 from ebb_tests.ranks.models import WIDTH
+
+gathered = into(dist.all_gather_into_tensor, 2)
+scattered_sums = into(dist.reduce_scatter_tensor, 0.5)
 
 
 def halves(t, dim):
     return t.chunk(2, dim)[dist.get_rank()].contiguous()
-
-
-def summed(t):
-    dist.all_reduce(t)
-    return t
-
-
-def summed_later(t):
-    work = dist.all_reduce(t, async_op=True)
-    work.wait()
-    return t
-
-
-def gathered(t):
-    whole = torch.empty(2 * t.shape[0], *t.shape[1:], dtype=t.dtype)
-    dist.all_gather_into_tensor(whole, t.contiguous())
-    return whole
 
 
 def gathered_along_last(t):
@@ -35,12 +22,6 @@ def gathered_along_last(t):
     parts[dist.get_rank()] = t
     dist.all_gather(parts, t.contiguous())
     return torch.cat(parts, -1).contiguous()
-
-
-def scattered_sums(t):
-    part = torch.empty(t.shape[0] // 2, *t.shape[1:], dtype=t.dtype)
-    dist.reduce_scatter_tensor(part, t.contiguous())
-    return part
 
 
 def function_of(name, forward, backward):
@@ -57,9 +38,9 @@ def function_of(name, forward, backward):
     return Region.apply
 
 
-copy_to = function_of("CopyTo", lambda t: t, lambda g: summed(g.contiguous()))
-reduce_from = function_of("ReduceFrom", summed, lambda g: g)
-reduce_later = function_of("ReduceLater", summed_later, lambda g: g)
+copy_to = function_of("CopyTo", lambda t: t, lambda g: reduced(g.contiguous()))
+reduce_from = function_of("ReduceFrom", reduced, lambda g: g)
+reduce_later = function_of("ReduceLater", reduced_later, lambda g: g)
 scatter_to = function_of("ScatterTo", lambda t: halves(t, -1), gathered_along_last)
 gather_from = function_of("GatherFrom", gathered_along_last, lambda g: halves(g, -1))
 gather_sequence = function_of("GatherSequence", gathered, scattered_sums)

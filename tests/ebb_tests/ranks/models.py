@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 from torch import nn
 
 WRAPPER = "_checkpoint_wrapped_module."  # in names below torch's checkpoint_wrapper
@@ -45,18 +46,6 @@ def batch(step, rows=4, width=WIDTH, same=False):
     """Another one for each rank and step."""
     seed = 100 * step + (0 if same else dist.get_rank())
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
-
-
-def step_in_a_region(inside):
-    """A step of `train_steps` whose whole forward is one region."""
-
-    def step_of(model, step):
-        with inside.region():
-            loss = model(batch(step)).square().mean()
-        loss.backward()
-        return loss
-
-    return step_of
 
 
 def forward_and_backward(model, step, same=False):
@@ -103,9 +92,10 @@ def train_steps(model, *, steps=STEPS, same=False, optimizer=None, step_of=None)
     return results
 
 
-def plain(tensor):
-    """This rank's part, as it is now."""
-    if tensor is None:
-        return None
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.detach().clone()
+def plain(result):
+    """A tensor's, or number's, part of this rank, as it is now; None stays None."""
+    if hasattr(result, "to_local"):
+        result = result.to_local()
+    if isinstance(result, funcol.AsyncCollectiveTensor):
+        result = result.wait()
+    return result if result is None else torch.as_tensor(result).detach().clone()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -10,69 +9,35 @@ import torch.nn.functional as F
 from torch import nn
 
 import ebb
-from ebb_tests.ranks.comparing import POLICIES, assert_exact
+from ebb_tests.ranks.collectives import into, reduced, reduced_later
 
 REPEATED = ebb.policies.recompute_collectives
 WIDTH = 8
 
 
-def reduced(x):
-    dist.all_reduce(x)
-    return x
-
-
-def reduced_later(x):
-    dist.all_reduce(x, async_op=True).wait()
-    return x
-
-
-def gathered(x):
-    whole = x.new_empty(2 * len(x), WIDTH)
-    dist.all_gather_into_tensor(whole, x)
-    return whole
-
-
-def scattered(x):
-    part = x.new_empty(len(x) // 2, WIDTH)
-    dist.reduce_scatter_tensor(part, x)
-    return part
-
-
-def exchanged(x):
-    received = x.new_empty(len(x), WIDTH)
-    dist.all_to_all_single(received, x)
-    return received
-
-
-def exchanged_unevenly(x):
+def exchanged_unevenly(received, x):
     mine = [1, 3] if dist.get_rank() == 0 else [3, 1]
-    received = x.new_empty(len(x), WIDTH)
     dist.all_to_all_single(received, x, mine, mine)
-    return received
 
 
 def functional(name, *arguments):
-    def call(x):
-        return funcol.wait_tensor(getattr(funcol, name)(x, *arguments, group=dist.group.WORLD))
-
-    call.__name__ = f"functional_{name}"
-    return call
+    return lambda x: funcol.wait_tensor(getattr(funcol, name)(x, *arguments, dist.group.WORLD))
 
 
-COLLECTIVES = (
-    reduced,
-    reduced_later,
-    gathered,
-    scattered,
-    exchanged,
-    exchanged_unevenly,
-    functional("all_reduce", "sum"),
-    functional("all_gather_tensor", 0),
-    functional("reduce_scatter_tensor", "sum", 0),
-    functional("all_to_all_single", None, None),
-    functional("broadcast", 1),
-)
-BY_NAME = {collective.__name__: collective for collective in COLLECTIVES}
+# Functions that may write to their argument.
+COLLECTIVES = {
+    "reduced": reduced,
+    "reduced later": reduced_later,
+    "gathered": into(dist.all_gather_into_tensor, 2),
+    "scattered": into(dist.reduce_scatter_tensor, 0.5),
+    "exchanged": into(dist.all_to_all_single, 1),
+    "exchanged unevenly": into(exchanged_unevenly, 1),
+    "functional all_reduce": functional("all_reduce", "sum"),
+    "functional all_gather": functional("all_gather_tensor", 0),
+    "functional reduce_scatter": functional("reduce_scatter_tensor", "sum", 0),
+    "functional all_to_all": functional("all_to_all_single", None, None),
+    "functional broadcast": functional("broadcast", 1),
+}
 
 
 class Exchange(torch.autograd.Function):
@@ -81,17 +46,11 @@ class Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, name):
         ctx.rows = len(x)
-        return BY_NAME[name](x.clone())
+        return COLLECTIVES[name](x.clone())
 
     @staticmethod
     def backward(ctx, gradient):
         return gradient.repeat(2, 1)[: ctx.rows], None
-
-
-def assert_exact_under(train, policy, *accelerator):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setitem(POLICIES, "tried", policy)
-        assert_exact(train, ["tried"], *accelerator)
 
 
 def inputs():
@@ -108,14 +67,6 @@ def after(y):
     return (y * y.exp()).cos().sum()
 
 
-class WithPolicy:
-    def __init__(self, policy):
-        self.policy = policy
-
-    def region(self, **settings):
-        return ebb.region(self.policy, **settings)
-
-
 class Layer(nn.Module):
     def __init__(self, collective):
         super().__init__()
@@ -128,5 +79,5 @@ class Layer(nn.Module):
 
 def stack(depth=3):
     torch.manual_seed(5)
-    names = ["reduced", "exchanged", "functional_all_reduce"]
+    names = ["reduced", "exchanged", "functional all_reduce"]
     return nn.Sequential(*(Layer(names[index % len(names)]) for index in range(depth)))

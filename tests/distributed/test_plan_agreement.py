@@ -1,4 +1,4 @@
-"""Offers and plans that ranks exchange through a store, without processes."""
+"""Offers, plans and votes that ranks exchange through a store, without processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ebb._launch import agreeing
 from ebb._support.store_exchange import StoreExchange
 
 
-def test_an_attempt_after_a_restart_does_not_read_the_plan_of_the_one_before(monkeypatch):
+def test_restarted_job_uses_other_keys(monkeypatch):
     prefixes = []
     monkeypatch.setattr(agreeing, "has_ranks", lambda: True)
     monkeypatch.setattr(agreeing, "exchange_of", lambda _group, prefix: prefixes.append(prefix))
@@ -29,36 +29,40 @@ def joined(store, rank, size=5):
     return rank
 
 
-def ranks_of(size):
+def joined_later(first, rank):
+    return joined(first._exchange.store.underlying_store, rank)
+
+
+def ranks_of(count, size=5):
     store = HashStore()
-    return [joined(store, rank) for rank in range(size)]
+    return [joined(store, rank, size) for rank in range(count)]
 
 
 def offer(kind="a", peak=100, budget=50, base=0, duration=1.0):
     return agreeing.Offer(kind, peak, budget, duration, base)
 
 
-def look(rank, said, gave_up, plan):
-    if said is None:
-        if gave_up:
-            rank.leave()
-        return gave_up, None
-    found = rank.look(said, lambda most: asdict(plan(most)))
-    return found is not None, found and agreeing.Offer(**found)
+# A plan here is the offer for which it was made.
+
+
+def look(rank, own):
+    """This rank's plan; None while it is missing."""
+    found = rank.look(own, asdict)
+    return found and agreeing.Offer(**found)
 
 
 def plans_of(ranks, offers, looks=1):
-    """Each rank's plan after `looks` looks. A plan here is the offer for which it was made."""
+    """Each rank's plan after `looks` looks. A rank without an offer gives up."""
     found = [None] * len(ranks)
-    for _ in range(looks):
-        for n, (rank, said) in enumerate(zip(ranks, offers, strict=True)):
-            if found[n] is None:
-                is_done, plan = look(rank, said, said is None, lambda most: most)
-                found[n] = plan if is_done else None
+    for turn, (n, rank) in itertools.product(range(looks), enumerate(ranks)):
+        if offers[n] is not None and found[n] is None:
+            found[n] = look(rank, offers[n])
+        elif offers[n] is None and turn == 0:
+            rank.leave()
     return found
 
 
-def test_the_rank_that_lacks_most_plans_for_the_largest_values():
+def test_rank_that_lacks_most_plans_for_the_largest_values():
     offers = [
         offer(peak=100, budget=90, base=5),
         offer(peak=95, budget=50, base=7, duration=2.0),  # lacks most
@@ -72,41 +76,36 @@ def test_the_rank_that_lacks_most_plans_for_the_largest_values():
     assert {kind: entry["leader"] for kind, entry in kinds.items()} == {"a": 1, "b": 3}
 
 
-def test_a_rank_that_gave_up_is_not_needed():
+def test_plan_does_not_need_a_rank_that_gave_up():
     assert plans_of(ranks_of(3), [offer(), None, offer()], looks=2) == [offer(), None, offer()]
 
 
-def test_a_rank_that_gives_up_before_others_have_joined_settles_nothing():
+def test_rank_that_gives_up_before_others_have_joined_settles_nothing():
     [first] = ranks_of(1)
-    assert look(first, None, True, None) == (True, None)
-    others = [joined(first._exchange.store.underlying_store, rank) for rank in (1, 2)]
+    first.leave()
+    others = [joined_later(first, rank) for rank in (1, 2)]
     assert plans_of(others, [offer(peak=3), offer(peak=7)], looks=2) == [offer(peak=7)] * 2
 
 
-def test_a_rank_without_others_offers_plans_alone_after_a_while():
-    first, second = ranks_of(2)
-    for _ in range(agreeing._PATIENCE):
-        assert look(first, offer(), False, lambda most: most) == (False, None)
-    assert look(first, offer(), False, lambda most: most) == (True, offer())
-    assert look(second, None, False, None) == (False, None)
+def test_rank_plans_alone_if_offers_of_others_stay_away():
+    first, _ = ranks_of(2)
+    looks = [look(first, offer()) for _ in range(agreeing._PATIENCE + 1)]
+    assert looks == [None] * agreeing._PATIENCE + [offer()]
 
 
-def test_a_leader_that_leaves_keeps_no_other_from_its_plan():
+def test_rank_plans_alone_if_the_leader_leaves():
     first, leader = ranks_of(2)
-    assert look(first, offer(), False, lambda most: most) == (False, None)
+    assert look(first, offer()) is None
     leader._give(offer(peak=1000))
-    for _ in range(2 * agreeing._PATIENCE - 1):
-        assert look(first, offer(), False, lambda most: most) == (False, None)
-    assert look(first, offer(), False, lambda most: most) == (True, offer())
+    looks = [look(first, offer()) for _ in range(2 * agreeing._PATIENCE)]
+    assert looks == [None] * (2 * agreeing._PATIENCE - 1) + [offer()]
 
 
-def test_a_rank_that_comes_later_gets_the_plan_of_its_kind():
+def test_rank_that_joins_late_gets_the_plan_of_its_kind():
     [first] = ranks_of(1)
-    assert look(first, offer(), False, lambda most: most) == (True, offer())
-    late = joined(first._exchange.store.underlying_store, 1)
-    assert look(late, offer(peak=1000), False, None) == (True, offer())
-    other = joined(first._exchange.store.underlying_store, 2)
-    assert look(other, offer(kind="b"), False, lambda most: most) == (True, offer(kind="b"))
+    assert look(first, offer()) == offer()
+    assert look(joined_later(first, 1), offer(peak=1000)) == offer()
+    assert look(joined_later(first, 2), offer(kind="b")) == offer(kind="b")
 
 
 class Schedule:
@@ -142,15 +141,16 @@ class Schedule:
         if self.steps[n] == 0:
             self.ranks[n].join()
         self.steps[n] += 1
-        measured = self.steps[n] >= self.steps_to_measure[n]
-        said = self.offers[n] if measured and not self.give_up[n] else None
-        gave_up = measured and self.give_up[n]
-        is_done, plan = look(self.ranks[n], said, gave_up, lambda most: most)
-        if is_done:
-            self.plans[n] = plan or "gave up"
+        if self.steps[n] < self.steps_to_measure[n]:
+            return
+        if self.give_up[n]:
+            self.ranks[n].leave()
+            self.plans[n] = "gave up"
+        else:
+            self.plans[n] = look(self.ranks[n], self.offers[n])
 
 
-def test_no_order_of_steps_leaves_a_rank_without_a_plan():
+def test_every_rank_gets_a_plan_in_any_order_of_steps():
     for seed in range(500):
         schedule = Schedule(seed, in_turns=False)
         schedule.run()
@@ -172,57 +172,48 @@ def test_ranks_of_a_kind_get_one_plan_if_they_step_together():
             assert len(plans) <= 1, seed
 
 
-# Votes on plans from files -----------------------------------------------------------------------
+# Votes on plans from files
 
 
-def voters(size):
-    store = HashStore()
-    return [joined(store, rank, size) for rank in range(size)]
-
-
-def votes_of(votes):
+def refusals_after(votes):
     """What each rank that has voted learns, after each vote."""
-    outcomes, ranks = [], voters(len(votes))
+    refusals, ranks = [], ranks_of(len(votes), len(votes))
     for n, (rank, vote) in enumerate(zip(ranks, votes, strict=True)):
         rank.vote(vote)
-        outcomes.append([other.refusal() for other in ranks[: n + 1]])
-    return outcomes
+        refusals.append([other.refusal() for other in ranks[: n + 1]])
+    return refusals
 
 
-def test_ranks_that_all_take_their_plans():
-    votes = [agreeing.Vote("a", "1"), agreeing.Vote(), agreeing.Vote("b", "2")]
-    assert votes_of(votes) == [[None], [None] * 2, [""] * 3]
+A, OTHER_A, B = agreeing.Vote("a", "1"), agreeing.Vote("a", "2"), agreeing.Vote("b", "2")
+NO_FILE = agreeing.Vote(why="no file")
+DIFFERENT = "rank 2: files of ranks have different plans"
 
 
-def test_one_rank_that_takes_no_plan_is_enough():
-    votes = [agreeing.Vote("a", "1"), agreeing.Vote(why="no file"), agreeing.Vote("a", "1")]
-    assert votes_of(votes) == [[None], *[["rank 1: no file"] * n for n in (2, 3)]]
+def test_ranks_take_plans_only_if_all_votes_agree():
+    assert refusals_after([A, agreeing.Vote(), B]) == [[None], [None] * 2, [""] * 3]
+    refused = "rank 1: no file"
+    assert refusals_after([A, NO_FILE, A]) == [[None], [refused] * 2, [refused] * 3]
+    assert refusals_after([A, B, OTHER_A])[-1] == [DIFFERENT] * 3
 
 
-def test_ranks_of_one_model_with_different_plans():
-    votes = [agreeing.Vote("a", "1"), agreeing.Vote("b", "2"), agreeing.Vote("a", "2")]
-    why = "rank 2: files of ranks have different plans"
-    assert votes_of(votes)[-1] == [why] * 3
+def test_rank_takes_its_plan_if_another_never_votes():
+    first, _ = ranks_of(2, 2)
+    first.vote(A)
+    refusals = [first.refusal() for _ in range(agreeing._PATIENCE + 1)]
+    assert refusals == [None] * agreeing._PATIENCE + [""]
 
 
-def test_a_rank_that_never_votes_keeps_no_other_from_its_plan():
-    first, _ = voters(2)
-    first.vote(agreeing.Vote("a", "1"))
-    assert [first.refusal() for _ in range(agreeing._PATIENCE)] == [None] * agreeing._PATIENCE
-    assert first.refusal() == ""
-
-
-def test_in_no_order_of_votes_some_ranks_take_their_plans_and_others_do_not():
+def test_all_ranks_or_none_take_plans_in_any_order_of_votes():
     """Unless a vote comes later than all other ranks wait."""
-    choices = [agreeing.Vote("a", "1"), agreeing.Vote("a", "2"), agreeing.Vote(why="changed")]
     for seed in range(300):
         generator = random.Random(seed)
-        ranks = voters(generator.randint(2, 4))
-        votes = [generator.choices(choices, [8, 1, 1])[0] for _ in ranks]
-        fate = [None] * len(ranks)
-        waiting = list(range(len(ranks)))
+        size = generator.randint(2, 4)
+        ranks = ranks_of(size, size)
+        votes = [generator.choices([A, OTHER_A, NO_FILE], [8, 1, 1])[0] for _ in ranks]
+        fate = [None] * size
+        waiting = list(range(size))
         while None in fate:
-            n = generator.randrange(len(ranks))
+            n = generator.randrange(size)
             if n in waiting:
                 waiting.remove(n)
                 ranks[n].vote(votes[n])

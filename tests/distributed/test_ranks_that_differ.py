@@ -15,12 +15,15 @@ import torch.distributed as dist
 import ebb
 from ebb import _C
 from ebb._region.repeated_collectives import compare
+from ebb_tests.ranks.collectives import peer, rank
 from ebb_tests.ranks.repeating import REPEATED, WIDTH, Exchange, after, inputs
 from ebb_tests.ranks.two_ranks import on_two_ranks
 
+SOON = 30  # seconds; on a busy machine, a comparison alone takes several
 
-def group_with_little_time():
-    return dist.new_group(timeout=timedelta(seconds=3))
+
+def new_group(seconds=2 * SOON):
+    return dist.new_group(timeout=timedelta(seconds=seconds))
 
 
 def loss_of(policy, group):
@@ -42,34 +45,50 @@ def error_of(policy, group):
     return ""
 
 
+MISSING = "region 'layer': rank 1 did not reach this point"
+
+
 @pytest.mark.sweep
 @on_two_ranks
-def test_one_rank_repeats_nothing():
-    group = group_with_little_time()
-    is_first = dist.get_rank() == 0
-    error = error_of(REPEATED if is_first else ebb.policies.recompute_all, group)
-    expected = "region 'layer': rank 1 did not reach this point"
-    assert (expected in error) if is_first else error == ""
+def test_rank_whose_peer_repeats_nothing_raises():
+    error = error_of(REPEATED if rank() == 0 else ebb.policies.recompute_all, new_group(seconds=3))
+    assert (MISSING in error) if rank() == 0 else error == ""
     dist.barrier()
 
 
+@pytest.mark.sweep
 @on_two_ranks
-def test_ranks_repeat_other_collectives():
+def test_backward_works_after_an_error():
+    group = new_group(seconds=3)
+    if rank() == 0:
+        assert MISSING in error_of(REPEATED, group)
+    else:
+        loss_of(REPEATED, group)  # without backward
+    dist.barrier()
+    assert error_of(REPEATED, group) == ""
+
+
+@on_two_ranks
+def test_ranks_that_repeat_different_collectives_raise():
     one = [rule for rule in REPEATED.rules if "alltoall" not in rule.op]
-    policy = ebb.Policy(one) if dist.get_rank() == 0 else REPEATED
-    error = error_of(policy, group_with_little_time())
-    assert f"rank {1 - dist.get_rank()} repeats other collectives" in error
+    policy = ebb.Policy(one) if rank() == 0 else REPEATED
+    error = error_of(policy, new_group(seconds=3))
+    assert f"rank {peer()} repeats other collectives" in error
     assert "with the same policy" in error
     dist.barrier()
 
 
-@on_two_ranks
-def test_a_read_outside_of_backward():
-    x = inputs()
+def region_with_all_reduce(x, group=None):
     with ebb.region(REPEATED, name="layer"):
         y = x.sin().detach()
-        dist.all_reduce(y)
-        loss = (x * y.cos()).exp()
+        dist.all_reduce(y, group=group)
+        return (x * y.cos()).exp()
+
+
+@on_two_ranks
+def test_read_outside_of_backward_raises():
+    x = inputs()
+    loss = region_with_all_reduce(x)
     with pytest.raises(RuntimeError, match="region 'layer' was read outside of backward"):
         _ = loss.grad_fn._saved_result
     loss.sum().backward()
@@ -77,36 +96,31 @@ def test_a_read_outside_of_backward():
 
 
 @on_two_ranks
-def test_a_rank_that_comes_late():
+def test_late_rank_is_waited_for():
     """The other rank meanwhile asks gloo whether this one is alive."""
     group = dist.new_group()
 
-    def losses():
+    def losses(is_late=False):
         x = inputs()
-        with ebb.region(REPEATED, name="layer"):
-            y = x.sin().detach()
-            dist.all_reduce(y, group=group)
-            loss = (x * y.cos()).exp().sum()
-        if is_late and dist.get_rank() == 1:
+        loss = region_with_all_reduce(x, group).sum()
+        if is_late and rank() == 1:
             time.sleep(1.8)
         loss.backward()
         return [loss, x.grad]
 
-    is_late = True
-    late = losses()
-    is_late = False
+    late = losses(is_late=True)
     for _ in range(20):
         assert all(map(torch.equal, losses(), late))
-    sent = torch.full((3,), float(dist.get_rank()))
+    sent = torch.full((3,), float(rank()))
     received = torch.empty(3)
-    works = [dist.isend(sent, 1 - dist.get_rank(), group=group)]
-    dist.recv(received, 1 - dist.get_rank(), group=group)
-    works[0].wait()
+    work = dist.isend(sent, peer(), group=group)
+    dist.recv(received, peer(), group=group)
+    work.wait()
     assert torch.equal(received, 1 - sent)
     dist.destroy_process_group(group)
 
 
-def test_collectives_that_cannot_be_repeated():
+def test_rules_that_repeat_unrepeatable_collectives_raise():
     for op in ("c10d::send.default", "c10d::recv_.default", "c10d::barrier.default"):
         with pytest.raises(ValueError, match="replays cannot repeat"):
             ebb.Policy([ebb.Rule(op, ebb.RECOMPUTE, force=True)])
@@ -115,24 +129,12 @@ def test_collectives_that_cannot_be_repeated():
         ebb.Policy([rule])
 
 
-@pytest.mark.sweep
-@on_two_ranks
-def test_an_error_does_not_spoil_what_follows():
-    group = group_with_little_time()
-    if dist.get_rank() == 0:
-        assert "did not reach this point" in error_of(REPEATED, group)
-    else:
-        loss_of(REPEATED, group)
-    dist.barrier()
-    assert error_of(REPEATED, group) == ""
-
-
 def error_soon(step):
     """The error that `step` raises. Each rank raises one long before the group's timeout."""
     began = time.monotonic()
     with pytest.raises(RuntimeError, match="cannot recompute") as error:
         step()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     dist.barrier()
     return str(error.value)
 
@@ -175,90 +177,99 @@ class Stack(torch.nn.Module):
                     x = x + down(Reduce.apply(up(x), self.group))
         return x.square().mean()
 
-    def step(self):
-        self(inputs().detach()).backward()
+    def steps(self, count=1):
+        for _ in range(count):
+            self(inputs().detach()).backward()
+
+
+def assert_same_gradients(modules, expected):
+    pairs = zip(modules.parameters(), expected.parameters(), strict=True)
+    assert all(torch.equal(mine.grad, other.grad) for mine, other in pairs)
 
 
 @contextlib.contextmanager
-def keeping(how):
-    """Regions keep recomputable values: for replays ahead, or while there is room."""
-    before = ebb.config.ahead.regions
-    ebb.config.ahead.regions = 2 if how == "ahead" else 0
-    _C.keep_while_there_is_room(1 << 40 if how == "room" else 0)
+def mode_of(name):
+    """Regions keep recomputable values: for replays "ahead", or while there is "room"."""
+    _C.keep_while_there_is_room(1 << 40 if name == "room" else 0)
     try:
-        yield
+        with (
+            ebb.config.patch(ahead_regions=2 if name == "ahead" else 0),
+            ebb.verify() if name == "verify" else contextlib.nullcontext(),
+        ):
+            yield
     finally:
-        ebb.config.ahead.regions = before
         _C.keep_while_there_is_room(0)
 
 
 MODES = ["plain", "ahead", "verify"]
 
 
-@contextlib.contextmanager
-def mode_of(name):
-    with keeping(name), ebb.verify() if name == "verify" else contextlib.nullcontext():
-        yield
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("regions", ["root", "layers"])
 @on_two_ranks
-def test_one_rank_freezes_weights_later(regions, mode):
+def test_weights_frozen_on_one_rank_raise(regions, mode):
     """From step 2 on, rank 1 repeats fewer collectives, or none."""
-    group = dist.new_group(timeout=timedelta(seconds=20))
-    model = Stack(group, regions)
+    model = Stack(new_group(), regions)
     with mode_of(mode):
-        for _ in range(2):
-            model.step()
-        if dist.get_rank() == 1:
+        model.steps(2)
+        if rank() == 1:
             model.down.requires_grad_(False)
-        error = error_soon(model.step)
+        error = error_soon(model.steps)
     counts = {"root": (3, 2), "layers": (1, 0)}[regions]
-    mine, theirs = counts if dist.get_rank() == 0 else reversed(counts)
+    mine, theirs = counts if rank() == 0 else reversed(counts)
     words = {0: "none"}
-    assert f"rank {1 - dist.get_rank()} repeats other collectives" in error
+    assert f"rank {peer()} repeats other collectives" in error
     assert words.get(theirs, f"({theirs} x c10d::allreduce_") in error
     assert words.get(mine, f"this rank: {mine} x c10d::allreduce_") in error
+
+
+@on_two_ranks
+def test_weights_unfrozen_on_one_rank_raise():
+    """In the first steps, no rank repeats any."""
+    model = Stack(new_group(), "layers")
+    model.down.requires_grad_(False)
+    model.steps(2)
+    if rank() == 1:
+        model.down.requires_grad_(True)
+
+    assert "none" in error_soon(lambda: model.steps(1000))
 
 
 @pytest.mark.parametrize("mode", MODES)
 @on_two_ranks
 def test_names_of_regions_may_differ(mode):
-    group = dist.new_group(timeout=timedelta(seconds=20))
-    model = Stack(group, "layers", f"rank {dist.get_rank()}, layer {{}}")
+    group = new_group()
+    model = Stack(group, "layers", f"rank {rank()}, layer {{}}")
     eager = Stack(group, "")
     with mode_of(mode):
-        for _ in range(3):
-            model.step()
-    for _ in range(3):
-        eager.step()
-    pairs = zip(model.parameters(), eager.parameters(), strict=True)
-    assert all(torch.equal(mine.grad, expected.grad) for mine, expected in pairs)
+        model.steps(3)
+    eager.steps(3)
+    assert_same_gradients(model, eager)
 
 
 @on_two_ranks
-def test_one_rank_needs_collectives_again_later():
-    """In the first steps, no rank repeats any."""
-    group = dist.new_group(timeout=timedelta(seconds=20))
+def test_one_rank_may_leave_out_regions_without_collectives_in_backward():
+    """Rank 1 has no backward in the first layer, whose list is empty on both ranks."""
+    group = new_group()
     model = Stack(group, "layers")
-    model.down.requires_grad_(False)
-    for _ in range(2):
-        model.step()
-    if dist.get_rank() == 1:
-        model.down.requires_grad_(True)
+    model.down[0].requires_grad_(False)
+    if rank() == 1:
+        model.up[0].requires_grad_(False)
+    eager = Stack(group, "")
+    for one in (model, eager) * 3:
+        one.steps()
+    assert_same_gradients(model.down[1:], eager.down[1:])
 
-    def steps():
-        while True:
-            model.step()
 
-    assert "none" in error_soon(steps)
+def backwards_of(losses):
+    for loss in losses if rank() == 0 else reversed(losses):
+        loss.backward()
 
 
 @on_two_ranks
-def test_ranks_that_begin_in_different_orders():
+def test_different_orders_in_the_first_step_raise():
     """The first comparison finds that each rank waits for the other one elsewhere."""
-    group = dist.new_group(timeout=timedelta(seconds=20))
+    group = new_group()
     losses = []
     for number in range(2):
         x = inputs()
@@ -267,35 +278,12 @@ def test_ranks_that_begin_in_different_orders():
             if number == 1:
                 y = Reduce.apply(y.exp() * y, group)
             losses.append(after(y))
-    if dist.get_rank() == 1:
-        losses.reverse()
     assert "repeats them before others" in error_soon(lambda: backwards_of(losses))
 
 
+@pytest.mark.parametrize("name", ["reduced", "reduced later", "functional all_reduce"])
 @on_two_ranks
-def test_a_rank_may_leave_out_regions_without_collectives_in_backward():
-    """Rank 1 has no backward in the first layer, whose list is empty on both ranks."""
-    group = dist.new_group(timeout=timedelta(seconds=20))
-    model = Stack(group, "layers")
-    model.down[0].requires_grad_(False)
-    if dist.get_rank() == 1:
-        model.up[0].requires_grad_(False)
-    eager = Stack(group, "")
-    for _ in range(3):
-        model.step()
-        eager.step()
-    pairs = zip(model.down[1:].parameters(), eager.down[1:].parameters(), strict=True)
-    assert all(torch.equal(mine.grad, expected.grad) for mine, expected in pairs)
-
-
-def backwards_of(losses):
-    for loss in losses:
-        loss.backward()
-
-
-@pytest.mark.parametrize("name", ["reduced", "reduced_later", "functional_all_reduce"])
-@on_two_ranks
-def test_ranks_that_change_the_order_later(name):
+def test_different_orders_in_a_later_step_raise(name):
     """Step 0 agrees. In step 1 rank 1 runs the backwards in another order, which ebb notices."""
 
     def losses():
@@ -306,25 +294,22 @@ def test_ranks_that_change_the_order_later(name):
                 found.append(after(Exchange.apply((x * (number + 1)).sin(), name)))
         return found
 
-    backwards_of(losses())
-    order = losses()
-    if dist.get_rank() == 1:
-        order.reverse()
+    for loss in losses():
+        loss.backward()
     with pytest.raises(RuntimeError, match="in different orders"):
-        backwards_of(order)
+        backwards_of(losses())
     dist.barrier()
 
 
-KEPT = ["nothing", "ahead", "room"]
 HELD = {"dropped": lambda y: None, "held": lambda y: y}
 
 
 @pytest.mark.parametrize("held", HELD)
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("mode", ["plain", "ahead", "room"])
 @on_two_ranks
-def test_one_rank_leaves_out_a_backward(kept, held):
+def test_backward_left_out_on_one_rank_raises(mode, held):
     """Its next forward takes part in the collective that the other rank repeats."""
-    group = dist.new_group(timeout=timedelta(seconds=20))
+    group = new_group()
     results = []
 
     def loss(step):
@@ -335,10 +320,10 @@ def test_one_rank_leaves_out_a_backward(kept, held):
             results.append(HELD[held](y))
             return ((x.sin() - y).square() * x.detach()).sum()
 
-    with keeping(kept):
+    with mode_of(mode):
         loss(0).backward()
         late = loss(1)
-        if dist.get_rank() == 0:
+        if rank() == 0:
             loss(2)
         else:
             with pytest.raises(RuntimeError, match=r"region 'layer'.*in different orders"):
@@ -347,16 +332,12 @@ def test_one_rank_leaves_out_a_backward(kept, held):
 
 
 @on_two_ranks
-def test_a_group_that_is_destroyed():
+def test_destroyed_group_raises():
     group = dist.new_group()
-    x = inputs()
-    with ebb.region(REPEATED, name="layer"):
-        y = x.sin().detach()
-        dist.all_reduce(y, group=group)
-        loss = after(x * y)
+    loss = region_with_all_reduce(inputs(), group)
     dist.destroy_process_group(group)
     with pytest.raises(RuntimeError, match="region 'layer': their process group was destroyed"):
-        loss.backward()
+        loss.sum().backward()
 
 
 @on_two_ranks
@@ -375,14 +356,14 @@ def test_comparisons_leave_few_keys_in_the_store():
 
 
 @on_two_ranks
-def test_groups_that_compare_at_once():
+def test_groups_are_compared_at_once():
     """From two threads; the ranks differ in one group only."""
-    groups = [dist.new_group(timeout=timedelta(seconds=20)) for _ in range(2)]
+    groups = [new_group() for _ in range(2)]
 
     def compare_all(index):
         lists = ["a"] * 10
         if index == 1:
-            lists[-1] = f"of rank {dist.get_rank()}"
+            lists[-1] = f"of rank {rank()}"
         name = groups[index].group_name
         return [compare(name, "layer", str(place), own, True) for place, own in enumerate(lists)]
 
@@ -390,5 +371,5 @@ def test_groups_that_compare_at_once():
         same, other = pool.map(compare_all, range(2))
     assert same == [""] * 10
     assert other[:9] == [""] * 9
-    assert f"rank {1 - dist.get_rank()} repeats other collectives" in other[9]
+    assert f"rank {peer()} repeats other collectives" in other[9]
     dist.barrier()
