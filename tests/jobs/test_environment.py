@@ -70,8 +70,9 @@ def job(*command, **environment):
 
 
 @pytest.mark.sweep
-def test_nothing_of_ebb_is_imported_without_the_variable(script):
-    for environment in ({}, {"EBB": "1", "EBB_DISABLE": "1"}):
+def test_nothing_of_ebb_is_imported_unless_a_variable_asks_for_it(script):
+    settings = {"EBB_CONFIG": "offload.min_bytes=1MiB", "EBB_TEST_ANYTHING": "1"}
+    for environment in ({}, {"EBB": "1", "EBB_DISABLE": "1"}, {"EBB_DISABLE": "1", **settings}):
         found, errors = job(script, "checkpoint", is_fresh=True, **environment)
         assert not found["ebb"]
         assert found["calls"] == 6
@@ -239,14 +240,6 @@ def test_variable_of_another_program_is_no_mistake(script):
 )  # fmt: skip
 def test_variable_that_is_meant(name, known):
     assert meant_by(name) == known
-
-
-@pytest.mark.sweep
-def test_settings_of_a_disabled_ebb_import_nothing(script):
-    settings = {"EBB_CONFIG": "offload.min_bytes=1MiB", "EBB_TEST_ANYTHING": "1"}
-    found, errors = job(script, EBB_DISABLE="1", **settings)
-    assert not found["ebb"]
-    assert errors == ""
 
 
 @pytest.mark.sweep

@@ -65,7 +65,9 @@ def entered():
 
 
 @pytest.mark.parametrize("patterns", [(), ("layers.*",)], ids=["found", "named"])
-def test_function_that_recomputes_is_left_alone(install, capfd, patterns):
+def test_function_that_recomputes_is_left_alone_or_ends_a_strict_job(
+    install, capfd, monkeypatch, patterns
+):
     expected = gradients()
     install(*patterns)
 
@@ -79,6 +81,11 @@ def test_function_that_recomputes_is_left_alone(install, capfd, patterns):
         "to let ebb recompute them; if it offloads, set EBB=offload_inputs to offload the inputs "
         "of blocks"
     ]
+    takeover.remove()
+    monkeypatch.setenv("EBB_STRICT", "1")
+    install(*patterns)
+    with pytest.raises(ValueError, match="no regions inside Recomputes"):
+        gradients(Recomputes.apply)
 
 
 def test_other_blocks_stay_regions(install):
@@ -88,14 +95,6 @@ def test_other_blocks_stay_regions(install):
     gradients(lambda block, x: next(calls)(block, x))
 
     assert entered() == 2
-
-
-def test_function_that_recomputes_ends_a_strict_job(install, monkeypatch):
-    monkeypatch.setenv("EBB_STRICT", "1")
-    install()
-
-    with pytest.raises(ValueError, match="no regions inside Recomputes"):
-        gradients(Recomputes.apply)
 
 
 def test_only_the_function_is_told_of(install, capfd):

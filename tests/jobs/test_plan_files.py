@@ -173,13 +173,13 @@ STRICT = ("nothing", "cut between tables", "edited")
 @pytest.mark.parametrize(
     ("name", "strict"), [*((name, "0") for name in DAMAGE), *((name, "1") for name in STRICT)]
 )
-def test_damaged_file_plans_again_also_in_a_strict_job(
+def test_job_without_a_file_or_with_a_damaged_one_plans_also_if_it_is_strict(
     plans_again, first, path, monkeypatch, name, strict
 ):
+    monkeypatch.setenv("EBB_STRICT", strict)
     damage, why = DAMAGE[name]
     text = damage(first())
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    monkeypatch.setenv("EBB_STRICT", strict)
 
     plans_again(why, "50%")
 
@@ -282,15 +282,6 @@ def test_only_the_owner_may_read_a_new_or_replaced_file(plans_again, first, path
     path.chmod(0o644)
     plans_again("the budget was", "50%")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def test_strict_job_without_a_file_yet_begins(start, path, monkeypatch):
-    monkeypatch.setenv("EBB_STRICT", "1")
-    start()
-
-    Job().train()
-
-    assert path.exists()
 
 
 def test_strict_job_that_cannot_write_ends(start, tmp_path, monkeypatch):
