@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
 import ebb
-from ebb_tests import dry_cuda, exactness, fork_server
-from ebb_tests.programs.ahead import wait_for_replays
+from ebb_tests import device as late
+from ebb_tests import dry_cuda, fork_server, on_device
+from ebb_tests.engines import PLAIN, engines_of
+from ebb_tests.replays import wait_for_replays
 from ebb_tests.stand_ins import fake_accelerator
 
 # How long it takes to draw an example, and to run it, depends on what else the machine does.
@@ -32,8 +33,13 @@ if dry_cuda.gives_values():
     dry_cuda.give_values()
 
 
+def pytest_addoption(parser):
+    on_device.add_options(parser)
+
+
 def pytest_configure(config):
     """Names a failed test at once: a whole run takes many minutes."""
+    on_device.configure(config)
 
     class Failures:
         @staticmethod
@@ -46,7 +52,23 @@ def pytest_configure(config):
         config.pluginmanager.register(Failures())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_generate_tests(metafunc):
+    """A test for each engine, and for each of its policies if the test asks for them."""
+    engines = engines_of(metafunc.definition)
+    if metafunc.definition.get_closest_marker("each_policy"):
+        pairs = [
+            engine.parameter(policy, ids=[name])
+            for engine in engines
+            for name, policy in engine.policies.items()
+        ]
+        metafunc.parametrize(("engine", "policy"), pairs, indirect=["engine"])
+    elif engines != [PLAIN]:
+        metafunc.parametrize("engine", [one.parameter() for one in engines], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    on_device.deselect(config, items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         from ebb_tests import work_units
 
@@ -66,7 +88,15 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_start_and_no_leak():
+def engine(request):
+    """The engine under which the test runs."""
+    engine = getattr(request, "param", PLAIN)
+    with engine.active():
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def _same_start_and_no_leak(engine):
     """Every test starts from one seed, on one intra-op thread, without page pools and with the
     settings that there are at first, and leaves no region open.
 
@@ -78,20 +108,10 @@ def _same_start_and_no_leak():
     if "paging" in ebb._C.plugins:
         ebb.experimental.paging.reset()
     before = ebb.config.to_dict()
-    with exactness.accelerator():
-        yield
+    yield
     now = ebb.config.to_dict()
     ebb.config.update({name: value for name, value in before.items() if now[name] != value})
     assert ebb.stats()["open_regions"] == 0
-
-
-# What a device does not have: eager raises too.
-NOT_ON_A_DEVICE = re.compile(
-    r"can't convert late:\d device type tensor to numpy"
-    r"|Expected a '(late|cpu)' device type for generator but found"
-    r"|Could not run 'aten::(_thnn_fused|_sparse_|_nested_)"
-    r"|No backend type associated with device type late"
-)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -102,22 +122,25 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    if exactness.AHEAD and item.get_closest_marker("replays"):
-        pytest.skip("the last region needs no replay, and this test is about one")
-    if exactness.DEVICE == "cpu":
+    engine = on_device.engine_of(item)
+    if not engine.is_on_device:
         return (yield)
-    if marker := item.get_closest_marker("on_cpu"):
+    marker = item.get_closest_marker("on_cpu")
+    if marker and not marker.kwargs.get("run", True):
         pytest.skip(marker.args[0])
-    exactness.late.findings()
+    late.findings()
     try:
         result = yield
-    except Exception as error:
-        # An assertion may show the output of other tests, with why those were skipped.
-        if not isinstance(error, AssertionError) and NOT_ON_A_DEVICE.search(str(error)):
-            pytest.skip(str(error).splitlines()[0])
+        late.synchronize()
+        assert [one for one in late.findings() if not engine.is_harmless(one)] == []
+    except pytest.skip.Exception:
         raise
-    exactness.late.synchronize()
-    assert [one for one in exactness.late.findings() if not exactness.is_harmless(one)] == []
+    except (Exception, pytest.fail.Exception):
+        if not marker:
+            raise
+        late.findings()
+        pytest.skip(marker.args[0])
+    assert not marker, f"passes on the test device, so the mark on_cpu is wrong: {marker.args[0]}"
     return result
 
 

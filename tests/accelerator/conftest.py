@@ -1,10 +1,8 @@
-"""Tests on a device of a backend out of tree, which a process has for good: see
-tests/region/test_late_device.py, which runs them in a process of their own."""
+"""Tests on the test device, in processes of their own: see tests/ebb_tests/on_device.py."""
 
 from __future__ import annotations
 
 import gc
-import os
 
 import pytest
 import torch
@@ -14,10 +12,15 @@ from ebb import _testing
 from ebb_tests import device as late
 from ebb_tests.device_leaves import leaf
 from ebb_tests.programs import paged
-from ebb_tests.programs.ahead import wait_for_replays
+from ebb_tests.replays import wait_for_replays
 
-if "EBB_TEST_ACCELERATOR" not in os.environ:
-    collect_ignore_glob = ["*"]
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """`make sweep` runs these, and `make test` does not."""
+    for item in items:
+        if "accelerator" in item.path.parts and not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.sweep)
 
 
 @pytest.fixture

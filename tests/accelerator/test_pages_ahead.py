@@ -11,16 +11,10 @@ import torch
 import ebb
 from ebb_tests import device as late
 from ebb_tests.device_leaves import needs_captures
-from ebb_tests.programs.ahead import (
-    Squeeze,
-    WaitingLayers,
-    bytes_in_use_between_regions,
-    counts,
-    delays,
-    wait_for_replays,
-)
+from ebb_tests.programs.ahead import Squeeze, WaitingLayers, bytes_in_use_between_regions, counts
 from ebb_tests.programs.captured_paging import Step
 from ebb_tests.programs.paged import PRODUCTS, Masked, gradients, masked, products, same
+from ebb_tests.replays import delays, wait_for_replays
 
 pytestmark = pytest.mark.usefixtures("fresh_pages")
 

@@ -17,10 +17,9 @@ from ebb_tests.programs.ahead import (
     blocks,
     bytes_in_use_between_regions,
     counts,
-    delays,
     parameters,
-    wait_for_replays,
 )
+from ebb_tests.replays import delays, wait_for_replays
 
 RECOMPUTE = ebb.policies.recompute_all
 INPUTS_LEAVE = ebb.Policy({"aten::native_layer_norm": ebb.OFFLOAD}, inputs=ebb.OFFLOAD)

@@ -19,15 +19,13 @@ from ebb_tests.programs.ahead import (
     assert_exact_ahead,
     chain,
     counts_ahead,
-    delays,
     give_other_memory,
     in_backward,
     parameters,
     region,
-    replays_ahead,
     two_regions,
-    wait_for_replays,
 )
+from ebb_tests.replays import delays, replays_ahead, wait_for_replays
 from ebb_tests.stand_ins import kernel
 
 

@@ -8,8 +8,9 @@ import torch
 import ebb
 from ebb import SAVE, Policy
 from ebb_tests.exactness import replayed, same_bits
-from ebb_tests.programs.ahead import WaitInBackward, counts, replays_ahead, room
+from ebb_tests.programs.ahead import WaitInBackward, counts, room
 from ebb_tests.programs.each_time import EACH_TIME, NBYTES, SIZE, held_every
+from ebb_tests.replays import replays_ahead
 
 
 def regions_ahead(policy, limit="1GiB", sines=6):

@@ -11,18 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import ebb
-from ebb_tests.exactness import assert_tests_of_exactness_pass, run_random_programs
 from ebb_tests.other_threads import run_in_threads
-from ebb_tests.programs.ahead import (
-    WaitInBackward,
-    X,
-    all_same,
-    blocks,
-    chain,
-    counts,
-    parameters,
-    replays_ahead,
-)
+from ebb_tests.programs.ahead import WaitInBackward, X, all_same, blocks, chain, counts, parameters
+from ebb_tests.programs.compared_programs import run_random_programs
+from ebb_tests.replays import replays_ahead
 
 RECOMPUTE = ebb.policies.recompute_all
 
@@ -363,13 +355,7 @@ def test_inference_mode_and_no_grad_leave_nothing():
             assert ebb.stats()["ahead"]["bytes"] == 0
 
 
-@pytest.mark.parametrize("how", ["1", pytest.param("at once", marks=pytest.mark.sweep)])
-def test_the_rules_hold_with_replays_ahead(how):
-    """The tests of exactness again; "at once": each region is replayed as soon as it is left."""
-    assert_tests_of_exactness_pass(EBB_TEST_AHEAD=how)
-
-
 @pytest.mark.sweep
-@pytest.mark.parametrize("how", ["1", "at once"])
-def test_random_programs_with_replays_ahead(how):
-    assert run_random_programs(500, EBB_TEST_AHEAD=how)["replayed"] > 150
+@pytest.mark.parametrize("under", ["ahead", "ahead at once"])
+def test_random_programs_with_replays_ahead(under):
+    assert run_random_programs(500, engine=under)["replayed"] > 150

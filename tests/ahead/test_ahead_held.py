@@ -13,7 +13,8 @@ import torch
 
 import ebb
 from ebb_tests.exactness import same_bits
-from ebb_tests.programs.ahead import counts, give_other_memory, replays_ahead
+from ebb_tests.programs.ahead import counts, give_other_memory
+from ebb_tests.replays import replays_ahead
 
 COPIES = 64
 ROOM = 1024  # for what is not `wide`

@@ -8,18 +8,9 @@ import pytest
 import torch
 
 import ebb
-from ebb_tests.programs.ahead import (
-    WaitInBackward,
-    X,
-    blocks,
-    chain,
-    counts,
-    counts_ahead,
-    region,
-    replays_ahead,
-    wait_for_replays,
-)
+from ebb_tests.programs.ahead import WaitInBackward, X, blocks, chain, counts, counts_ahead, region
 from ebb_tests.programs.paged import Keep
+from ebb_tests.replays import replays_ahead, wait_for_replays
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,9 @@ from ebb_tests.programs.ahead import (
     counts,
     in_backward,
     many_products,
-    replays_ahead,
-    wait_for_replays,
 )
 from ebb_tests.programs.paged import PRODUCTS, Mlp, Seen, fresh, gradients, same
+from ebb_tests.replays import replays_ahead, wait_for_replays
 
 STEPS = {
     "in order": ebb.experimental.paging.step,

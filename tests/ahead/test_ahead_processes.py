@@ -9,6 +9,7 @@ from ebb_tests.programs.ahead import in_a_process
 SETUP = """
 import os, sys, torch, ebb._testing
 from ebb_tests.programs.ahead import *
+from ebb_tests.replays import *
 torch.set_num_threads(1)
 ebb.config.ahead.regions = 2
 ebb._testing.delay_replays_ahead(3000)

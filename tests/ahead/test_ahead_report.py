@@ -8,7 +8,8 @@ import torch
 
 import ebb
 from ebb import _testing
-from ebb_tests.programs.ahead import WaitInBackward, X, blocks, replays_ahead
+from ebb_tests.programs.ahead import WaitInBackward, X, blocks
+from ebb_tests.replays import replays_ahead
 
 
 def report_of(regions):

@@ -24,14 +24,12 @@ from ebb_tests.programs.ahead import (
     chain,
     counts,
     counts_ahead,
-    delays,
     in_a_process,
     parameters,
     region,
-    replays_ahead,
-    wait_for_replays,
 )
 from ebb_tests.programs.paged import Keep
+from ebb_tests.replays import delays, replays_ahead, wait_for_replays
 from ebb_tests.stand_ins import kernel
 
 
@@ -193,6 +191,7 @@ def test_denormals_are_not_flushed_because_who_starts_the_worker_does():
     done = in_a_process("""
 import torch, ebb
 from ebb_tests.programs.ahead import *
+from ebb_tests.replays import *
 from ebb_tests.programs.paged import PRODUCTS
 torch.set_num_threads(2)
 rows = 1 << 14

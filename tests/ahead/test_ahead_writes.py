@@ -12,14 +12,8 @@ import torch
 
 import ebb
 from ebb_tests.exactness import same_bits
-from ebb_tests.programs.ahead import (
-    counts_ahead,
-    delays,
-    region,
-    replays_ahead,
-    two_regions,
-    wait_for_replays,
-)
+from ebb_tests.programs.ahead import counts_ahead, region, two_regions
+from ebb_tests.replays import delays, replays_ahead, wait_for_replays
 from ebb_tests.stand_ins import kernel
 
 SIZE = 1 << 20

@@ -12,15 +12,17 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import ebb
 from ebb import _testing
-from ebb_tests.exactness import POLICIES, exact, leaves, like_eager, like_eager_each
+from ebb_tests.exactness import each_policy, exact, leaves, like_eager, like_eager_each, policies
 from ebb_tests.other_threads import in_thread
+
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
 
 
 def net(x):
     return (torch.tanh(x * 2) @ x.t()).exp().sin()
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@each_policy
 def test_retain_graph_gives_the_same_twice(policy, x):
     expected = torch.autograd.grad(net(x).sum(), x)[0]
     with ebb.region(policy):
@@ -42,6 +44,7 @@ def sine_of_recomputed(x):
     return y, y.grad_fn
 
 
+@pytest.mark.not_in_verify_mode("it frees recomputed tensors later")
 def test_a_recomputed_tensor_is_gone_after_its_function_ran(x):
     y, sine = sine_of_recomputed(x)
     sine.register_hook(lambda *_: sine._saved_self)
@@ -207,7 +210,7 @@ def test_handles_make_no_python_objects(x):
 
 @pytest.mark.usefixtures("no_objects_left")
 def test_forwards_whose_backward_never_runs_free_everything(x):
-    for policy in POLICIES.values():
+    for policy in policies().values():
         with ebb.region(policy):
             net(x).sum()
         with ebb.region(policy):
@@ -253,6 +256,7 @@ def test_anomaly_mode_names_the_forward_op():
             loss.backward()
 
 
+@pytest.mark.on_cpu("the test device has no sparse tensors")
 @exact((2,), (3, 2))
 def test_sparse_and_other_unrecordable_tensors_are_kept_whole(x, dense):
     sparse = torch.sparse_coo_tensor([[0, 1], [2, 0]], x * 2, (2, 3))

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import ebb
-from ebb_tests.exactness import POLICIES, assert_exact, exact, leaves, like_eager
+from ebb_tests.exactness import assert_exact, each_policy, exact, leaves, like_eager
 from ebb_tests.memory_use import poke
+
+pytestmark = pytest.mark.engines("exactness", "device")
 
 
 def opaque_poke(tensor, values=(5.0, -1.0)):
@@ -129,10 +131,10 @@ def test_a_buffer_that_each_forward_writes_before_one_backward(region):
     return torch.autograd.grad(total, x)[0]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@each_policy
 def test_after_the_region_what_needs_the_old_contents_raises(policy):
     x = leaves((4,))[0]
-    with ebb.region(POLICIES[policy]):
+    with ebb.region(policy):
         h = x * 2
         loss = h.sin().sum()
     opaque_poke(h)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import ebb
 from ebb_tests.exactness import exact
+
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
 
 
 def test_view_ops_are_not_recorded():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn.functional import relu
 
 import ebb
 from ebb_tests.exactness import exact, replayed
+
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
 
 
 @exact((3, 4))

@@ -8,6 +8,8 @@ import torch
 import ebb
 from ebb_tests.exactness import exact, replayed
 
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
+
 
 @pytest.mark.parametrize(
     "overwrite",

@@ -9,6 +9,8 @@ from torch import nn
 import ebb
 from ebb_tests.exactness import assert_exact, exact, leaves, like_eager
 
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
+
 
 class Counter(nn.Module):
     def __init__(self):
@@ -31,6 +33,9 @@ def test_buffer_is_written_once_and_the_replay_sees_the_old_state(region):
     return torch.autograd.grad(loss, x)[0], module.seen
 
 
+@pytest.mark.not_in_verify_mode(
+    "there it keeps storages alive, so recipes live longer", on_device=True
+)
 @pytest.mark.replays
 def test_copy_is_made_only_when_a_recipe_needs_the_old_bytes():
     buffer = torch.ones(4)

@@ -11,6 +11,8 @@ import ebb
 from ebb_tests.exactness import exact
 from ebb_tests.memory_use import address_of
 
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
+
 
 def fill_unseen(t: torch.Tensor) -> None:
     """Writes 0.25, 1.25, ... behind the dispatcher's back, as a raw kernel does."""

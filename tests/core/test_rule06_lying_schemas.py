@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 import ebb
-from ebb_tests.exactness import POLICIES, assert_exact, exact, leaves, like_eager, same_bits
+from ebb_tests.exactness import assert_exact, each_policy, exact, leaves, like_eager, same_bits
 from ebb_tests.stand_ins import kernel
+
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
 
 
 def state(module: nn.Module) -> list[torch.Tensor]:
@@ -18,7 +20,7 @@ def state(module: nn.Module) -> list[torch.Tensor]:
     return [*(t.clone() for t in module.state_dict().values()), *grads]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@each_policy
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("track", [True, False])
@@ -32,7 +34,7 @@ def test_batch_norm_statistics_are_updated_once(policy, momentum, training, trac
         nn.BatchNorm2d(2, momentum=momentum, track_running_stats=track),
     ).train(training)
     ours = copy.deepcopy(plain)
-    ebb.apply(ours, POLICIES[policy], modules="")
+    ebb.apply(ours, policy, modules="")
 
     for step in range(3):
         x = torch.randn(4, 2, 5, 5)

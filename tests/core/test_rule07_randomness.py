@@ -14,9 +14,11 @@ import ebb
 from ebb import _testing
 from ebb_tests import device as late
 from ebb_tests import fake_cuda
-from ebb_tests.exactness import POLICIES, assert_exact, assert_like_eager, exact, leaves, like_eager
+from ebb_tests.exactness import assert_exact, assert_like_eager, exact, leaves, like_eager, policies
 from ebb_tests.gpus import DRAWS_NUMBERS
 from ebb_tests.other_threads import run_in_threads
+
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
 
 
 @exact((6, 6))
@@ -46,6 +48,7 @@ def test_every_kind_of_random_op(x):
     return [(x * d).sin().sum() for d in draws]
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 @like_eager()
 def test_explicit_generators(region):
     generator = torch.Generator().manual_seed(5)
@@ -76,7 +79,7 @@ def test_unmarked_custom_op_that_draws():
         return noisy(x * 2).exp() * noisy(x).sin()
 
     redrawn = ebb.Policy({"ebb_test::noisy": ebb.RECOMPUTE})
-    assert_exact(program, leaves((5,)), POLICIES | {"redrawn": redrawn})
+    assert_exact(program, leaves((5,)), {**policies(), "redrawn": redrawn})
 
 
 @exact((3,))
@@ -109,6 +112,7 @@ def test_threads_that_draw_at_once_keep_their_masks():
     assert not failures
 
 
+@pytest.mark.on_cpu("fused cells have kernels for the CPU and CUDA only")
 def test_recurrent_network_with_dropout():
     lstm = nn.LSTM(4, 6, num_layers=2, dropout=0.5).double()
 

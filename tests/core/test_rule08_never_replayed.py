@@ -13,9 +13,13 @@ import ebb
 from ebb_tests.exactness import PYTEST, run_process
 from ebb_tests.memory_fills import NO_CACHES, fills_all_memory, new_memory_filled_with
 
-pytestmark = pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="torch was built without gloo"
-)
+pytestmark = [
+    pytest.mark.engines("exactness", "device", "checked"),
+    pytest.mark.skipif(
+        not dist.is_available() or not dist.is_gloo_available(),
+        reason="torch was built without gloo",
+    ),
+]
 
 
 @pytest.fixture
@@ -33,6 +37,7 @@ def loss_of(x, policy):
         return ((reduced + x).exp() * reduced).sum()
 
 
+@pytest.mark.on_cpu("gloo has no tensors of the test device")
 @pytest.mark.usefixtures("group")
 def test_functional_collective_is_not_run_again():
     x = torch.randn(4, requires_grad=True)
@@ -45,6 +50,7 @@ def test_functional_collective_is_not_run_again():
     assert ebb.stats()["total"]["ops_replayed"] <= 2  # add, exp
 
 
+@pytest.mark.on_cpu("gloo has no tensors of the test device")
 @pytest.mark.usefixtures("group")
 def test_inplace_collective_makes_a_leaf():
     x = torch.randn(4, requires_grad=True)
@@ -117,7 +123,7 @@ def test_force_needs_an_exact_name():
         ebb.Policy([ebb.Rule("_c10d_functional::*", ebb.RECOMPUTE, force=True)])
 
 
-@pytest.mark.on_cpu("the driver is LAPACK's")
+@pytest.mark.on_cpu("the driver is LAPACK's", run=False)
 @pytest.mark.not_sanitized
 def test_least_squares_with_pivots_from_new_memory_are_not_run_again(request):
     if not fills_all_memory():

@@ -10,15 +10,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
 from ebb_tests.exactness import (
-    POLICIES,
     assert_exact,
     assert_same_error,
+    each_policy,
     exact,
     leaves,
     like_eager,
     like_eager_each,
+    policies,
 )
 from ebb_tests.stand_ins import operator_facts
+
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
 
 
 def test_saved_output_written_inside_the_region():
@@ -98,6 +101,7 @@ class Doubled(torch.autograd.Function):
         return grad * 2
 
 
+@pytest.mark.on_cpu("numpy shows no other memory")
 @exact((4,))
 def test_unseen_write_that_moves_the_version_makes_a_leaf(x):
     h = x * 3
@@ -105,6 +109,7 @@ def test_unseen_write_that_moves_the_version_makes_a_leaf(x):
     return h.exp() * h.sin()
 
 
+@pytest.mark.on_cpu("numpy shows no other memory")
 @exact((4,))
 def test_write_of_a_kernel_below_us_that_moves_the_version(x):
     h = (x * 3).detach()
@@ -126,7 +131,7 @@ def test_dead_saved_parameter_is_refused():
 
 
 def test_two_backwards_without_retain_graph_raise_as_in_eager():
-    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
+    for region in (torch.enable_grad(), *(ebb.region(p) for p in policies().values())):
         x = torch.randn(3, requires_grad=True)
         with region:
             loss = (x * 2).exp().sum()
@@ -157,6 +162,9 @@ def test_alias_with_a_counter_of_its_own_written_after_the_region(region, alias)
     return torch.autograd.grad(loss, x)[0]
 
 
+@pytest.mark.not_in_verify_mode(
+    "there it keeps storages alive, and finds the write", on_device=True
+)
 @like_eager(ebb.policies.save_all, ebb.policies.recompute_all)
 def test_write_through_data_after_the_region_is_seen_by_backward_as_in_eager(region):
     x = leaves((4,))[0]
@@ -202,6 +210,7 @@ class Wrapper(torch.Tensor):
         return args[0]
 
 
+@pytest.mark.on_cpu("numpy shows no other memory")
 @pytest.mark.parametrize("seen", SEEN_AND_UNCOUNTED)
 @like_eager(ebb.policies.recompute_all)
 def test_a_seen_write_that_moves_no_version_hides_no_unseen_one(region, seen):
@@ -264,9 +273,9 @@ def sparse(values):
     return torch.sparse_coo_tensor([[0, 1, 1], [2, 0, 2]], values[:, 0], (2, 3)).coalesce()
 
 
-@pytest.mark.on_cpu("torch ends the process where a device has no nested tensors")
+@pytest.mark.on_cpu("torch ends the process where a device has no nested tensors", run=False)
 @pytest.mark.parametrize("make", [strided, sparse])
-@pytest.mark.parametrize("policy", POLICIES)
+@each_policy
 def test_a_written_saved_tensor_of_another_layout(make, policy):
     def message(region):
         w = torch.randn(3, 4, requires_grad=True)
@@ -280,7 +289,7 @@ def test_a_written_saved_tensor_of_another_layout(make, policy):
             loss.backward()
         return str(raised.value)
 
-    assert what_was_modified(message, POLICIES[policy]) == what_was_modified(message)
+    assert what_was_modified(message, policy) == what_was_modified(message)
 
 
 def what_was_modified(message, policy=None) -> str:

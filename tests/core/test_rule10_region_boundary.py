@@ -8,6 +8,8 @@ import torch
 import ebb
 from ebb_tests.exactness import exact, replayed
 
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
+
 
 @pytest.mark.replays
 def test_what_was_made_outside_is_not_recomputed():

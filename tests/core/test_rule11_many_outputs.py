@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import ebb
 from ebb_tests.exactness import exact, replayed
+
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
 
 
 @exact((4, 4))

@@ -13,6 +13,8 @@ from ebb_tests.exactness import leaves
 from ebb_tests.other_threads import another_thread_draws, run_in_threads
 from ebb_tests.time_limits import HANGS
 
+pytestmark = pytest.mark.engines("exactness", "device", "checked")
+
 
 def program(x):
     return (torch.nn.functional.dropout(x * 2, 0.5).exp() @ x.t()).sin().sum()
@@ -38,6 +40,7 @@ def test_two_threads_run_backward_on_one_graph():
     assert all(map(torch.equal, found, expected))
 
 
+@pytest.mark.on_cpu("numpy shows no other memory")
 def test_replay_of_a_python_op_does_not_deadlock_other_threads():
     @torch.library.custom_op("ebb_test::slow_double", mutates_args=())
     def slow_double(x: torch.Tensor) -> torch.Tensor:

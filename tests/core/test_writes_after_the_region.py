@@ -10,8 +10,6 @@ import torch
 import ebb
 from ebb_tests.exactness import like_eager_each
 
-pytestmark = pytest.mark.on_cpu("a fingerprint is taken of memory that the CPU can read")
-
 
 def fused_step(h):
     options = dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0)

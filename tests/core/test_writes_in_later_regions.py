@@ -108,7 +108,6 @@ def test_several_regions_that_read_it_have_a_copy_each(region):
     return torch.autograd.grad(sum(losses), x)[0]
 
 
-@pytest.mark.replays
 @pytest.mark.parametrize("write", [in_place, twice])
 def test_it_is_copied_once_where_a_replay_needs_it(write):
     ebb.reset_stats()
@@ -117,7 +116,6 @@ def test_it_is_copied_once_where_a_replay_needs_it(write):
     assert ebb.stats()["total"]["bytes_copied"] == x.nbytes
 
 
-@pytest.mark.replays
 def test_nothing_is_copied_where_no_replay_needs_it():
     def dropped(h, x):
         (h * 2).sin()

@@ -59,8 +59,6 @@ def log():
     logging.getLogger("ebb").removeHandler(handler)
 
 
-@pytest.mark.replays
-@pytest.mark.on_cpu("ebb takes fingerprints of results on the CPU only")
 @pytest.mark.parametrize(("which", "where"), [(0, "result 0"), (1, "argument 0")])
 def test_hidden_state_is_refused_though_a_rule_names_the_operator(which, where):
     op = counting()[which]
@@ -81,7 +79,6 @@ def test_without_a_rule_hidden_state_is_kept(which):
     assert same_bits(found, gradient(x, counting()[which], torch.enable_grad()))
 
 
-@pytest.mark.replays
 def test_a_rule_or_a_checkpointed_call_replays():
     runs = []
     op = define("(Tensor x) -> Tensor", lambda x: runs.append(x) or x * 3)

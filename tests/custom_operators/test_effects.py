@@ -60,7 +60,6 @@ def test_an_operator_with_an_effect_runs_once(counted, arguments, declared):
     assert len(runs) == 1
 
 
-@pytest.mark.replays
 def test_force_replays_an_operator_with_an_effect(counted):
     operator, runs = counted
     x = torch.randn(4, requires_grad=True)

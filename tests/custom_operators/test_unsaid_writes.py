@@ -11,8 +11,6 @@ import ebb
 from ebb_tests.exactness import POLICIES, assert_like_eager
 from ebb_tests.programs.unseen_writes import PROGRAMS, outcome
 
-pytestmark = pytest.mark.on_cpu("a fingerprint is taken of memory that the CPU can read")
-
 LIBRARY = torch.library.Library("ebb_unsaid", "DEF")
 
 

@@ -17,7 +17,7 @@ import torch.distributed._functional_collectives as funcol
 import ebb
 from ebb import _testing
 from ebb_tests import fork_server
-from ebb_tests.exactness import disk_tier
+from ebb_tests.engines import disk_tier
 from ebb_tests.ranks.collectives import WRITES, peer, rank, source, write
 from ebb_tests.ranks.collectives import wait as wait_for
 from ebb_tests.ranks.comparing import assert_exact, difference_of, run

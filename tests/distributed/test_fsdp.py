@@ -17,12 +17,12 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 import ebb
 from ebb import _C
 from ebb_tests import fork_server
-from ebb_tests.programs.ahead import replays_ahead
 from ebb_tests.ranks.comparing import assert_exact
 from ebb_tests.ranks.launched import run_on_ranks
 from ebb_tests.ranks.models import Block, Net, batch, step_in_a_region, train_steps
 from ebb_tests.ranks.strategies import sharded
 from ebb_tests.ranks.two_ranks import on_two_ranks
+from ebb_tests.replays import replays_ahead
 
 
 def resharded(how, model, mesh, block):

@@ -14,13 +14,13 @@ import tempfile
 import pytest
 
 import ebb
-from ebb_tests.programs.ahead import replays_ahead
 from ebb_tests.ranks import model_strategies  # noqa: F401
 from ebb_tests.ranks.comparing import POLICIES, difference_of, prompt_accelerator, run
 from ebb_tests.ranks.entries import ENTRIES, PLANNED_STEPS
 from ebb_tests.ranks.models import STEPS
 from ebb_tests.ranks.strategies import STRATEGIES
 from ebb_tests.ranks.two_ranks import on_two_ranks
+from ebb_tests.replays import replays_ahead
 
 
 @contextlib.contextmanager

@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ebb
 from ebb._region import repeated_collectives
-from ebb_tests.programs.ahead import delays, replays_ahead
 from ebb_tests.ranks import model_strategies  # noqa: F401
 from ebb_tests.ranks.comparing import POLICIES, assert_does_something, difference_of, plain
 from ebb_tests.ranks.entries import Way
 from ebb_tests.ranks.strategies import STRATEGIES
 from ebb_tests.ranks.two_ranks import on_two_ranks
+from ebb_tests.replays import delays, replays_ahead
 from ebb_tests.stand_ins import kernel
 
 BATCHES = 5

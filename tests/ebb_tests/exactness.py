@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,132 +16,23 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import ebb
-from ebb import _testing
 from ebb_tests import TESTS
-from ebb_tests import device as late
-from ebb_tests.stand_ins import fake_accelerator
+from ebb_tests.engines import PLAIN, Policies, current
 
 Program = Callable[..., "torch.Tensor | Sequence[torch.Tensor]"]
 Test = Callable[..., None]
 
-POLICIES = {
-    "recompute_all": ebb.policies.recompute_all,
-    "save_all": ebb.policies.save_all,
-    "save_matmuls": ebb.policies.save_matmuls,
-    "torchtitan": ebb.policies.torchtitan,
-    "mixed": ebb.Policy(
-        {"aten::mul": ebb.SAVE, "aten::add_": ebb.SAVE, "aten::sin": ebb.SAVE, "aten::e*": ebb.SAVE}
-    ),
-}
+POLICIES = PLAIN.policies  # for modules without the mark `engines`; others call `policies`
+each_policy = pytest.mark.each_policy
 
-FILES = (
-    "rule*",
-    "regressions",
-    "pieces_of_one_storage",
-    "memory",
-    "functions_and_hooks",
-    "handles",
-    "subclasses",
-    "opaque",
-)
-LEAST_TESTS = 215  # exactness tests that run on each device
 SANITIZED = "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ
 MARKS = "not (once or not_sanitized)" if SANITIZED else "not once"
 PYTEST = "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKS
-OFFLOADING = "EBB_TEST_OFFLOAD" in os.environ  # see test_offload_exactness.py
-PAGING = "EBB_TEST_PAGING" in os.environ  # see test_paging_exactness.py
-EACH_TIME = "EBB_TEST_EACH_TIME" in os.environ  # see test_each_time_exactness.py
-DEVICE = os.environ.get("EBB_TEST_DEVICE", "cpu")  # see test_late_device.py
-KEY = "CPU" if DEVICE == "cpu" else "PrivateUse1"  # dispatch key of the device's kernels
-
-FAILING = "EBB_TEST_FAILING" in os.environ  # allocations fail: see test_random_programs.py
-AHEAD = os.environ.get("EBB_TEST_AHEAD")  # see test_ahead_exactness.py
-
-if FAILING:
-    ebb._C.keep_while_there_is_room(1 << 60)
-if AHEAD:
-    ebb.config.ahead.regions = 2
-    if AHEAD == "at once":
-        _testing.replay_when_closed(True)
-        _testing.delay_replays_ahead(50)
-
-if DEVICE != "cpu":
-    late.load()
-    late.have_pages()
-    torch.set_default_device(DEVICE)
-
-# With offloading or paging, these replace SAVE, which would test less.
-KEEPING = ebb.PAGE if PAGING else ebb.OFFLOAD if OFFLOADING else ebb.SAVE
-
-if OFFLOADING or PAGING:
-    kind = "page" if PAGING else "offload"
-    mixed = dict.fromkeys(("aten::mul", "aten::add_", "aten::e*"), KEEPING)
-    POLICIES = {
-        f"{kind}_all": ebb.Policy(default=KEEPING, inputs=KEEPING),
-        **({} if PAGING else {"offload_inputs": ebb.policies.offload_inputs}),
-        f"{kind}_mixed": ebb.Policy({**mixed, "aten::mm": ebb.SAVE}, inputs=KEEPING),
-    }
-
-if EACH_TIME:
-    POLICIES = {
-        "each_time": ebb.Policy(default=ebb.RECOMPUTE_EACH_TIME),
-        "some_held": ebb.Policy(
-            [ebb.Rule("*", ebb.RECOMPUTE, every=3)],
-            default=ebb.RECOMPUTE_EACH_TIME,
-            inputs=KEEPING,
-        ),
-        "writes_held": ebb.Policy({"aten::*_": ebb.RECOMPUTE}, default=ebb.RECOMPUTE_EACH_TIME),
-        "writes_each_time": ebb.Policy({"aten::*_": ebb.RECOMPUTE_EACH_TIME}),
-        "some_kept": ebb.Policy(
-            {
-                "aten::mul": KEEPING,
-                "aten::add_": ebb.RECOMPUTE,
-                "aten::sin": ebb.RECOMPUTE,
-                "aten::e*": KEEPING,
-            },
-            default=ebb.RECOMPUTE_EACH_TIME,
-        ),
-    }
 
 
-def accelerator() -> contextlib.AbstractContextManager[object]:
-    """The device for OFFLOAD that EBB_TEST_OFFLOAD names.
-
-    Fake accelerators: "prompt" runs copies at once, "late" as late as possible. "disk": the
-    disk tier. "device": the device of EBB_TEST_DEVICE.
-    """
-    match os.environ.get("EBB_TEST_OFFLOAD"):
-        case None:
-            return contextlib.nullcontext()
-        case "prompt":
-            return fake_accelerator(in_flight_bytes=0)
-        case "disk":
-            return disk_tier()
-        case "device":
-            return offload_settings(min_bytes=1)
-        case _:
-            return fake_accelerator(in_flight_bytes=1 << 40)
-
-
-def is_harmless(finding: str) -> bool:
-    """True for a write during a copy to the host that nothing will read.
-
-    Backward may need a value before its copy is done. The value then stays on the device and may
-    be written. A needed copy would give wrong bits, since streams run as late as possible.
-    """
-    return OFFLOADING and finding.startswith("read and write: copy to host")
-
-
-@contextlib.contextmanager
-def offload_settings(**settings: object) -> Iterator[None]:
-    with ebb.config.patch({f"offload.{name}": value for name, value in settings.items()}):
-        yield
-
-
-@contextlib.contextmanager
-def disk_tier() -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as folder, offload_settings(disk=folder, min_bytes=0):
-        yield
+def policies() -> Policies:
+    """The policies of the engine under which the running test runs."""
+    return current().policies
 
 
 def resident_kib() -> int:
@@ -171,7 +58,7 @@ def as_bytes(t: torch.Tensor) -> torch.Tensor:
 def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     generator = torch.Generator("cpu").manual_seed(7)
     drawn = [torch.randn(s, dtype=dtype, generator=generator, device="cpu") for s in shapes]
-    return [t.to(DEVICE).requires_grad_() for t in drawn]
+    return [t.to(current().device).requires_grad_() for t in drawn]
 
 
 def run(
@@ -181,7 +68,7 @@ def run(
     after: Callable[..., None] | None = None,
 ) -> list[torch.Tensor | None]:
     """The outputs of `program` and the gradients of `inputs`. `policy` None: eager."""
-    if not PAGING or policy is None:
+    if not current().pages or policy is None:
         return run_once(program, inputs, policy, after)
     inputs = list(inputs)
     ebb.experimental.paging.reset()
@@ -210,7 +97,7 @@ def run_once(
     inputs = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
     region = ebb.region(policy, "test") if policy is not None else contextlib.nullcontext()
     with region:
-        if PAGING:
+        if current().pages:
             mark_all_rows(inputs)
         outputs = program(*inputs)
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
@@ -229,13 +116,16 @@ def run_once(
 def assert_exact(
     program: Program,
     inputs: Iterable[torch.Tensor],
-    policies: Mapping[str, ebb.Policy] = POLICIES,
+    policies: Policies | None = None,
     after: Callable[..., None] | None = None,
 ) -> None:
-    """Checks that `program` gives eager's bits in a region under each policy."""
+    """Checks that `program` gives eager's bits in a region under each policy.
+
+    Without policies: under each of the engine's.
+    """
     inputs = list(inputs)
     expected = run(program, inputs, None, after)
-    for name, policy in policies.items():
+    for name, policy in (policies or current().policies).items():
         actual = run(program, inputs, policy, after)
         assert len(actual) == len(expected)
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
@@ -274,12 +164,12 @@ def assert_like_eager(
 ) -> None:
     """Checks that `program` returns eager's bits when the context that it gets is a region.
 
-    Without policies: under each of `POLICIES`. The program may enter the context several times, one
-    after the other, and return tensors in lists and tuples.
+    Without policies: under each of the engine's. The program may enter the context several times,
+    one after the other, and return tensors in lists and tuples.
     """
     torch.manual_seed(1)
     expected = tree_leaves(program(contextlib.nullcontext()))
-    for policy in policies or POLICIES.values():
+    for policy in policies or current().policies.values():
         torch.manual_seed(1)
         found = tree_leaves(program(ebb.region(policy, "block")))
         assert len(found) == len(expected)
@@ -303,12 +193,12 @@ def like_eager(*policies: ebb.Policy) -> Callable[[Callable[..., object]], Test]
 
 
 def like_eager_each(program: Callable[..., object]) -> Test:
-    """Like `like_eager()`, with a case for each of `POLICIES`."""
+    """Like `like_eager()`, with a case for each of the engine's policies."""
 
-    def test(policy: str, **parameters: object) -> None:
-        assert_like_eager(functools.partial(program, **parameters), POLICIES[policy])
+    def test(policy: ebb.Policy, **parameters: object) -> None:
+        assert_like_eager(functools.partial(program, **parameters), policy)
 
-    return pytest.mark.parametrize("policy", POLICIES)(_as_test(test, program, 1, "policy"))
+    return each_policy(_as_test(test, program, 1, "policy"))
 
 
 def assert_same_error(
@@ -318,7 +208,7 @@ def assert_same_error(
     inputs = list(inputs)
     message = error_of(program, inputs, None, after)
     assert message is not None, "eager itself does not raise"
-    for name, policy in POLICIES.items():
+    for name, policy in policies().items():
         message = error_of(program, inputs, policy, after)
         assert message is not None, f"policy {name} does not raise where eager does"
     return message
@@ -341,16 +231,6 @@ def replayed() -> int:
     return ebb.stats()["total"]["ops_replayed"]
 
 
-def find_tests(*names: str) -> list[str]:
-    """All files test_NAME.py outside of accelerator folders. Each name must have a file."""
-    files = {
-        name: [str(f) for f in TESTS.rglob(f"test_{name}.py") if f.parent.name != "accelerator"]
-        for name in names
-    }
-    assert all(files.values())
-    return sorted(file for found in files.values() for file in found)
-
-
 def run_process(command: Sequence[str], **environment: str) -> str:
     """Runs Python with these variables. Returns what it prints."""
     done = subprocess.run(
@@ -362,38 +242,3 @@ def run_process(command: Sequence[str], **environment: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]
     return done.stdout
-
-
-def run_random_programs(count: int, base: int | None = None, **environment: str) -> Counter[str]:
-    """Runs random programs with these variables. Returns the number of programs by outcome.
-
-    In a process of its own: hypothesis also draws constants that it finds in loaded modules. Which
-    programs a seed gives must not depend on the tests that ran before.
-    """
-    script = str(TESTS / "core" / "test_random_programs.py")
-    command = ["-W", "ignore", script, str(count), *([] if base is None else [str(base)])]
-    path = os.pathsep.join(sys.path)
-    return Counter(json.loads(run_process(command, PYTHONPATH=path, **environment)))
-
-
-def assert_tests_of_exactness_pass(*more: str, **environment: str) -> None:
-    """Runs the exactness tests and the tests of `more` with these variables.
-
-    Skips tests with the marker `once`.
-    """
-    printed = run_process([*PYTEST, *find_tests(*FILES, *more)], **environment)
-    passed = re.search(r"(\d+) passed", printed)
-    assert passed, printed[-3000:]
-    assert int(passed[1]) > LEAST_TESTS + 25 * len(more), printed[-3000:]
-
-
-def assert_rules_hold_in_verify_mode(*but: str, **environment: str) -> None:
-    """Runs the tests of the rules in verify mode, except tests with one of `but` in their names."""
-    # Two tests do not hold in verify mode:
-    # 1. A backward writes to a saved tensor without a version change. Verify mode reports it, as
-    #    gradients depend on how long that tensor is alive.
-    # 2. A recomputed tensor is freed right after its function. Verify mode frees it later.
-    but = ("overwrites_what_several_unpack", "gone_after_its_function", *but)
-    deselected = ("-k", " and ".join(f"not {name}" for name in but))
-    files = find_tests("rule*", "regressions", "handles")
-    run_process([*PYTEST, *files, *deselected], EBB_VERIFY="1", **environment)

@@ -11,8 +11,9 @@ from torch import nn
 
 import ebb
 from ebb_tests.gpus import MIB, NEEDS_GPU, RUNS_PAGE_KERNELS, bits_of_eager, offloading, same
-from ebb_tests.programs.ahead import Block, WaitInBackward, counts, parameters, wait_for_replays
+from ebb_tests.programs.ahead import Block, WaitInBackward, counts, parameters
 from ebb_tests.programs.paged import Masked, fresh
+from ebb_tests.replays import wait_for_replays
 
 pytestmark = NEEDS_GPU
 

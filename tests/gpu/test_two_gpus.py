@@ -21,7 +21,7 @@ from ebb_tests.gpus import (
     run_in_a_process,
     same,
 )
-from ebb_tests.programs.ahead import wait_for_replays
+from ebb_tests.replays import wait_for_replays
 
 pytestmark = NEEDS_TWO_GPUS
 

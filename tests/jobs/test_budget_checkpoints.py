@@ -86,7 +86,6 @@ def test_one_line_says_that_calls_do_not_checkpoint(trained, capsys):
 
 
 @pytest.mark.not_sanitized
-@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 def test_block_in_a_call_frees_as_much_as_one_without(install, monkeypatch):
     """RECOMPUTE_EACH_TIME counts in a block's own region only."""
     plans, freed = [], []  # freed: gradients, with which a step begins

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from mutants.mutant import ROOT
 
-FOR_ACCELERATOR = {"EBB_TEST_ACCELERATOR": "1"}  # which a process has for good
+ON_DEVICE = ["--on-device"]  # in the process that runs them, which then has the device for good
 
 
 def build(tree: Path) -> None:
@@ -51,12 +51,12 @@ def preload(tree: Path) -> None:
         importlib.import_module(module)
 
 
-def failure(tests: Iterable[str], mutant: str, limit: float, more: Mapping[str, str]) -> str | None:
+def failure(tests: Iterable[str], mutant: str, limit: float, options: Iterable[str]) -> str | None:
     """Runs these under that mutant ("": none): what failed first; None if nothing did."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         child = os.fork()
         if child == 0:
-            run_in_child(output.fileno(), tests, {"MUTANT": mutant} | more)
+            run_in_child(output.fileno(), [*options, *tests], {"MUTANT": mutant})
         status = wait(child, limit)
         output.seek(0)
         said = output.read()
@@ -70,14 +70,14 @@ def failure(tests: Iterable[str], mutant: str, limit: float, more: Mapping[str, 
     return failed[1] if failed else None if status == 0 else "the process failed"
 
 
-def run_in_child(output: int, tests: Iterable[str], environment: Mapping[str, str]) -> NoReturn:
+def run_in_child(output: int, arguments: Iterable[str], environment: Mapping[str, str]) -> NoReturn:
     os.setpgid(0, 0)
     for stream in (1, 2):
         os.dup2(output, stream)
     os.environ.update(environment)
     import pytest
 
-    status = pytest.main(["-x", "-vv", "--tb=short", "-p", "no:cacheprovider", *tests])
+    status = pytest.main(["-x", "-vv", "--tb=short", "-p", "no:cacheprovider", *arguments])
     sys.stdout.flush()
     os._exit(status)
 
@@ -103,8 +103,8 @@ def first_failure(tests: Iterable[str], mutant: str, limit: float) -> str | None
     """Those on the device for tests in a process of their own."""
     on_device = [test for test in tests if test.startswith("tests/accelerator/")]
     others = [test for test in tests if test not in on_device]
-    for group, environment in ((on_device, FOR_ACCELERATOR), (others, {})):
-        found = failure(group, mutant, limit, environment) if group else None
+    for group, options in ((on_device, ON_DEVICE), (others, ["--engine=plain"])):
+        found = failure(group, mutant, limit, options) if group else None
         if found:
             return found
     return None

@@ -9,21 +9,11 @@ import pytest
 import torch
 
 import ebb
-from ebb_tests.exactness import (
-    assert_tests_of_exactness_pass,
-    leaves,
-    run_random_programs,
-    same_bits,
-)
+from ebb_tests.exactness import leaves, same_bits
 from ebb_tests.programs.ahead import blocks, parameters
+from ebb_tests.programs.compared_programs import run_random_programs
 from ebb_tests.programs.offloaded import OFFLOAD_ALL, POLICIES, finish_copies, gradients
 from ebb_tests.stand_ins import fake_accelerator
-
-# How soon copies of the fake accelerator are done.
-ENGINES = [
-    "late",
-    *(pytest.param(how, marks=pytest.mark.sweep) for how in ("prompt", "disk")),
-]
 
 
 @pytest.mark.parametrize("in_flight", [0, 1 << 12, 1 << 40])
@@ -50,12 +40,6 @@ def test_a_transformer_has_the_bits_of_eager(policy, prefetch, in_flight):
         assert fake.counts()["copies_out"] > 0
         assert ebb.stats()["offload"]["stashes"] == 0
         assert ebb.stats()["offload"]["host_bytes_used"] == 0
-
-
-@pytest.mark.parametrize("how", ENGINES)
-def test_the_rules_hold_with_offload(how):
-    """The tests of exactness again, with policies that offload."""
-    assert_tests_of_exactness_pass(EBB_TEST_OFFLOAD=how)
 
 
 def test_offloading_recomputes_nothing(accelerator):
@@ -124,9 +108,9 @@ def test_every_dtype_and_geometry_comes_back(accelerator, dtype, view):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("how", ENGINES)
-def test_random_programs_with_offload(how):
-    assert run_random_programs(300, EBB_TEST_OFFLOAD=how)["replayed"] > 60
+@pytest.mark.parametrize("copies", ["late", "prompt", "disk"])
+def test_random_programs_with_offload(copies):
+    assert run_random_programs(300, engine=f"offload {copies}")["replayed"] > 60
 
 
 def test_a_write_into_an_offloaded_value_leaves_one_to_offload(accelerator, x):

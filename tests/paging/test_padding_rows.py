@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import ebb
-from ebb_tests.programs.ahead import replays_ahead
+from ebb_tests.replays import replays_ahead
 
 R, D, LIVE = 16, 4, 6
 COUNT = torch.tensor(LIVE)

@@ -12,8 +12,6 @@ from ebb._plan.simulate.step import Step
 from ebb_tests.programs import planned as programs
 from ebb_tests.programs.planned import planning
 
-pytestmark = pytest.mark.on_cpu("profiles that the CPU gives")
-
 PROGRAMS = (programs.pre_ln, programs.unet, programs.accumulation, programs.chain)
 SLOWER = 20  # times that kernels take longer on the pretended device
 

@@ -22,8 +22,6 @@ from ebb_tests.programs import planned as programs
 from ebb_tests.programs.planned import Planning, built, measured
 from ebb_tests.stand_ins import fake_accelerator
 
-pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
-
 LEAST = 1024  # bytes that leave
 CLOSE = 1.0025  # of the peak, as in test_simulator.py
 LINK = Link(out=1e7, back=1e7, least=LEAST, room=1 << 40)

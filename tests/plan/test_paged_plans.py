@@ -20,8 +20,6 @@ from ebb_tests.programs import planned_paging as programs
 from ebb_tests.programs.planned import built
 from ebb_tests.programs.planned_paging import PAGED, PAGER, paging
 
-pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
-
 CLOSE = 1.0025  # of the peak, as in test_simulator.py
 LOOSE = 1.05  # what a replay has fetched counts until backward has asked for it, too
 MIXING = 1.11  # copies that Note [Saved by one node] avoids count, too

@@ -100,7 +100,6 @@ def test_a_limit():
     assert Pools([paged(0, 1.0, 4.0)], Pager(speed=1.0, limit=100)).are_too_large
 
 
-@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 @pytest.mark.parametrize("live", [1, 8, 63, 64])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_pools_are_as_large_as_the_engines(live, in_order):

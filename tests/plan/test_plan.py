@@ -51,7 +51,6 @@ def test_nothing_is_changed_by_planning():
         assert torch.equal(one, other)
 
 
-@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 @every_program
 def test_the_step_stays_in_the_budget(make):
     """Measured, at budgets from the least to the need. A share is one of what is predicted of a
@@ -91,7 +90,6 @@ def test_gradients_are_those_of_eager(make):
     assert len(seen) > 1 or least > 0.99 * found.plain_peak
 
 
-@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 def test_models_that_train_one_after_the_other_in_one_step():
     """Blocks that run when other blocks' backward is over are regions as well."""
     model = nn.ModuleList(nn.Sequential(*(programs.PreLN() for _ in range(3))) for _ in range(2))
@@ -412,7 +410,6 @@ def test_an_error_of_the_step_leaves_nothing_behind():
     ebb.apply(model, modules="0").remove()
 
 
-@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 @pytest.mark.parametrize("clears", [False, True])
 def test_the_least_that_an_error_names_is_enough_for_the_same_model(clears):
     """Which has gradients by then, that the first step made."""

@@ -275,7 +275,6 @@ def test_not_within_torchs_profiler_nor_that_within():
     assert ebb.profile(step).peak > 0
 
 
-@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 @pytest.mark.parametrize("clears", ["first", "after a new batch", "between", "last"])
 def test_the_peak_is_that_of_a_plan_wherever_gradients_are_freed(clears):
     """With regions, and without."""

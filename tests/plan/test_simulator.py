@@ -19,8 +19,6 @@ from ebb._report.text import price
 from ebb_tests.programs import planned as programs
 from ebb_tests.programs.planned import PROGRAMS, WIDTH, planning
 
-pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
-
 # Byte for byte; scratch memory of kernels in the others is not always at the same place.
 EXACT = {programs.unet, programs.shared, programs.chain, programs.mixed_precision}
 if programs.HAS_AVX2_ONLY:  # a kernel in backward takes 64 bytes more where the peak is

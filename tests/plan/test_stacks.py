@@ -30,8 +30,6 @@ from ebb_tests.programs.planned import (
     of_ids,
 )
 
-pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
-
 DEPTH = 7
 
 

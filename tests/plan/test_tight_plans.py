@@ -21,8 +21,6 @@ from ebb_tests.exactness import same_bits
 from ebb_tests.programs import planned as programs
 from ebb_tests.programs.planned import PROGRAMS, planning
 
-pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
-
 every_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
 
 CLOSE = 0.0025  # of the peak, as in test_simulator.py

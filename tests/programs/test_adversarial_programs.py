@@ -10,8 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ebb
-from ebb_tests.exactness import KEY, assert_like_eager, like_eager
+from ebb_tests.engines import current
+from ebb_tests.exactness import assert_like_eager, like_eager
 from ebb_tests.memory_use import fill_unseen
+
+pytestmark = pytest.mark.engines("device")
 
 _NUMBERS = itertools.count()
 
@@ -105,8 +108,8 @@ def _write_raw(t: torch.Tensor) -> None:
     fill_unseen(t, 5)
 
 
-# Of the device that the tests run on, and of all.
-KEYS = pytest.mark.parametrize("key", [KEY, "CompositeExplicitAutograd"])
+# Dispatch keys of kernels. None: that of the device on which the test runs.
+KEYS = pytest.mark.parametrize("key", [None, "CompositeExplicitAutograd"], ids=["device", "all"])
 
 
 def _library() -> torch.library.Library:
@@ -120,7 +123,7 @@ def test_an_operator_that_gets_its_kernel_inside_the_region_writes_what_it_says(
         library = _library() if defined == "inside" else libraries.pop()
         if defined == "inside":
             library.define("write_(Tensor(a!) x) -> ()")
-        library.impl("write_", _write_raw, key)
+        library.impl("write_", _write_raw, key or current().dispatch_key)
         torch.ones(1).neg()  # operators are looked for at each op that is seen
         getattr(torch.ops, library.ns).write_(h)
 
@@ -136,5 +139,5 @@ def test_an_operator_that_gets_its_kernel_after_a_region_has_seen_it_writes_what
     library.define("write_(Tensor(a!) x) -> ()")
     with ebb.region():
         pass
-    library.impl("write_", _write_raw, key)
+    library.impl("write_", _write_raw, key or current().dispatch_key)
     _assert_same(lambda h, _x: getattr(torch.ops, library.ns).write_(h))

@@ -7,8 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import ebb
-from ebb_tests.exactness import DEVICE, exact, leaves, like_eager_each
+from ebb_tests.engines import current
+from ebb_tests.exactness import exact, leaves, like_eager_each
 from ebb_tests.programs.custom_functions import GivesWhatItSaved
+
+pytestmark = pytest.mark.engines("device")
 
 
 @pytest.mark.parametrize("function", [F.mish, F.silu])
@@ -38,7 +41,7 @@ def test_silent_write_after_a_resize_that_changes_nothing(x):
     """rand with a generator and `out=` resizes first; the saved tensor follows it all the same."""
     h = x.softmax(0)  # saves its result
     with torch.no_grad():
-        torch.rand(4, generator=torch.Generator(DEVICE).manual_seed(3), out=h.data)
+        torch.rand(4, generator=torch.Generator(current().device).manual_seed(3), out=h.data)
     return h * 1
 
 

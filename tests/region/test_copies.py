@@ -60,7 +60,7 @@ def test_pickle_carries_the_plain_forward(model):
         ebb.reset_stats()
         assert same(grads(twin), expected)
         assert not entered()
-    assert b"ebb" not in pickle.dumps(model)
+    assert b"ebb" not in pickle.dumps(model).replace(b"ebb_tests", b"")
 
 
 class Scaled(torch.nn.Module):

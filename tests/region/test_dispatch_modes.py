@@ -9,7 +9,7 @@ import torch
 
 import ebb
 from ebb import _testing
-from ebb_tests.exactness import disk_tier, offload_settings
+from ebb_tests.engines import disk_tier, offload_settings
 from ebb_tests.programs.paged import Keep, Seen
 from ebb_tests.stand_ins import fake_accelerator
 

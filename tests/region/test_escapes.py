@@ -15,6 +15,8 @@ import ebb
 from ebb_tests.exactness import leaves, same_bits
 from ebb_tests.other_threads import in_thread
 
+pytestmark = pytest.mark.engines("device")
+
 
 class Holder:
     """Something outside of the region, such as a module."""

@@ -19,7 +19,7 @@ import ebb
 from ebb import _C, _testing
 from ebb_tests.exactness import same_bits
 from ebb_tests.memory_use import least_growth
-from ebb_tests.programs.ahead import replays_ahead
+from ebb_tests.replays import replays_ahead
 
 WIDTH = 8
 

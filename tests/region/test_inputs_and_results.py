@@ -11,7 +11,17 @@ from torch import nn
 from torch.nn import functional as F
 
 import ebb
-from ebb_tests.exactness import POLICIES, assert_like_eager, exact, leaves, like_eager, same_bits
+from ebb_tests.exactness import (
+    assert_like_eager,
+    each_policy,
+    exact,
+    leaves,
+    like_eager,
+    policies,
+    same_bits,
+)
+
+pytestmark = pytest.mark.engines("device")
 
 
 @dataclasses.dataclass
@@ -125,7 +135,7 @@ def with_a_parameter():
 
 @pytest.mark.parametrize("make", [with_a_keyword, with_a_list, with_a_parameter])
 def test_an_input_written_between_forward_and_backward_raises(make):
-    for region in (torch.enable_grad(), *(ebb.region(p) for p in POLICIES.values())):
+    for region in (torch.enable_grad(), *(ebb.region(p) for p in policies().values())):
         written, program = make()
         with region:
             out = program()
@@ -134,7 +144,7 @@ def test_an_input_written_between_forward_and_backward_raises(make):
             out.sum().backward()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@each_policy
 def test_an_input_that_only_a_recipe_needs_is_never_silently_another(policy):
     """Eager has not saved it and goes on; ebb gives the same or says what to do."""
 
@@ -149,7 +159,7 @@ def test_an_input_that_only_a_recipe_needs_is_never_silently_another(policy):
 
     expected = run(torch.enable_grad())
     try:
-        actual = run(ebb.region(POLICIES[policy], "block"))
+        actual = run(ebb.region(policy, "block"))
     except RuntimeError as error:
         actual = str(error)
     if isinstance(actual, str):

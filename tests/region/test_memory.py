@@ -11,11 +11,14 @@ from torch.nn import functional as F
 import ebb
 from ebb_tests.exactness import like_eager
 
+pytestmark = pytest.mark.engines("exactness", "device")
+
 
 def lines(count=4096):
     return torch.linspace(0, 1, count).requires_grad_()
 
 
+@pytest.mark.on_cpu("numpy shows no other memory")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("offset", [8, 24, 32])
 @like_eager()
@@ -81,6 +84,7 @@ class MovesTheVersion(torch.autograd.Function):
         return grad
 
 
+@pytest.mark.on_cpu("numpy shows no other memory")
 @pytest.mark.parametrize("how", ["nested", "version", "region entered inside", "left in it"])
 @like_eager()
 def test_opaque_marks_hold_until_the_last_one_ends(region, how):

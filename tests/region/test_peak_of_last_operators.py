@@ -10,8 +10,6 @@ from torch.utils.checkpoint import checkpoint
 import ebb
 from ebb_tests.exactness import like_eager
 
-pytestmark = pytest.mark.on_cpu("bytes that the CPU's allocator gives")
-
 LINES = (64, 1024)
 IMAGE = (2, 8, 32, 32)
 HEADS = (1, 4, 64, 64)

@@ -14,6 +14,8 @@ from ebb_tests.exactness import exact
 from ebb_tests.other_threads import in_thread
 from ebb_tests.time_limits import HANGS
 
+pytestmark = pytest.mark.engines("device")
+
 
 def works() -> bool:
     """A region works now: something is recomputed, and the gradient is right."""

@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import ebb
-from ebb_tests.exactness import POLICIES, like_eager, same_bits
+from ebb_tests.exactness import like_eager, policies, same_bits
+
+pytestmark = pytest.mark.engines("device")
 
 
 def train(make, policy, steps=3, batches=1):
@@ -35,7 +37,7 @@ def train(make, policy, steps=3, batches=1):
 
 def assert_trains_exactly(make, **options):
     expected = train(make, None, **options)
-    for name, policy in POLICIES.items():
+    for name, policy in policies().items():
         actual = train(make, policy, **options)
         assert len(actual) == len(expected)
         for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
@@ -134,7 +136,7 @@ def test_python_counters_count_once():
         m.calls += 1
         return (m.linear(x) * m.calls).sin()
 
-    for policy in POLICIES.values():
+    for policy in policies().values():
         net = Module(count)
         with ebb.region(policy):
             loss = net(torch.ones(2, 8)).sum()

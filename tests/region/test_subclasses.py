@@ -12,13 +12,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 import ebb
 from ebb_tests.exactness import (
-    POLICIES,
     assert_like_eager,
+    each_policy,
     like_eager,
     like_eager_each,
+    policies,
     replayed,
     same_bits,
 )
+
+pytestmark = pytest.mark.engines("exactness", "device")
 
 
 class Pair(torch.Tensor):
@@ -78,11 +81,13 @@ def chain(x, w):
     return torch.nn.functional.gelu(h * h).t() @ x.exp()
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 @like_eager_each
 def test_gradients_of_a_wrapper_are_those_of_eager(region):
     return gradients(chain, region)
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 @pytest.mark.replays
 def test_inner_tensors_are_freed_and_recomputed():
     alive = WeakTensorKeyDictionary()
@@ -102,6 +107,7 @@ def test_inner_tensors_are_freed_and_recomputed():
     assert replayed() > 0
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 def test_context_and_class_survive():
     seen = []
 
@@ -125,6 +131,7 @@ def test_context_and_class_survive():
     assert seen == [(Pair, "from 3", (4, 4))]
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 def test_wrapper_without_a_working_protocol_is_kept_whole(monkeypatch):
     expected = gradients(chain, torch.enable_grad())
     monkeypatch.setattr(Pair, "flattens", False)
@@ -134,6 +141,7 @@ def test_wrapper_without_a_working_protocol_is_kept_whole(monkeypatch):
     assert all(same_bits(a, b) for a, b in zip(actual, expected, strict=True))
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 def test_saved_wrapper_written_in_place_raises_as_in_eager():
     for region in (torch.enable_grad(), ebb.region()):
         x = pair(1).requires_grad_()
@@ -145,6 +153,7 @@ def test_saved_wrapper_written_in_place_raises_as_in_eager():
             out.sum().backward()
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 @pytest.mark.replays
 def test_inner_tensor_that_is_a_wrapper_too():
     def nested(region):
@@ -158,6 +167,7 @@ def test_inner_tensor_that_is_a_wrapper_too():
     assert replayed() > 0
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 @like_eager(ebb.policies.recompute_all)
 def test_quantised_tensors_are_kept_whole(region):
     w = torch.randn(4, generator=torch.Generator().manual_seed(1), requires_grad=True)
@@ -188,8 +198,9 @@ def mesh():
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 @pytest.mark.replays
-@pytest.mark.parametrize("policy", POLICIES)
+@each_policy
 def test_distributed_tensors(mesh, policy):
     from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
@@ -207,8 +218,9 @@ def test_distributed_tensors(mesh, policy):
         grads = torch.autograd.grad(out, (x, w1, w2))
         return [g.full_tensor() for g in grads]
 
-    assert_like_eager(program, POLICIES[policy])
-    assert (replayed() > 0) == (policy not in ("save_all", "offload_all", "page_all"))
+    assert_like_eager(program, policy)
+    keep_all = [policies().get(f"{keep}_all") for keep in ("save", "offload", "page")]
+    assert (replayed() > 0) == (policy not in keep_all)
 
 
 def test_distributed_activations_are_freed(mesh):
@@ -231,6 +243,7 @@ def write_to_first(x):
     x.first.mul_(3)
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 @pytest.mark.parametrize("inside", [True, False])
 @like_eager_each
 def test_a_write_to_the_inner_tensor_is_seen_by_backward_as_in_eager(region, inside):
@@ -246,6 +259,7 @@ def test_a_write_to_the_inner_tensor_is_seen_by_backward_as_in_eager(region, ins
     return g.first, g.second
 
 
+@pytest.mark.on_cpu("its numbers are drawn from a generator of the CPU")
 def test_an_inner_tensor_written_after_the_region_and_freed_is_refused():
     x = pair(1).requires_grad_()
     with ebb.region(name="block"):

@@ -14,16 +14,12 @@ from torch import nn
 
 import ebb
 from ebb_tests import fork_server
-from ebb_tests.exactness import (
-    KEY,
-    assert_rules_hold_in_verify_mode,
-    exact,
-    leaves,
-    like_eager,
-    run_process,
-)
+from ebb_tests.engines import current
+from ebb_tests.exactness import exact, leaves, like_eager, run_process
 from ebb_tests.memory_use import address_of, poke
 from ebb_tests.stand_ins import kernel
+
+pytestmark = pytest.mark.engines("device")
 
 
 @pytest.fixture
@@ -95,7 +91,8 @@ def test_the_random_state_of_attention_without_dropout_is_not_compared(name):
         made = (gradient * 1, gradient * 1, gradient * 1)
         return (*made, None) if "efficient" in name else made
 
-    with kernel(name, forward, KEY), kernel(f"{name}_backward", backward, KEY):
+    key = current().dispatch_key
+    with kernel(name, forward, key), kernel(f"{name}_backward", backward, key):
         x = torch.randn(1, 2, 4, 8, requires_grad=True)
         with ebb.region():
             q, k, v = x * 1, x * 2, x * 3
@@ -185,7 +182,7 @@ def counter():
     calls = itertools.count(1)
     with torch.library._scoped_library("ebb_verify_test", "FRAGMENT") as library:
         library.define("count(Tensor x) -> Tensor")
-        library.impl("count", lambda x: x + next(calls), KEY)
+        library.impl("count", lambda x: x + next(calls), current().dispatch_key)
         yield torch.ops.ebb_verify_test.count
 
 
@@ -226,7 +223,7 @@ def test_demote_warns_once_uses_the_right_bytes_and_saves_from_then_on(counter, 
     assert counter(torch.zeros(())) == before + 2
 
 
-@pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
+@pytest.mark.on_cpu("see tests/accelerator/test_device_verify.py", run=False)
 @pytest.mark.parametrize("mode", ["off", "raise"])
 def test_what_is_dropped_is_poisoned(mode):
     def look(tensor_from):
@@ -260,14 +257,14 @@ print(found > 10)
 """
 
 
-@pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
+@pytest.mark.on_cpu("see tests/accelerator/test_device_verify.py", run=False)
 @pytest.mark.parametrize("memory", ["counted", "not counted"])
 def test_what_is_dropped_is_poisoned_while_a_budget_counts_memory(memory):
     """With EBB_BUDGET, another allocator frees the memory of tensors."""
     assert run_process(["-c", POISONED, memory]) == "True\n"
 
 
-@pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
+@pytest.mark.on_cpu("see tests/accelerator/test_device_verify.py", run=False)
 def test_a_custom_function_that_kept_a_raw_pointer_reads_poison():
     seen = []
 
@@ -293,7 +290,7 @@ def test_a_custom_function_that_kept_a_raw_pointer_reads_poison():
     assert seen == [False, True]
 
 
-@pytest.mark.on_cpu("elsewhere storages are kept alive: see tests/accelerator/test_verify.py")
+@pytest.mark.on_cpu("see tests/accelerator/test_device_verify.py", run=False)
 def test_memory_dies_as_without_verification(x):
     alive = []
     with ebb.verify(), ebb.region():
@@ -351,7 +348,7 @@ print(x.grad[0] == 2 * torch.tensor(7.0).cos())
 """
 
 
-@pytest.mark.on_cpu("a program that asks for no other device")
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("value", "output"),
     [
@@ -371,7 +368,7 @@ def test_environment_variable(value, output):
     assert told == (value in ("1", "yes", "demote"))
 
 
-@pytest.mark.on_cpu("a program that asks for no other device")
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("policy", "line"),
     [
@@ -401,9 +398,3 @@ def test_compared_tensors_are_counted(x):
             y = (x * 2).sin().exp()
         y.sum().backward()
     assert ebb._C.verify_counts() == (compared + 2, differing)
-
-
-@pytest.mark.sweep
-@pytest.mark.on_cpu("takes a minute there: one of the slow tests of test_late_device.py")
-def test_the_rules_hold_in_verify_mode():
-    assert_rules_hold_in_verify_mode()

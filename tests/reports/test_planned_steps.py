@@ -71,7 +71,6 @@ def test_a_report_has_the_figures_of_the_plan():
     assert max(size for _, size in found.plain.timeline) == plain.peak
 
 
-@pytest.mark.on_cpu("bytes that the CPU's allocator gives")
 @every_program
 def test_what_is_measured_stands_beside_it(make):
     program, plan, report = reported(make)

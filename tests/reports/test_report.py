@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import ebb
-from ebb_tests import TESTS
-from ebb_tests.exactness import find_tests, same_bits
+from ebb_tests.exactness import same_bits
 from ebb_tests.memory_use import allocations
 from ebb_tests.one_step_report import Block, blocks, no_reports_yet, recorded, step  # noqa: F401
 from ebb_tests.other_threads import run_in_threads
@@ -310,19 +306,6 @@ def test_profilers_see_the_region_of_each_replay():
     assert not [name for name in names if name.startswith("ebb::replay 2")]
     assert {"ebb::replay outer aten::sin.default", "ebb::replay inner aten::cos.default"} <= names
     assert "ebb::replay region aten::sinh.default" in names
-
-
-@pytest.mark.sweep
-def test_the_rules_hold_while_reports_are_recorded():
-    files = find_tests("rule*", "regressions", "handles")
-    program = "import sys, ebb, pytest; ebb.record_reports(2); sys.exit(pytest.main(sys.argv[1:]))"
-    run = subprocess.run(
-        [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", "-m", "not once", *files],
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout[-3000:]
 
 
 # Files

@@ -12,7 +12,9 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import ebb
-from ebb_tests.exactness import POLICIES, assert_exact, exact, leaves, like_eager, same_bits
+from ebb_tests.exactness import assert_exact, each_policy, exact, leaves, like_eager, same_bits
+
+pytestmark = pytest.mark.engines("exactness", "device")
 
 
 class Saves(torch.autograd.Function):
@@ -171,7 +173,7 @@ def test_module_and_tensor_hooks_inside_the_region(region):
 
 
 @pytest.mark.parametrize("where", ["inside", "outside", "both"])
-@pytest.mark.parametrize("policy", POLICIES)
+@each_policy
 def test_save_on_cpu_and_hooks_of_the_user(where, policy):
     packed = []
 
@@ -192,14 +194,14 @@ def test_save_on_cpu_and_hooks_of_the_user(where, policy):
 
     expected = run(torch.enable_grad())
     count = len(packed)
-    assert same_bits(run(ebb.region(POLICIES[policy])), expected)
+    assert same_bits(run(ebb.region(policy)), expected)
     assert len(packed) == 2 * count  # the innermost wins: inside the user's hooks ebb packs nothing
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("policy", POLICIES)
+@each_policy
 def test_torchs_checkpoint_inside_around_and_beside_regions(policy, reentrant):
-    chosen = POLICIES[policy]
+    chosen = policy
     torch_checkpoint = functools.partial(checkpoint, use_reentrant=reentrant)
 
     def block(x):

@@ -15,7 +15,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import ebb
-from ebb_tests.exactness import EACH_TIME
 from ebb_tests.operators.inputs import parts_of, tensors_of
 
 # Extents: the code that the region contains. If the region computes the inputs, ebb must recompute
@@ -47,24 +46,19 @@ def one_policy_per_extent(turn: int) -> Plan:
 def random_policy(seed: int) -> ebb.Policy:
     """A random decision for each overload of torch's operators.
 
-    SAVE for all of its calls or for every second call, or RECOMPUTE. For the tests in
-    test_each_time_exactness.py also RECOMPUTE_EACH_TIME, for all or for every second call.
+    SAVE for all of its calls or for every second call, or RECOMPUTE.
     """
     rules = []
     for name in sorted(torch._C._dispatch_get_all_op_names()):
         if name.startswith(("aten::", "prims::")):
             overload = name if "." in name else f"{name}.default"
-            draw = zlib.crc32(f"{seed} {overload}".encode()) % (8 if EACH_TIME else 4)
+            draw = zlib.crc32(f"{seed} {overload}".encode()) % 4
             if draw < 3:
                 rules.append(ebb.Rule(overload, ebb.SAVE, every=1 + draw // 2))
-            elif draw > 4:
-                rules.append(ebb.Rule(overload, ebb.RECOMPUTE_EACH_TIME, every=1 + draw // 7))
     return ebb.Policy(rules)
 
 
 def policy_named(name: str, seed: int) -> ebb.Policy:
-    if EACH_TIME and name == "recompute_all":
-        return ebb.Policy(default=ebb.RECOMPUTE_EACH_TIME)
     return random_policy(seed) if name == "random" else getattr(ebb.policies, name)
 
 

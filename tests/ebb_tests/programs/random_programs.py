@@ -10,6 +10,7 @@ An instruction may raise, as in eager. The program continues, and the errors are
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,17 +19,8 @@ from typing import NamedTuple
 import torch
 
 import ebb
-from ebb_tests.exactness import (
-    DEVICE,
-    EACH_TIME,
-    KEEPING,
-    OFFLOADING,
-    PAGING,
-    POLICIES,
-    as_bytes,
-    mark_all_rows,
-    replayed,
-)
+from ebb_tests.engines import Engine, current
+from ebb_tests.exactness import as_bytes, mark_all_rows, replayed
 
 Instruction = tuple[int, int, int, int]
 
@@ -55,37 +47,39 @@ WAYS = ("grad",) * 8 + ("accumulate",) * 5 + ("one by one",) * 3 + ("twice", "do
 WAYS += ("released",)  # two backwards, the first without retain_graph
 
 
-DECISIONS = [KEEPING, ebb.RECOMPUTE, ebb.RECOMPUTE]
-if EACH_TIME:
-    DECISIONS += [ebb.SAVE, *[ebb.RECOMPUTE_EACH_TIME] * 4]
-
 CONDITIONS = [{}, {}, {"every": 2}, {"every": 3}, {"nth": 1}, {"nth": 2}]
 CONDITIONS += [{"min_bytes": 40}, {"max_bytes": 100}, {"dtype": torch.float32}]
 NAMES = ("a", "b")
 
 
-def random_policy(seed: int) -> ebb.Policy:
+def decisions(engine: Engine) -> list[ebb.Decision]:
+    more = [ebb.SAVE, *[ebb.RECOMPUTE_EACH_TIME] * 4] if engine.each_time else []
+    return [engine.keep, ebb.RECOMPUTE, ebb.RECOMPUTE, *more]
+
+
+def random_policy(seed: int, engine: Engine) -> ebb.Policy:
     """A policy whose rules depend on the first letter of an operator's name, the count of its
     calls, the size and dtype of its result, or the result's `ebb.checkpoint_name`.
     """
-    draw = random.Random(seed)
+    draw, of = random.Random(seed), decisions(engine)
     rules = [
-        ebb.Rule(f"aten::{letter}*", draw.choice(DECISIONS), **draw.choice(CONDITIONS))
+        ebb.Rule(f"aten::{letter}*", draw.choice(of), **draw.choice(CONDITIONS))
         for letter in draw.sample("abcdefglmnprstuw_", 8)
     ]
     for name in NAMES:
-        rule = ebb.Rule("*", draw.choice(DECISIONS), name=name)
+        rule = ebb.Rule("*", draw.choice(of), name=name)
         rules.insert(draw.randrange(len(rules)), rule)
     if seed % 5 == 4:
-        rules += random_policy(seed + 1001).rules
-    return ebb.Policy(rules, draw.choice(DECISIONS))
+        rules += random_policy(seed + 1001, engine).rules
+    return ebb.Policy(rules, draw.choice(of))
 
 
-CHOICES = [
-    *list(POLICIES.values())[:1] * 24,
-    *POLICIES.values(),
-    *[random_policy(seed) for seed in range(200 if EACH_TIME else 19)],
-]
+@functools.cache
+def choices(engine: Engine) -> list[ebb.Policy]:
+    """The policies of regions."""
+    policies = list(engine.policies.values())
+    count = 200 if engine.each_time else 19
+    return [*policies[:1] * 24, *policies, *(random_policy(seed, engine) for seed in range(count))]
 
 
 BACKWARD = ("differentiate", "accumulate")
@@ -128,9 +122,10 @@ class Observation:
 
 class Machine:
     def __init__(self, regions: bool, wide: bool, sees_all: bool = False) -> None:
+        self.engine = current()
         self.with_regions = regions
         self.sees_all = sees_all  # see `touch`
-        self.generator = torch.Generator(DEVICE).manual_seed(5)
+        self.generator = torch.Generator(self.engine.device).manual_seed(5)
         self.dtype = torch.float64 if wide else torch.float32
         self.pool: list[Slot] = []
         self.records: dict[int, Record] = {}
@@ -145,16 +140,16 @@ class Machine:
         self.halted = False  # a backward raised, which ends the program
         self.no_grad = self.autocast = 0  # number of following instructions in this mode
         self.streams: list[torch.Stream] = []
-        if DEVICE != "cpu":
-            default = torch.accelerator.current_stream(DEVICE)
-            self.streams = [default, *(torch.Stream(device=DEVICE) for _ in range(2))]
+        if self.engine.is_on_device:
+            default = torch.accelerator.current_stream(self.engine.device)
+            self.streams = [default, *(torch.Stream(device=self.engine.device) for _ in range(2))]
         self.inputs = self.make_inputs()
 
     def make_inputs(self) -> list[torch.Tensor]:
         draw = {"generator": torch.Generator("cpu").manual_seed(7), "device": "cpu"}
         shapes = [(3, 4), (4, 4), (4,), (2, 3, 4), (3,), (3, 4), (3, 1)]
         drawn = [torch.randn(s, dtype=self.dtype, **draw).mul_(0.7) for s in shapes]
-        inputs = [tensor.to(DEVICE) for tensor in drawn]
+        inputs = [tensor.to(self.engine.device) for tensor in drawn]
         for tensor in inputs[:5]:
             tensor.requires_grad_()
         mean, var = torch.zeros(4, dtype=self.dtype), torch.ones(4, dtype=self.dtype)
@@ -241,9 +236,9 @@ class Machine:
             raise Skip
         self.refusable |= slot.swapped  # ebb sees a write to the old storage
         if slot.record.exposed:
-            if silent and (slot.record.computed or DEVICE != "cpu"):
+            if silent and (slot.record.computed or self.engine.is_on_device):
                 raise Skip
-            if (silent or slot.own_counter) and not self.open and (OFFLOADING or PAGING):
+            if (silent or slot.own_counter) and not self.open and self.engine.keep != ebb.SAVE:
                 raise Skip
             if slot.record.computed and slot.own_counter:
                 raise Skip
@@ -266,9 +261,11 @@ class Machine:
             if not self.open:  # outside of regions, so reset the counts
                 self.replays += replayed()
                 ebb.reset_stats()
-            region = ebb.region(CHOICES[choice % len(CHOICES)], f"r{len(self.open)}")
+            region = ebb.region(
+                choices(self.engine)[choice % len(choices(self.engine))], f"r{len(self.open)}"
+            )
             region.__enter__()
-            if PAGING:
+            if self.engine.pages:
                 mark_all_rows(slot.tensor for slot in self.pool)
         self.open.append(region)
 
@@ -303,7 +300,9 @@ class Machine:
         self.no_grad, self.autocast = max(self.no_grad - 1, 0), max(self.autocast - 1, 0)
         with (
             torch.set_grad_enabled(self.no_grad == 0),
-            torch.autocast(torch.device(DEVICE).type, torch.bfloat16, enabled=self.autocast > 0),
+            torch.autocast(
+                torch.device(self.engine.device).type, torch.bfloat16, enabled=self.autocast > 0
+            ),
         ):
             done = self.step(f"{index} {do.__name__}", lambda: do(self, a, b, c))
         self.halted |= not done and do.__name__ in BACKWARD
@@ -319,7 +318,7 @@ class Machine:
         self.observe_tensors(f"inputs {what}", self.inputs)
         self.observe_tensors(f"gradients {what}", [t.grad for t in self.inputs])
         states = [torch.get_rng_state(), self.generator.get_state()]
-        if DEVICE != "cpu":
+        if self.engine.is_on_device:
             states += [torch.late.get_rng_state(device) for device in range(2)]
         self.observe_tensors(f"random state {what}", states)
 

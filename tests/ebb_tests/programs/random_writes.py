@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,6 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 
 import ebb
-from ebb_tests.exactness import DEVICE, OFFLOADING, PAGING
 from ebb_tests.programs import random_instructions as make
 from ebb_tests.programs.custom_functions import GivesWhatItSaved
 from ebb_tests.programs.random_instructions import (
@@ -111,7 +111,7 @@ def write_behind_torch(m, a, b, c):
     the bytes may have been copied already.
     """
     slot = m.slot(a, lambda t: is_float(t) and t.dtype != torch.bfloat16)
-    if slot.record.computed or OFFLOADING or PAGING:
+    if slot.record.computed or m.engine.keep != ebb.SAVE:
         raise Skip
     m.touch(slot, unseen=True)
     m.refusable = True
@@ -400,7 +400,17 @@ WEIGHTS = {
     differentiate: 2, accumulate: 1, enter: 6, leave: 6,
     without_grad: 2, with_autocast: 1, inference: 1,
 }  # fmt: skip
-if DEVICE != "cpu":
-    WEIGHTS |= {switch_stream: 8, other_device: 5}
-KINDS = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
-WRITE_KINDS = [kind for kind, weight in WRITES.items() for _ in range(weight)]
+ON_DEVICE = {switch_stream: 8, other_device: 5}
+
+
+def repeated(weights):
+    return [kind for kind, weight in weights.items() for _ in range(weight)]
+
+
+@functools.cache
+def kinds_for(engine):
+    """The instructions of programs, each as often as its weight says."""
+    return repeated(WEIGHTS | (ON_DEVICE if engine.is_on_device else {}))
+
+
+WRITE_KINDS = repeated(WRITES)
