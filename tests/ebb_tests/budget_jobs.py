@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -32,16 +34,22 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, depth=4, checkpoints=False, **settings):
+    def __init__(self, depth=4, checkpoints=False, block=Block, **settings):
         super().__init__()
-        self.layers = nn.ModuleList(Block(**settings) for _ in range(depth))
+        self.layers = nn.ModuleList(block(**settings) for _ in range(depth))
         self.head = nn.Linear(WIDTH, 1)
         self.checkpoints = checkpoints
 
     def forward(self, x):
         for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if self.checkpoints else layer(x)
+            if self.checkpoints:
+                x = checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = self.call(layer, x)
         return self.head(x)
+
+    def call(self, layer, x):
+        return layer(x)
 
 
 class Job:
@@ -115,3 +123,28 @@ class Quiet(Job):
 
     def note(self, loss):
         self.bits.append([])
+
+
+def step_bytes(job, steps):
+    """The peak of each of the next steps, counted by an allocator."""
+    _C.use_counting_allocator()
+    seen, read = [], _C.tensor_bytes
+    most = 0
+
+    def reading():  # what counts begins anew in the midst of a step's end
+        nonlocal most
+        now, since, is_exact = read()
+        most = max(most, since)
+        return now, since, is_exact
+
+    _C.tensor_bytes = reading
+    try:
+        for _ in range(steps):
+            gc.collect()
+            _C.reset_most_tensor_bytes()
+            began, most = read()[0], 0
+            job.train(1)
+            seen.append(max(most, read()[1]) - began + base_bytes([job.model], [job.optimizer]))
+    finally:
+        _C.tensor_bytes = read
+    return seen

@@ -8,19 +8,27 @@ import pytest
 
 import ebb
 from ebb._launch import takeover
-from ebb._launch.budget_phases import Planned
 from ebb._launch.memory_limit import limit_of
 from ebb._launch.taken import Taken
 from ebb._plan.choose.memory_budget import read_budget
-from ebb_tests.budget_jobs import PLANNED, STEPS, Job, assert_same
+from ebb_tests.budget_jobs import PLANNED, STEPS, Job, assert_same, regions
 
 
 @pytest.fixture
-def taken():
-    takeover.install(ebb.policies.recompute_all, "1", ())
-    ebb.reset_stats()
-    yield
+def take_over():
+    """Makes regions of calls of torch.utils.checkpoint, and of modules with these names."""
+
+    def install(*patterns, policy=ebb.policies.recompute_all, text="1", **settings):
+        takeover.install(policy, text, patterns, **settings)
+        ebb.reset_stats()
+
+    yield install
     takeover.remove()
+
+
+@pytest.fixture
+def taken(take_over):
+    take_over()
 
 
 @pytest.fixture
@@ -89,24 +97,30 @@ def first(start, tmp_path, told):
 
 
 @pytest.fixture
-def measures(start, told):
-    """Checks a start that takes no plan from its file."""
+def restarted(start, told):
+    """Trains a job with a budget and a file, then one from the plan in the file. The plan and its
+    settings must apply from the first step on, with the bits of a job without them.
+    """
 
-    def measures(why, budget="60%", make=Job, patterns=()):
-        """The next start says why it takes no plan, and writes another."""
-        expected = make().train()
-        found = start(budget, *patterns)
-        job = make().train()
-        lines = told()
-        assert re.match(rf"{re.escape(budget)}: no plan from plan.toml: {why}", lines[0]), lines
-        assert "ebb profiles 6 steps" in lines[1]
-        assert any("the next start of the job takes this plan from" in line for line in lines)
-        assert_same(job, expected)
-        assert type(found.job.phase) is Planned
+    def train(budget, make, steps=PLANNED, says=""):
+        expected = make().train(STEPS)
+        start(budget)
+        make().train(steps)
+        settings = ebb.config.to_dict()
         takeover.remove()
-
-        found = start(budget, *patterns)
-        make().train(2)
+        assert any("the next start of the job takes this plan from" in line for line in told())
+        found = start(budget)
+        job = make().train(1)
         assert isinstance(found.job.phase, Taken)
+        assert ebb.config.to_dict() == settings
+        planned = regions(job.model)
+        job.train(STEPS - 1)
 
-    return measures
+        (line,) = told()
+        assert re.match(rf"{budget}: the plan from plan.toml, without profiling: {says}", line)
+        assert isinstance(found.job.phase, Taken)
+        assert regions(job.model) == planned
+        assert_same(job, expected)
+        return job
+
+    return train

@@ -1,9 +1,8 @@
-"""EBB_BUDGET in jobs that do not know of it: they are measured, planned and switched, with the same
-bits.
-"""
+"""EBB_BUDGET in unchanged jobs: ebb profiles steps, then applies a plan, with the same bits."""
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 
@@ -17,14 +16,14 @@ from ebb._launch import budget_phases as module
 from ebb._launch import decided, step_memory_monitor, takeover
 from ebb._plan.choose.memory_budget import BudgetError
 from ebb._plan.plan import plan_of
+from ebb._plan.profile.measuring import base_bytes
 from ebb._region.modules import marks_of
+from ebb._report.metrics import Metrics
 from ebb_tests.budget_jobs import (
     PLANNED,
     ROWS,
     STEPS,
-    WIDTH,
     Job,
-    Net,
     Quiet,
     assert_same,
     peak_of,
@@ -32,7 +31,7 @@ from ebb_tests.budget_jobs import (
 )
 
 
-def test_a_job_is_measured_planned_and_switched(install, told):
+def test_job_is_profiled_planned_and_switched(install, told):
     expected = Job().train()
     install("60%")
 
@@ -49,7 +48,7 @@ def test_a_job_is_measured_planned_and_switched(install, told):
 
 
 @pytest.mark.parametrize("budget", ["60%", "1GiB"])
-def test_while_it_is_measured_all_blocks_are_recomputed(install, budget):
+def test_all_blocks_are_recomputed_while_steps_are_profiled(install, budget):
     """No step takes more than the plan for the least budget would."""
     install(budget)
     job = Job()
@@ -60,36 +59,23 @@ def test_while_it_is_measured_all_blocks_are_recomputed(install, budget):
 
 
 @pytest.mark.not_sanitized
-@pytest.mark.parametrize("share", [0.5, 0.7])
-def test_the_peak_is_in_the_budget(install, share):
-    plain = Quiet().train(3)
-    peak_of(plain)
-    allowed, _ = peak_of(plain)
-    install(share)
-    job = Quiet().train(PLANNED)
-
-    peak_of(job)
-    found, _ = peak_of(job)
-
-    assert 0.7 * share * allowed < found <= share * allowed
-
-
-@pytest.mark.not_sanitized
-def test_a_budget_in_bytes_is_all_told(install):
+@pytest.mark.parametrize("share", [0.5, 0.7, None])
+def test_peak_is_in_the_budget(install, share):
+    """A budget in percent counts from the peak, and one in bytes counts all memory in use."""
     plain = Quiet().train(3)
     peak_of(plain)
     peak, in_all = peak_of(plain)
-    budget = in_all - peak // 3
-    install(f"{budget}")
+    budget = in_all - peak // 3 if share is None else share * peak
+    install(str(budget) if share is None else share)
     job = Quiet().train(PLANNED)
 
     peak_of(job)
-    _, found = peak_of(job)
+    found = peak_of(job)[share is None]
 
-    assert budget - peak // 5 < found <= budget
+    assert budget - (peak // 5 if share is None else 0.3 * budget) < found <= budget
 
 
-def test_nothing_is_left_where_all_fits(install, told):
+def test_no_hook_or_region_is_left_if_the_step_fits(install, told):
     install("1GiB")
 
     job = Job().train()
@@ -100,7 +86,7 @@ def test_nothing_is_left_where_all_fits(install, told):
     assert "fits as it is" in told()[-1]
 
 
-def test_a_budget_that_is_too_small(trained, told):
+def test_too_small_budget_gives_the_plan_with_the_lowest_peak(trained, told, install, monkeypatch):
     found = trained("1KiB")
 
     assert len(regions(found.model)) == 4
@@ -108,16 +94,14 @@ def test_a_budget_that_is_too_small(trained, told):
     assert "1KiB: a budget of 1.0 KiB is too small; the lowest possible budget is" in line
     assert "the plan with the lowest peak instead: 4 regions" in line
 
-
-def test_a_budget_that_is_too_small_ends_a_strict_job(install, monkeypatch):
+    takeover.remove()
     monkeypatch.setenv("EBB_STRICT", "1")
     install("1KiB")
-
     with pytest.raises(BudgetError, match=r"EBB_BUDGET=1KiB: a budget of 1\.0 KiB is too small"):
         Job().train()
 
 
-def test_what_was_measured_counts_more_than_an_estimate(install, told, monkeypatch):
+def test_measured_peak_takes_precedence_over_a_predicted_one(install, told, monkeypatch):
     def too_small(measured, budget, *, at_least=False):
         if not at_least:
             raise BudgetError("ebb: a budget of 60% is too small", 1)
@@ -142,7 +126,7 @@ def test_what_was_measured_counts_more_than_an_estimate(install, told, monkeypat
 # What else there is ------------------------------------------------------------------------------
 
 
-def test_modules_that_are_named_are_the_blocks(install, told):
+def test_named_modules_are_the_blocks(install, told):
     install("60%", "layers.[01]")
 
     job = Job().train()
@@ -169,7 +153,7 @@ def test_torchs_profiler_runs_beside_it(install, told):
     assert len(profiler.events()) > 0
 
 
-def test_a_profiler_that_never_ends(install, told):
+def test_profiler_that_never_ends_prevents_a_plan(install, told):
     install("60%")
 
     with torch.profiler.profile():
@@ -178,7 +162,7 @@ def test_a_profiler_that_never_ends(install, told):
     assert "torch.profiler during the first steps; all blocks are recomputed" in told()[-1]
 
 
-def test_replays_ahead_are_off_only_while_it_is_measured(install, monkeypatch):
+def test_replays_ahead_are_off_only_while_steps_are_profiled(install, monkeypatch):
     monkeypatch.setattr(ebb._plan.plan, "ahead_is_on", lambda: False)  # a plan leaves them on
     ebb.config.ahead.regions = 1
     monkeypatch.setattr(
@@ -194,7 +178,7 @@ def test_replays_ahead_are_off_only_while_it_is_measured(install, monkeypatch):
 
 
 @pytest.mark.parametrize("budget", ["1KiB", "22%"])
-def test_where_there_is_no_room_nothing_is_replayed_ahead(budget, install):
+def test_nothing_is_replayed_ahead_under_a_budget_without_room(budget, install):
     def rows(step):
         return ROWS if step < STEPS else 2 * ROWS  # for which it is planned anew
 
@@ -202,10 +186,10 @@ def test_where_there_is_no_room_nothing_is_replayed_ahead(budget, install):
     expected = Job(rows=rows).train(STEPS + 12)
     install(budget)
 
-    found = Job(rows=rows).train(STEPS)
-    assert ebb.config.ahead.regions == 0
-    found.train(12)
-    assert ebb.config.ahead.regions == 0
+    found = Job(rows=rows)
+    for steps in (STEPS, 12):
+        found.train(steps)
+        assert ebb.config.ahead.regions == 0
     takeover.remove()
 
     assert ebb.config.ahead.regions == 1
@@ -223,7 +207,7 @@ def test_modules_that_are_regions_already_are_left_alone(install, told):
     handle.remove()
 
 
-def test_what_fails_ends_no_job(trained, told, monkeypatch):
+def test_internal_error_keeps_job_running(trained, told, monkeypatch):
     def fails(*_):
         raise RuntimeError("a fault")
 
@@ -237,18 +221,7 @@ def test_what_fails_ends_no_job(trained, told, monkeypatch):
     )
 
 
-def test_taking_it_away_in_the_middle(install):
-    install("60%")
-    job = Job().train(4)
-
-    takeover.remove()
-
-    job.train(4)
-    _C.begin_profile()
-    _C.end_profile()
-
-
-def test_a_steady_step_costs_microseconds(install):
+def test_steady_step_costs_microseconds(install):
     budget = install("60%")
     Job(depth=32).train()
     looks = []
@@ -260,55 +233,47 @@ def test_a_steady_step_costs_microseconds(install):
     assert min(looks) < 50e-6
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_model_that_is_compiled_has_no_blocks(install, told):
-    install("60%")
-    model = torch.compile(Net(), backend="eager")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    for _ in range(30):
-        model(torch.randn(8, WIDTH)).mean().backward()
-        optimizer.step()
-
-    assert told()[-1].startswith("60%: no plan")
-    assert regions(model) == {}
-    torch._dynamo.reset()
+# ebb.metrics() ------------------------------------------------------------------------------------
 
 
-# The line that names the measured step: only in a terminal -------------------------------------
+def tensor_bytes():
+    gc.collect()
+    return _C.tensor_bytes()[0]
 
 
-class FreesItsBatch(Quiet):
-    """Frees the last batch, which is larger than the model, when a step begins."""
+class Logged(Quiet):
+    """Asks at one place of the step."""
 
-    def batch(self, step):
-        self.inputs = None
-        self.inputs = super().batch(step)
-        return self.inputs
+    def __init__(self, place, **settings):
+        super().__init__(**settings)
+        self.place, self.measured, self.found = place, Metrics(), []
 
-
-def test_bytes_in_use_are_not_negative_if_a_step_frees_more_than_the_model_has(install, told):
-    install("1%")
-
-    FreesItsBatch(rows=lambda step: 32 * ROWS).train(STEPS + PLANNED)
-
-    assert ". 0 B are in use when the step begins, " in told()[-1]
+    def step(self, step):
+        super().step(step)
+        if self.place == "after zero_grad":
+            self.optimizer.zero_grad()
+        self.found.append(self.measured.read())
 
 
-def test_a_job_whose_memory_ebb_cannot_lower_is_told_so(install, told):
-    install("50%")
+@pytest.mark.not_sanitized
+@pytest.mark.parametrize("place", ["after step", "after zero_grad"])
+@pytest.mark.parametrize("share", [0.6, None])
+def test_metrics_have_the_peak_the_age_of_the_plan_and_the_budget(install, share, place):
+    outside = tensor_bytes()
+    plain = Logged(place).train(5)
+    base = base_bytes([plain.model], [plain.optimizer])
+    eager = plain.found[-1]["ebb/peak_bytes"] - outside
+    budget = share if share is not None else eager - (eager - base) // 3
+    del plain
+    outside = tensor_bytes()
+    install(budget)
+    job = Logged(place).train(PLANNED + 4)
 
-    Job(rows=lambda step: 1).train(STEPS + 2 * PLANNED)
-
-    message = "a budget of 50.0% is too small. ebb cannot lower the memory of this job: "
-    assert message in told()[-1]
-
-
-def test_two_lines_where_there_is_no_terminal(install, capsys):
-    install("60%")
-
-    Job().train(PLANNED)
-
-    first, last = capsys.readouterr().err.splitlines()
-    assert "ebb profiles 6 steps" in first
-    assert "; predicted peak " in last
+    before, planned = job.found[: PLANNED - 1], job.found[PLANNED:]
+    assert not any("ebb/budget_bytes" in found for found in before)
+    assert [found["ebb/plan_age"] for found in planned] == [1, 2, 3, 4]
+    for found in planned:
+        assert found["ebb/peak_bytes"] <= found["ebb/budget_bytes"] < eager + outside
+        assert abs((found["ebb/eager_peak_bytes"] - outside) / eager - 1) < 0.03
+        if share is None:
+            assert abs((found["ebb/budget_bytes"] - outside) / budget - 1) < 0.03

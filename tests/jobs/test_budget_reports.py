@@ -1,10 +1,9 @@
-"""Reports of jobs with a budget: steps under the plan are measured, and stand beside it."""
+"""Reports of jobs with a budget: steps under the plan are measured and reported beside the plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 
 import pytest
 from torch import nn
@@ -13,9 +12,11 @@ import ebb
 from ebb._launch import budget_phases, checking, decided, step_memory_monitor, takeover
 from ebb._launch import budget_phases as module
 from ebb._report.report import latest, reports
-from ebb_tests import budget_jobs, fork_server
+from ebb._report.text import size
+from ebb_tests import budget_jobs
 from ebb_tests.budget_jobs import PLANNED, ROWS, Block, Quiet, assert_same
 from ebb_tests.one_step_report import no_reports_yet  # noqa: F401
+from ebb_tests.programs_apart import run_program
 from ebb_tests.report_page import can_be_shown, data_of, shown
 
 CHECKED = PLANNED + len(checking._ORDER)
@@ -42,7 +43,7 @@ def plan_of_last_step():
     return None if found is None else found.plan
 
 
-def test_steps_under_the_plan_are_measured(install):
+def test_steps_under_the_plan_are_measured(install, capsys):
     with ebb.record_reports(0):
         expected = budget_jobs.Job(blocks).train(CHECKED)
     install("60%")
@@ -62,41 +63,27 @@ def test_steps_under_the_plan_are_measured(install):
     assert [point.is_plan for point in plan.points].count(True) == 1
     assert len(plan.points) > 3
     assert_same(job, expected)
-
-
-def test_the_plan_is_the_one_that_was_told(install, capsys):
-    install("60%")
-    Job().train(CHECKED + 1)
-
-    plan = plan_of_last_step()
     line = capsys.readouterr().err.splitlines()[-1]
-    assert f"predicted peak {ebb._report.text.size(plan.predicted.peak)} (" in line
-    assert f"of eager's {ebb._report.text.size(plan.plain.peak)}), " in line
+    assert f"predicted peak {size(plan.predicted.peak)} (" in line
+    assert f"of eager's {size(plan.plain.peak)}), " in line
 
 
-def test_a_batch_of_another_size_does_not_count(install):
+@pytest.mark.parametrize("until", [PLANNED + 4, 10**9])
+def test_smaller_batches_are_not_compared_with_the_plan(install, until):
+    """Batches that are as large again are, or a new plan for batches that stay small."""
+    stays_small = until > 10**6
     install("60%")
-    job = Job(rows=lambda step: ROWS // 2 if PLANNED <= step < PLANNED + 4 else ROWS)
-    job.train(PLANNED + 4)
-    assert plan_of_last_step().measured is None
+    job = Job(rows=lambda step: ROWS // 2 if PLANNED <= step < until else ROWS)
+    job.train(PLANNED + (step_memory_monitor._STEPS_BELOW if stays_small else 4))
+    plan = plan_of_last_step()
+    assert (stays_small and plan is None) or plan.measured is None
 
-    job.train(1 + len(checking._ORDER))
+    job.train(PLANNED + CHECKED if stays_small else 1 + len(checking._ORDER))
 
     assert abs(plan_of_last_step().deviation["peak"]) < 0.03
 
 
-def test_batches_that_never_are_as_large_again(install):
-    install("60%")
-    job = Job(rows=lambda step: ROWS if step < PLANNED else ROWS // 2)
-    job.train(PLANNED + step_memory_monitor._STEPS_BELOW)
-    assert plan_of_last_step() is None or plan_of_last_step().measured is None
-
-    job.train(PLANNED + CHECKED)
-
-    assert abs(plan_of_last_step().deviation["peak"]) < 0.03
-
-
-def test_shapes_that_change_for_good_end_the_plan(install):
+def test_larger_batches_end_the_plan(install):
     install("60%")
     job = Job(rows=lambda step: ROWS if step < CHECKED else 2 * ROWS)
     job.train(CHECKED)
@@ -111,7 +98,7 @@ def test_shapes_that_change_for_good_end_the_plan(install):
     assert abs(after.deviation["peak"]) < 0.03
 
 
-def test_a_budget_that_is_too_small(install, capsys):
+def test_report_of_a_too_small_budget(install, capsys):
     install("1KiB")
     Job().train(CHECKED + 1)
 
@@ -121,12 +108,12 @@ def test_a_budget_that_is_too_small(install, capsys):
     assert abs(plan.deviation["peak"]) < 0.03
     assert next(point for point in plan.points if point.is_plan).peak == plan.predicted.peak
     assert plan.budget < 0  # what is there when the step begins is more
-    less = f"{ebb._report.text.size(-plan.budget)} below the memory in use when the step begins"
+    less = f"{size(-plan.budget)} below the memory in use when the step begins"
     assert f"plan for a budget of {less}:" in str(ebb.report())
 
 
 @can_be_shown
-def test_the_page_of_a_budget_that_is_too_small(install, tmp_path):
+def test_page_of_a_too_small_budget(install, tmp_path):
     install("1KiB")
     Job().train(CHECKED + 1)
 
@@ -139,7 +126,7 @@ def test_the_page_of_a_budget_that_is_too_small(install, tmp_path):
     assert all(y <= 226 for _, y in page["memory"].line("measured"))
 
 
-def test_where_all_was_recomputed_when_it_was_measured(install, monkeypatch):
+def test_profiled_step_is_the_prediction_if_all_was_recomputed_in_it(install, monkeypatch):
     """The step that was measured is the prediction."""
     least = module.plan_of
 
@@ -189,9 +176,10 @@ def test_without_reports_nothing_is_measured(install):
     assert plan.predicted.peak <= plan.budget
 
 
-def test_taking_it_away_while_steps_are_measured(install):
+@pytest.mark.parametrize("steps", [4, PLANNED + 2])
+def test_budget_can_be_removed_at_any_step(install, steps):
     install("60%")
-    job = Job().train(PLANNED + 2)
+    job = Job().train(steps)
     takeover.remove()
 
     job.train(3)
@@ -200,34 +188,27 @@ def test_taking_it_away_while_steps_are_measured(install):
     ebb.profile(lambda: job.train(1), steps=1)  # no other is being recorded
 
 
-def test_a_report_that_fails_costs_no_plan(install, monkeypatch, capsys):
+@pytest.mark.parametrize("place", [(ebb.Plan, "_for_reports"), (checking, "measured_course")])
+def test_error_in_a_report_or_measurement_costs_no_plan(install, monkeypatch, capsys, place):
     def fails(*_):
-        raise ArithmeticError("of reports")
+        raise ArithmeticError
 
-    monkeypatch.setattr(ebb.Plan, "_for_reports", fails)
-    install("60%")
-    Job().train(CHECKED)
-    assert "; predicted peak " in capsys.readouterr().err
-    assert plan_of_last_step() is None
-
-
-def test_a_measurement_that_fails_costs_no_plan(install, monkeypatch, capsys):
-    def fails(*_):
-        raise ArithmeticError("of measurements")
-
-    monkeypatch.setattr(checking, "measured_course", fails)
+    monkeypatch.setattr(*place, fails)
     install("60%")
     Job().train(CHECKED + 2)
 
-    assert "no plan" not in capsys.readouterr().err
-    assert plan_of_last_step().measured is None
+    told = capsys.readouterr().err
+    assert "; predicted peak " in told
+    assert "no plan" not in told
+    plan = plan_of_last_step()
+    assert plan is None if place[0] is ebb.Plan else plan.measured is None
 
 
 def written(decided):
     return dataclasses.replace(decided, regions=decided.regions._to_toml(), reported=None)
 
 
-def test_what_ranks_send_to_each_other(install):
+def test_ranks_send_all_that_reports_show(install):
     """The rank that plans tells others all that their reports show."""
     budget = install("60%")
     Job().train(PLANNED)
@@ -244,26 +225,7 @@ def test_what_ranks_send_to_each_other(install):
     assert len(text) < 500_000
 
 
-def test_any_plan_is_the_same_on_another_rank():
-    """With settings of OFFLOAD, odd names, a policy for no module, and without a report."""
-    mixed = ebb.Policy(
-        [ebb.Rule("aten::mm", ebb.OFFLOAD, every=2), ebb.Rule("aten::gelu", ebb.SAVE)],
-        default=ebb.RECOMPUTE_EACH_TIME,
-        inputs=ebb.OFFLOAD,
-    )
-    names = ["", "layers.0", 'a"b', "a\\b", "a\x7fb", "[[regions]]\n", "ünï"]
-    for policies, ahead in ((dict.fromkeys(names, mixed), False), ({}, True)):
-        offload = {"in_flight_bytes": 2**20, "keep_last": 3}
-        planned = ebb.ModulePolicies(policies, offload, ahead=ahead)
-        plan = decided.Decided(planned, "four regions", 10, 2**60, "too small", None)
-
-        found = decided.Decided.from_json(json.loads(json.dumps(plan.to_json())))
-
-        assert written(found) == written(plan)
-        assert found.reported is None
-
-
-def test_a_plan_of_another_version_is_refused():
+def test_plan_of_another_version_is_refused():
     """The rank then plans alone, see `look`."""
     with pytest.raises(KeyError, match="policies"):
         decided.Decided.from_json({})
@@ -271,15 +233,15 @@ def test_a_plan_of_another_version_is_refused():
         decided.Decided.from_json({"policies": "regions = 1", "reported": None})
 
 
-PROGRAM = """
-import torch
+PROGRAM = f"""
+import ebb, torch
 from torch import nn
 torch.manual_seed(0)
 def block():
     return nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
 model = nn.Sequential(*(block() for _ in range(4)))
 optimizer = torch.optim.AdamW(model.parameters())
-for step in range({steps}):
+for step in range({CHECKED + 2}):
     loss = model(torch.randn(256, 16)).square().mean()
     loss.backward()
     optimizer.step()
@@ -287,59 +249,42 @@ for step in range({steps}):
 """
 
 
-def run_job(path, steps=CHECKED + 2):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("EBB")}
-    environment |= {"EBB_BUDGET": "60%", "EBB_REPORT": str(path)}
-    program = "import ebb\n" + PROGRAM.format(steps=steps)
-    run = fork_server.run(["-c", program], env=environment)
-    assert run.returncode == 0, run.stderr
+@pytest.mark.parametrize(
+    "kind", ["json", *(pytest.param(k, marks=pytest.mark.sweep) for k in ("txt", "html"))]
+)
+def test_unchanged_job_writes_its_report(tmp_path, kind):
+    path = tmp_path / f"r.{kind}"
+    run = run_program("-c", PROGRAM, EBB_BUDGET="60%", EBB_REPORT=str(path))
     assert "; report: " in run.stderr, run.stderr
-    return run.stderr
 
-
-def test_a_job_that_does_not_know_of_it_as_json(tmp_path):
-    run_job(tmp_path / "r.json")
-
-    plan = json.loads((tmp_path / "r.json").read_text())["plan"]
+    if kind == "txt":
+        text = path.read_text()
+        assert "plan for a budget of " in text
+        assert "  measured:  " in text
+        assert "not measured" not in text
+        return
+    plan = (json.loads(path.read_text()) if kind == "json" else data_of(path))["plan"]
     assert plan["measured"]["peak"] <= plan["budget"]
     assert abs(plan["deviation"]["peak"]) < 0.03
+    assert plan["points"]
     parts = {"budget", "predicted", "measured", "deviation", "plain", "regions", "points", "passes"}
     assert set(plan) == parts
 
 
-@pytest.mark.sweep
-def test_a_job_that_does_not_know_of_it_as_text(tmp_path):
-    run_job(tmp_path / "r.txt")
-
-    text = (tmp_path / "r.txt").read_text()
-    assert "plan for a budget of " in text
-    assert "  measured:  " in text
-    assert "not measured" not in text
-
-
-@pytest.mark.sweep
-def test_a_job_that_does_not_know_of_it_as_page(tmp_path):
-    run_job(tmp_path / "r.html")
-
-    plan = data_of(tmp_path / "r.html")["plan"]
-    assert plan["measured"]["peak"] <= plan["budget"]
-    assert plan["points"]
-
-
 @can_be_shown
-def test_the_page_of_a_job(install, tmp_path):
+def test_page_of_a_job(install, tmp_path):
     install("60%")
     Job().train(CHECKED + 1)
 
     page = shown(ebb.report(), tmp_path)
 
     plan = ebb.report().plan
-    assert ebb._report.text.size(plan.measured.peak) in page["plan-figures"].html
+    assert size(plan.measured.peak) in page["plan-figures"].html
     assert page["memory"].line("measured")
     assert page["memory"].line("predicted")
 
 
-def test_a_job_may_end_at_any_step(install):
+def test_job_may_end_at_any_step(install):
     """Steps of which a profile is made have no report: then it is that of an earlier one."""
     install("60%")
     job = Job()

@@ -42,7 +42,7 @@ def test_each_compiler_that_cmake_finds_is_found(tools, name):
     check_compiler()
 
 
-def test_a_named_compiler_must_exist(tools, monkeypatch):
+def test_named_compiler_must_exist(tools, monkeypatch):
     add_program(tools, "c++")
     monkeypatch.setenv("CXX", "g++-99 -m64")
     with pytest.raises(SystemExit, match=r"CXX=g\+\+-99 does not exist"):
@@ -57,7 +57,7 @@ def test_arguments_for_cmake_may_name_the_compiler(tools, monkeypatch, argument)
     check_compiler()
 
 
-def test_the_output_of_pip_ends_with_what_to_do(tools):
+def test_output_of_pip_ends_with_what_to_do(tools):
     """pip adds where its own output ends, and that the error is not its own."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
     command += ["--no-build-isolation", "--wheel-dir", tools.parent / "wheels", ROOT]
@@ -79,7 +79,7 @@ def git(folder, *command):
     return done.stdout.strip()
 
 
-def test_the_commit_of_a_checkout(tmp_path):
+def test_commit_of_a_checkout(tmp_path):
     assert commit_of(tmp_path) == "unknown"
     git(tmp_path, "init")
     assert commit_of(tmp_path) == "unknown"  # no commit yet
@@ -97,11 +97,11 @@ def test_the_commit_of_a_checkout(tmp_path):
     assert commit_of(unpacked) == "unknown"  # inside of a checkout of something else
 
 
-def test_without_git_the_commit_is_unknown(tools):
+def test_commit_is_unknown_without_git(tools):
     assert commit_of(ROOT) == "unknown"
 
 
-def test_a_source_distribution_has_what_a_build_needs(tmp_path):
+def test_source_distribution_has_what_a_build_needs(tmp_path):
     copy = tmp_path / "copy"
     ignored = shutil.ignore_patterns(
         ".git", "build", ".venv*", "_native", "__pycache__", "*.egg-info", "tests", "benchmarks"

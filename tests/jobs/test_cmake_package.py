@@ -23,18 +23,23 @@ def package():
 
 
 def configure(source, build, *options):
-    return subprocess.run(
-        ["cmake", "-S", str(source), "-B", str(build), *options], capture_output=True, text=True
-    )
+    """Configures; gives the status and what CMake told, without its line breaks."""
+    command = ["cmake", "-S", source, "-B", build, *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+
+def build(folder):
+    subprocess.run(["cmake", "--build", folder], check=True, capture_output=True)
 
 
 @pytest.mark.sweep
-def test_the_example_trains_and_is_exact(package, tmp_path):
-    done = configure(ROOT / "examples/cpp", tmp_path, f"-Debb_DIR={package}")
-    assert done.returncode == 0, done.stderr
-    subprocess.run(["cmake", "--build", str(tmp_path)], check=True, capture_output=True)
+def test_example_trains_and_is_exact(package, tmp_path):
+    status, told = configure(ROOT / "examples/cpp", tmp_path, f"-Debb_DIR={package}")
+    assert status == 0, told
+    build(tmp_path)
 
-    result = subprocess.run([str(tmp_path / "train_mlp")], capture_output=True, text=True)
+    result = subprocess.run([tmp_path / "train_mlp"], capture_output=True, text=True)
 
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("gradients identical: yes") == 5
@@ -73,43 +78,40 @@ def project(folder, before="", version=""):
 
 
 @pytest.mark.sweep
-def test_after_find_package_torch(package, tmp_path):
+def test_project_that_also_finds_torchs_package(package, tmp_path):
     source = project(tmp_path, TORCH_TARGETS, "0.2")
-    done = configure(source, tmp_path / "build", f"-Debb_DIR={package}")
-    assert done.returncode == 0, done.stderr
-    build = ["cmake", "--build", str(tmp_path / "build")]
-    subprocess.run(build, check=True, capture_output=True)
-    assert subprocess.run([str(tmp_path / "build" / "user")]).returncode == 0
+    status, told = configure(source, tmp_path / "build", f"-Debb_DIR={package}")
+    assert status == 0, told
+    build(tmp_path / "build")
+    assert subprocess.run([tmp_path / "build/user"]).returncode == 0
 
 
-def test_a_later_ebb_is_not_found(package, tmp_path):
-    done = configure(project(tmp_path, version="9.0"), tmp_path / "b", f"-Debb_DIR={package}")
-    assert done.returncode != 0
-    assert "0.2.0" in done.stderr
-
-
-def test_no_torch(package, tmp_path):
-    options = (f"-Debb_DIR={package}", "-DEBB_TORCH_DIR=/nowhere")
-    done = configure(project(tmp_path), tmp_path / "b", *options)
-    assert done.returncode != 0
-    assert "EBB_TORCH_DIR='/nowhere' is no torch" in " ".join(done.stderr.split())
-
-
-def test_another_torch(package, tmp_path):
+@pytest.mark.parametrize(
+    ("version", "torch_folder", "error"),
+    [
+        ("9.0", TORCH, "0.2.0"),
+        ("", "/nowhere", "EBB_TORCH_DIR='/nowhere' is no torch"),
+        ("", "torch", "this project uses 2.1. Build ebb with that torch"),
+    ],
+    ids=["later ebb", "no torch", "another torch"],
+)
+def test_error_of_find_package(package, tmp_path, version, torch_folder, error):
     header = tmp_path / "torch/include/torch/headeronly/version.h"
     header.parent.mkdir(parents=True)
     header.write_text("#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR 1\n")
     api = tmp_path / "torch/include/torch/csrc/api/include/torch/torch.h"
     api.parent.mkdir(parents=True)
-    api.write_text("")
-    options = (f"-Debb_DIR={package}", f"-DEBB_TORCH_DIR={tmp_path / 'torch'}")
-    done = configure(project(tmp_path), tmp_path / "b", *options)
-    assert done.returncode != 0
-    assert "this project uses 2.1. Build ebb with that torch" in " ".join(done.stderr.split())
+    api.touch()
+    options = (f"-Debb_DIR={package}", f"-DEBB_TORCH_DIR={tmp_path / torch_folder}")
+
+    status, told = configure(project(tmp_path, version=version), tmp_path / "build", *options)
+
+    assert status != 0
+    assert error in told
 
 
 @pytest.mark.sweep
-def test_a_library_for_a_libtorch_archive(tmp_path):
+def test_library_for_a_libtorch_archive(tmp_path):
     """Such a folder has no version.py; the package is laid out for a prefix."""
     archive = tmp_path / "libtorch"
     archive.mkdir()
@@ -117,11 +119,11 @@ def test_a_library_for_a_libtorch_archive(tmp_path):
         (archive / name).symlink_to(TORCH / name)
     release = torch.__version__.split("+")[0]
     (archive / "build-version").write_text(torch.__version__ + "\n")
-    done = configure(ROOT, tmp_path / "b", f"-DEBB_TORCH_DIR={archive}")
-    assert done.returncode == 0, done.stderr
-    assert f"ebb: torch {release} in {archive}" in done.stdout
-    config = (tmp_path / "b" / "ebbConfig.cmake").read_text()
+    status, told = configure(ROOT, tmp_path / "b", f"-DEBB_TORCH_DIR={archive}")
+    assert status == 0, told
+    assert f"ebb: torch {release} in {archive}" in told
+    config = (tmp_path / "b/ebbConfig.cmake").read_text()
     assert "${_ebb_here}/../../libebb.so" in config
-    bare = configure(ROOT, tmp_path / "c", f"-DEBB_TORCH_DIR={tmp_path}")
-    assert bare.returncode != 0
-    assert "holds no version.py or build-version" in " ".join(bare.stderr.split())
+    status, told = configure(ROOT, tmp_path / "c", f"-DEBB_TORCH_DIR={tmp_path}")
+    assert status != 0
+    assert "holds no version.py or build-version" in told

@@ -1,4 +1,4 @@
-"""The context_fn of a checkpoint call: what it answers becomes a policy, and it is asked once."""
+"""The context_fn of a checkpoint call: its answers become a policy, and it is asked once."""
 
 from __future__ import annotations
 
@@ -69,36 +69,39 @@ def test_lists_and_functions_become_policies(taken):
         assert first_product.calls == [mm, sin, mm, sin]
 
 
-def test_what_a_function_answers(taken):
-    answers = {
-        CheckpointPolicy.MUST_SAVE: 128,
-        CheckpointPolicy.PREFER_SAVE: 128,
-        CheckpointPolicy.MUST_RECOMPUTE: 0,
-        CheckpointPolicy.PREFER_RECOMPUTE: 0,
-        True: 128,
-        False: 0,
-    }
-    for answer, nbytes in answers.items():
+@pytest.mark.parametrize(
+    ("answer", "nbytes"),
+    [
+        (CheckpointPolicy.MUST_SAVE, 128),
+        (CheckpointPolicy.PREFER_SAVE, 128),
+        (CheckpointPolicy.MUST_RECOMPUTE, 0),
+        (CheckpointPolicy.PREFER_RECOMPUTE, 0),
+        (True, 128),
+        (False, 0),
+    ],
+)
+def test_answer_decides(taken, answer, nbytes):
+    def context_fn():
+        return create_selective_checkpoint_contexts(
+            lambda ctx, op, *args, **kwargs: answer if op is mm else False
+        )
 
-        def context_fn(answer=answer):
-            return create_selective_checkpoint_contexts(
-                lambda ctx, op, *args, **kwargs: answer if op is mm else False
-            )
+    assert saved_by(context_fn) == saved_by(context_fn) == nbytes
 
-        assert saved_by(context_fn) == saved_by(context_fn) == nbytes
+
+def test_answer_offloads(taken):
+    def context_fn():
+        return create_selective_checkpoint_contexts(
+            lambda ctx, op, *args, **kwargs: CheckpointPolicy.MUST_CPU_OFFLOAD
+        )
+
     with fake_accelerator():
-
-        def offloads():
-            return create_selective_checkpoint_contexts(
-                lambda ctx, op, *args, **kwargs: CheckpointPolicy.MUST_CPU_OFFLOAD
-            )
-
         for _ in range(2):
-            saved_by(offloads)
+            saved_by(context_fn)
             assert ebb.stats()["total"]["bytes_offloaded"] > 0
 
 
-def test_an_operator_outside_aten_runs_again_as_by_torch(taken):
+def test_operator_outside_aten_runs_again_as_by_torch(taken):
     calls = []
     with torch.library._scoped_library("ebb_takeover", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")
@@ -128,7 +131,7 @@ def test_an_operator_outside_aten_runs_again_as_by_torch(taken):
                 assert len(calls) == 1 + replays
 
 
-def test_a_function_sees_arguments(taken):
+def test_function_sees_arguments(taken):
     shapes = []
 
     def by_shape(context, op, *args, **kwargs):
@@ -160,7 +163,7 @@ def partial_of_a_call(saved):
 
 
 @pytest.mark.parametrize("make", [function_of_a_call, partial_of_a_call])
-def test_a_context_fn_made_for_each_call_is_asked_once(taken, make):
+def test_context_fn_made_for_each_call_is_asked_once(taken, make):
     ASKED.clear()
 
     assert [saved_by(make([mm])) for _ in range(3)] == [128] * 3
@@ -169,24 +172,18 @@ def test_a_context_fn_made_for_each_call_is_asked_once(taken, make):
 
 
 @pytest.mark.parametrize("make", [function_of_a_call, partial_of_a_call])
-def test_a_context_fn_with_other_arguments_has_another_policy(taken, make):
+def test_context_fn_with_other_arguments_has_another_policy(taken, make):
     assert [saved_by(make(ops)) for ops in ([mm], [], (mm,), {sin}, [mm])] == [128, 0, 128, 64, 128]
 
 
-@pytest.mark.parametrize("make", [function_of_a_call, partial_of_a_call])
-def test_a_list_that_changes_between_calls_counts_as_another_argument(taken, make):
+def list_of_operators(saved):
+    return functools.partial(create_selective_checkpoint_contexts, saved)
+
+
+@pytest.mark.parametrize("make", [function_of_a_call, partial_of_a_call, list_of_operators])
+def test_list_that_changes_between_calls_counts_as_another_argument(taken, make):
     saved = [mm]
     context_fn = make(saved)
-    assert saved_by(context_fn) == 128
-
-    saved.clear()
-
-    assert saved_by(context_fn) == 0
-
-
-def test_a_list_of_operators_that_changes_between_calls_gives_another_policy(taken):
-    saved = [mm]
-    context_fn = functools.partial(create_selective_checkpoint_contexts, saved)
     assert saved_by(context_fn) == 128
 
     saved.clear()
@@ -210,7 +207,7 @@ class Unreferable:
         return op in self.saved
 
 
-def test_a_context_fn_that_cannot_be_told_from_others_is_asked_in_each_call(taken):
+def test_context_fn_that_cannot_be_told_from_others_is_asked_in_each_call(taken):
     saved = [saved_by(partial_of_a_call(Unreferable(ops))) for ops in ([mm], [], [mm])]
 
     assert saved == [128, 0, 128]
@@ -225,7 +222,7 @@ def recursive():
     return context_fn
 
 
-def test_a_context_fn_that_refers_to_itself_is_called_each_time(taken):
+def test_context_fn_that_refers_to_itself_is_called_each_time(taken):
     assert [saved_by(recursive()) for _ in range(2)] == [128, 128]
 
 
@@ -239,13 +236,13 @@ class Owner:
         )
 
 
-def test_methods_count_by_their_object(taken):
+def test_method_has_a_policy_for_each_object(taken):
     first, second = Owner([mm]), Owner([])
 
     assert [saved_by(owner.context_fn) for owner in (first, second, first)] == [128, 0, 128]
 
 
-def test_answers_do_not_keep_the_arguments_of_a_context_fn(taken):
+def test_arguments_of_a_context_fn_are_freed(taken):
     owner = Owner([mm])
     saved_by(owner.context_fn)
     gone = weakref.ref(owner)
@@ -254,7 +251,7 @@ def test_answers_do_not_keep_the_arguments_of_a_context_fn(taken):
     assert gone() is None
 
 
-def test_answers_of_context_fns_that_are_gone_do_not_pile_up(taken, monkeypatch):
+def test_number_of_remembered_answers_is_limited(taken, monkeypatch):
     monkeypatch.setattr(
         context_fn, "_policies", functools.lru_cache(3)(context_fn._policies.__wrapped__)
     )
@@ -266,7 +263,7 @@ def test_answers_of_context_fns_that_are_gone_do_not_pile_up(taken, monkeypatch)
     assert [saved_by(list_form), saved_by(Owner([mm]).context_fn)] == [128, 128]
 
 
-def test_a_context_fn_that_is_asked_again_and_again_is_told_of(taken, monkeypatch, capsys):
+def test_context_fn_with_a_new_policy_in_each_call_is_told_of(taken, monkeypatch, capsys):
     monkeypatch.setattr(context_fn, "_MANY", 3)
     monkeypatch.setenv("_EBB_TOLD", "")
 
@@ -281,7 +278,7 @@ def test_a_context_fn_that_is_asked_again_and_again_is_told_of(taken, monkeypatc
     "answers",
     [[0, 1, 0, 1, 1], [1, 0, 0], [0, 0, 2, 1], [1, 1, 1, 0], [2, 2], [0, 0], [1, 2] * 10],
 )
-def test_policies_of_answers(answers):
+def test_policy_of_answers(answers):
     kinds = [None, ebb.SAVE, ebb.OFFLOAD]
     policy = context_fn.policy_of_answers({sin: [kinds[a] for a in answers]})
     with fake_accelerator():
@@ -297,11 +294,11 @@ def test_policies_of_answers(answers):
         torch.autograd.grad(y.sum(), x)
 
 
-def test_too_many_different_answers_are_asked_for_each_time():
+def test_too_many_different_answers_give_no_policy():
     assert context_fn.policy_of_answers({sin: [ebb.SAVE, None] * 100}) is None
 
 
-def test_other_contexts_are_entered_in_forward(taken):
+def test_other_context_is_entered_in_forward_only(taken):
     entered = []
 
     class Context:
@@ -322,12 +319,11 @@ def test_other_contexts_are_entered_in_forward(taken):
     assert entered == ["forward", "forward left"]
 
 
-def test_the_context_fn_of_a_policy_keeps_all_its_rules(taken):
-    policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, max_bytes=64)])
-    assert saved_by(policy.to_sac()) == 128
-    policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, max_bytes=63)])
-    assert saved_by(policy.to_sac()) == 0
-
-
-def test_the_context_fn_of_a_policy_that_was_freed_keeps_all_its_rules(taken):
-    assert saved_by(ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, max_bytes=64)]).to_sac()) == 128
+@pytest.mark.parametrize("is_freed", [False, True])
+@pytest.mark.parametrize(("max_bytes", "nbytes"), [(64, 128), (63, 0)])
+def test_context_fn_of_a_policy_has_all_its_rules(taken, is_freed, max_bytes, nbytes):
+    policy = ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, max_bytes=max_bytes)])
+    context_fn = policy.to_sac()
+    if is_freed:
+        del policy
+    assert saved_by(context_fn) == nbytes

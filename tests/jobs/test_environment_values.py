@@ -1,8 +1,11 @@
-"""Whatever environment variables hold, nothing in start-up raises, unless EBB_STRICT is set."""
+"""Values of environment variables and of EBB_CONFIG: whatever they are, nothing in start-up raises,
+unless EBB_STRICT is set.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import warnings
@@ -16,9 +19,10 @@ import ebb
 from ebb import _C
 from ebb._launch import takeover, unused_settings
 from ebb._launch.start import start
+from ebb._launch.variables import apply_config
 from ebb._report import files
 from ebb._support.job import _TOLD, rank
-from ebb_tests import fork_server
+from ebb_tests.programs_apart import run_program
 from ebb_tests.time_limits import at_most
 
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT")
@@ -93,7 +97,7 @@ def folder(tmp_path, monkeypatch):
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(ENVIRONMENTS)
-def test_start_up_raises_nothing_and_tells_in_one_line_each(folder, capsys, variables):
+def test_start_up_raises_nothing_and_tells_of_each_value_in_one_line(folder, capsys, variables):
     capsys.readouterr()
     with environment(variables), warnings.catch_warnings(action="error"):
         start()
@@ -111,7 +115,7 @@ def test_start_up_raises_nothing_and_tells_in_one_line_each(folder, capsys, vari
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.sampled_from([*NAMES, "RANK"]), st.data())
-def test_a_strict_job_ends_where_another_is_told(folder, capsys, name, data):
+def test_strict_job_ends_where_another_is_told(folder, capsys, name, data):
     value = data.draw(VALUES_OF[name])
     variables = {name: value} if name == "EBB" else {name: value, "EBB": "1"}
     capsys.readouterr()
@@ -138,15 +142,6 @@ def test_no_value_takes_long(folder, value):
             start()
 
 
-def job(program, is_fresh=False, **variables):
-    env = {k: v for k, v in os.environ.items() if not k.startswith("EBB") and k not in RANKS}
-    return fork_server.run(
-        ["-c", program],
-        env=env | variables,
-        is_fresh=is_fresh,
-    )
-
-
 IN_A_REGION = (
     "import torch, ebb\n"
     "with ebb.region(): y = torch.ones(2, requires_grad=True).exp().sum()\n"
@@ -164,10 +159,10 @@ BAD = {
 }
 
 
-def test_a_job_with_nothing_but_bad_values_runs():
-    done = job(IN_A_REGION, EBB="1", **BAD)
+def test_job_with_invalid_values_only_runs():
+    done = run_program("-c", IN_A_REGION, EBB="1", **BAD)
 
-    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stdout == "done\n"
     lines = done.stderr.splitlines()
     assert len(lines) == len(BAD)
     for name in BAD:
@@ -175,20 +170,25 @@ def test_a_job_with_nothing_but_bad_values_runs():
 
 
 @pytest.mark.parametrize("options", ["error", "ignore"])
-def test_what_python_does_with_warnings_does_not_matter(options):
-    done = job("import torch; print('done')", EBB="mm:keep", PYTHONWARNINGS=options, **BAD)
+def test_invalid_values_are_told_of_whatever_python_does_with_warnings(options):
+    variables = BAD | {"EBB": "mm:keep", "PYTHONWARNINGS": options}
+    done = run_program("-c", "import torch; print('done')", **variables)
 
-    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stdout == "done\n"
     assert "ebb: EBB=mm:keep is ignored, so the job runs without ebb" in done.stderr
 
 
 @pytest.mark.sweep
-def test_a_job_without_stderr_runs():
-    program = f"import os, sys; os.close(2); exec({IN_A_REGION!r})"
-    assert job(program, is_fresh=True, EBB="mm:keep", **BAD).stdout == "done\n"
-    program = f"import sys; sys.stderr = None; exec({IN_A_REGION!r})"
-    variables = BAD | {"EBB": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    assert job(program, is_fresh=True, **variables).stdout == "done\n"
+@pytest.mark.parametrize(
+    ("without_stderr", "variables"),
+    [
+        ("import os, sys; os.close(2)", {"EBB": "mm:keep"}),
+        ("import sys; sys.stderr = None", {"EBB": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}),
+    ],
+)
+def test_job_without_stderr_runs(without_stderr, variables):
+    program = f"{without_stderr}; exec({IN_A_REGION!r})"
+    assert run_program("-c", program, is_fresh=True, **BAD | variables).stdout == "done\n"
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_a_job_without_stderr_runs():
         *(pytest.param(n, marks=pytest.mark.sweep) for n in ("RANK", "EBB_BUDGET", "EBB_CONFIG")),
     ],
 )
-def test_one_bad_value_ends_a_strict_job(name):
+def test_one_invalid_value_ends_a_strict_job(name):
     variables = {"EBB": "1", "EBB_STRICT": "1", name: BAD.get(name, "mm:keep")}
-    done = job("import torch; print('done')", **variables)
+    done = run_program("-c", "import torch; print('done')", check=False, **variables)
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("ebb")
@@ -209,14 +209,138 @@ def test_one_bad_value_ends_a_strict_job(name):
     assert len(done.stderr.splitlines()) == 1
     assert "is ignored" not in done.stderr
     assert "runs without ebb" not in done.stderr
-    by_hand = job("import ebb", TORCH_DEVICE_BACKEND_AUTOLOAD="0", **variables)
+    variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    by_hand = run_program("-c", "import ebb", check=False, **variables)
     assert by_hand.returncode == 1
     assert by_hand.stderr.splitlines()[-1] == f"ValueError: {done.stderr.strip()}"
 
 
 @pytest.mark.sweep
-def test_a_strict_job_with_good_values_runs():
-    done = job(
-        IN_A_REGION, EBB="mm:save", EBB_STRICT="1", EBB_VERIFY="1", EBB_MODULES="layers.*", RANK="1"
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+def test_strict_job_with_valid_values_runs():
+    values = {"EBB": "mm:save", "EBB_VERIFY": "1", "EBB_MODULES": "layers.*", "RANK": "1"}
+    done = run_program("-c", IN_A_REGION, EBB_STRICT="1", **values)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+# EBB_CONFIG: settings, or a file of settings ------------------------------------------------------
+
+
+@pytest.fixture
+def configure(tmp_path, capsys, monkeypatch):
+    """Applies a file FILE with this text, or these settings; gives what is told."""
+
+    def apply(text, is_file=True):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "FILE").write_text(text)
+        value = "FILE" if is_file else text
+        monkeypatch.setenv("EBB_CONFIG", value)
+        apply_config(value)
+        return capsys.readouterr().err
+
+    return apply
+
+
+FILE = """
+[offload]
+min_bytes = "2MiB"
+keep_last = 2
+[paging]
+headroom = 1.5
+[ahead]
+limit = "512MiB"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            FILE,
+            {
+                "offload.min_bytes": 2 << 20,
+                "offload.keep_last": 2,
+                "paging.headroom": 1.5,
+                "ahead.limit": 512 << 20,
+            },
+        ),
+        ("offload.min_bytes=2MiB", {"offload.min_bytes": 2 << 20}),
+        (
+            " offload.keep_last = 2, paging.headroom=1.5 ,ahead.limit=512Mi",
+            {"offload.keep_last": 2, "paging.headroom": 1.5, "ahead.limit": 512 << 20},
+        ),
+        ("offload.disk=", {"offload.disk": ""}),
+        ("paging.overflow=blocking", {"paging.overflow": "blocking"}),
+    ],
+)
+def test_valid_settings_are_applied(configure, text, found):
+    assert configure(text, is_file=text is FILE) == ""
+
+    assert found.items() <= ebb.config.to_dict().items()
+
+
+IGNORED = "EBB_CONFIG=FILE is ignored: "
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[ofload]\n", f"{IGNORED}unknown section [ofload]; did you mean 'offload'?"),
+        ("offload = 1\n", f"{IGNORED}offload must be a section"),
+        ("offload\n", f"{IGNORED}Expected '='"),
+        ("[paging]\nhedroom = 2", f"paging.hedroom in {IGNORED}ebb.config has no"),
+        ("[paging]\nheadroom = 'x'", f"paging.headroom in {IGNORED}headroom must be"),
+        ("[offload]\nmin_bytes = -1", f"offload.min_bytes in {IGNORED}min_bytes must"),
+        ("[ahead]\nregions = '1'", f"ahead.regions in {IGNORED}regions must"),
+        # without a file
+        ("min_bytes=1", "'min_bytes=1' is no setting such as offload.min_bytes=1MiB"),
+        ("offload.min_bytes=1,", "'' is no setting"),
+        ("offlod.min_bytes=1", "unknown section [offlod]; did you mean 'offload'?"),
+        ("offload.keep_last=1.5", "keep_last must be an int"),
+        ("ahead.regions=auto", "regions must be an int"),
+        ("ebb.toml", "No such file"),
+    ],
+)
+def test_invalid_setting_is_ignored_and_told_of_and_ends_a_strict_job(
+    configure, text, told, monkeypatch
+):
+    is_file = "FILE" in told
+    before = ebb.config.to_dict()
+
+    assert told in configure(text, is_file)
+
+    assert ebb.config.to_dict() == before
+    monkeypatch.setenv("EBB_STRICT", "1")
+    with pytest.raises(ValueError, match="the job ends, because EBB_STRICT is set"):
+        configure(text, is_file)
+
+
+def test_valid_settings_of_a_file_count_beside_an_invalid_one(configure):
+    configure("[offload]\nmin_bytes = -1\nkeep_last = 3\n[paging]\nheadroom = 1.5")
+
+    assert ebb.config.offload.keep_last == 3
+    assert ebb.config.paging.headroom == 1.5
+
+
+def test_variable_takes_precedence_over_the_file(tmp_path):
+    path = tmp_path / "ebb.toml"
+    path.write_text("[offload]\nmin_bytes = 1\n[ahead]\nregions=4")
+    program = "import ebb, json; print(json.dumps(ebb.config.to_dict()))"
+    done = run_program("-c", program, EBB_CONFIG=str(path), EBB_AHEAD="1")
+
+    found = json.loads(done.stdout)
+    assert (found["offload.min_bytes"], found["ahead.regions"]) == (1, 1)
+    assert done.stderr == ""
+
+
+def test_setting_is_called_by_all_that_set_it(monkeypatch):
+    named = []
+    value = "ahead.limit=1MiB,offload.keep_last=1"
+    watch = "ebb._launch.start.unused_settings.watch"
+    monkeypatch.setattr(watch, lambda given, *_, **__: named.append(given))
+    with environment({"EBB_CONFIG": value, "EBB_AHEAD": "1"}):
+        start()
+
+    value = f"EBB_CONFIG={value}"
+    assert named == [
+        {"ahead": f"[ahead] of {value}, EBB_AHEAD", "offload": f"[offload] of {value}"}
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import pytest
@@ -20,76 +21,23 @@ LAYERS = {f"layers.{i}" for i in range(4)}
 
 
 @pytest.fixture
-def install():
-    def with_blocks(**settings):
-        takeover.install(ebb.policies.recompute_all, "1", (), finds_blocks=True, **settings)
-
-    yield with_blocks
-    takeover.remove()
+def install(take_over):
+    return functools.partial(take_over, finds_blocks=True)
 
 
 def lines(capsys):
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("ebb:")]
 
 
-def test_blocks_are_regions_from_the_first_forward_on(install, capsys):
-    expected = Job().train(3)
-    install()
+class Inside(Net):
+    """Its blocks checkpoint a part of themselves."""
 
-    found = Job().train(1)
-
-    assert set(regions(found.model)) == LAYERS
-    assert_same(found.train(2), expected)
-    assert lines(capsys) == [
-        "ebb: 4 modules are regions: layers.0-3 (EBB=1, since the job does not call "
-        "torch.utils.checkpoint); EBB_MODULES=none turns this off"
-    ]
-
-
-@pytest.mark.not_sanitized
-def test_they_take_less_memory(install):
-    eager = Job(depth=12).train(2)
-    peak, _ = peak_of(eager)
-    install()
-
-    job = Job(depth=12).train(2)
-    found, _ = peak_of(job)
-
-    assert found < 0.4 * peak
-
-
-@pytest.mark.parametrize("inside", [False, True], ids=["around blocks", "in blocks"])
-def test_a_job_that_calls_checkpoint_says_itself_what_is_recomputed(install, capsys, inside):
-    class Inside(Net):
-        def forward(self, x):
-            for layer in self.layers:
-                layer.down.forward = lambda y, down=layer.down: checkpoint(
-                    type(down).forward, down, y, use_reentrant=False
-                )
-            return super().forward(x)
-
-    model, settings = (Inside, {}) if inside else (Net, {"checkpoints": True})
-    expected = Job(model, **settings).train(4)
-    install()
-
-    found = Job(model, **settings).train(4)
-
-    assert_same(found, expected)
-    assert regions(found.model) == {}
-    told = lines(capsys)
-    assert len(told) == 1
-    assert "calls of torch.utils.checkpoint are regions" in told[0]
-
-
-def test_auto_takes_blocks_and_calls(install, capsys):
-    expected = Job(checkpoints=True).train(3)
-    install(stay=True)
-
-    found = Job(checkpoints=True).train(3)
-
-    assert_same(found, expected)
-    assert set(regions(found.model)) == LAYERS
-    assert "4 modules are regions: layers.0-3 (EBB=1)" in lines(capsys)[-1]
+    def forward(self, x):
+        for layer in self.layers:
+            layer.down.forward = lambda y, down=layer.down: checkpoint(
+                type(down).forward, down, y, use_reentrant=False
+            )
+        return super().forward(x)
 
 
 class Small(nn.Module):
@@ -101,34 +49,87 @@ class Small(nn.Module):
         return self.down(self.up(x).relu())
 
 
-def test_a_model_without_blocks_is_told(install, capsys):
+def evaluated_first():
+    job = Job()
+    with torch.no_grad():
+        job.model(torch.ones(2, 16))
+    return job
+
+
+FOUND = (
+    "ebb: 4 modules are regions: layers.0-3 (EBB=1, since the job does not call "
+    "torch.utils.checkpoint); EBB_MODULES=none turns this off"
+)
+CALLS = "calls of torch.utils.checkpoint are regions"
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "names", "told"),
+    [
+        (Job, {}, LAYERS, [FOUND]),
+        (evaluated_first, {}, LAYERS, [FOUND]),
+        (lambda: Job(checkpoints=True), {}, set(), [CALLS]),
+        (lambda: Job(Inside), {}, set(), [CALLS]),
+        (
+            lambda: Job(checkpoints=True),
+            {"stay": True},
+            LAYERS,
+            [CALLS, "4 modules are regions: layers.0-3 (EBB=1)"],
+        ),
+    ],
+    ids=["blocks", "evaluated first", "calls around blocks", "calls in blocks", "blocks and calls"],
+)
+def test_blocks_are_regions_unless_the_job_calls_checkpoint(
+    install, capsys, make, settings, names, told
+):
+    expected = make().train(4)
+    install(**settings)
+
+    found = make().train(1)
+    assert not names or set(regions(found.model)) == names  # from the first step on
+    found.train(3)
+
+    assert_same(found, expected)
+    assert set(regions(found.model)) == names
+    found = lines(capsys)
+    assert len(found) == len(told)
+    assert all(part in line for part, line in zip(told, found, strict=True))
+
+
+@pytest.mark.not_sanitized
+def test_blocks_take_less_memory(install):
+    eager = Job(depth=12).train(2)
+    peak, _ = peak_of(eager)
+    install()
+
+    job = Job(depth=12).train(2)
+    found, _ = peak_of(job)
+
+    assert found < 0.4 * peak
+
+
+def test_model_without_blocks_is_told_of_or_ends_a_strict_job(install, capsys, monkeypatch):
     install()
 
     job = Job(Small).train(4)
 
     assert regions(job.model) == {}
-    told = lines(capsys)
-    assert len(told) == 1
-    assert "EBB=1 has no effect so far: the job does not call torch.utils.checkpoint" in told[0]
-    assert "Small" in told[0]
-    assert "EBB_MODULES" in told[0]
-
-
-def test_a_strict_job_without_blocks_ends(install, monkeypatch):
+    (line,) = lines(capsys)
+    assert "EBB=1 has no effect so far: the job does not call torch.utils.checkpoint" in line
+    assert "Small" in line
+    assert "EBB_MODULES" in line
+    takeover.remove()
     monkeypatch.setenv("EBB_STRICT", "1")
     install()
-
     with pytest.raises(ValueError, match="EBB=1 has no effect so far"):
         Job(Small).train(4)
 
 
-def test_a_job_that_does_not_train_is_told_nothing(install, capsys):
+def test_job_that_does_not_train_is_told_nothing(install, capsys):
     install()
-
     with torch.no_grad():
         Net()(torch.ones(2, 16))
     takeover.remove()
-
     assert lines(capsys) == []
 
 
@@ -143,19 +144,7 @@ def test_calls_without_gradients_are_no_regions(install):
     assert ebb.stats()["regions"] == {}
 
 
-def test_a_job_that_evaluates_first_is_told(install, capsys):
-    install()
-    job = Job()
-    with torch.no_grad():
-        job.model(torch.ones(2, 16))
-
-    job.train(3)
-
-    assert set(regions(job.model)) == LAYERS
-    assert "4 modules are regions: layers.0-3" in lines(capsys)[0]
-
-
-def test_a_strict_job_that_ends_early_is_told(monkeypatch, capsys):
+def test_strict_job_that_has_ended_is_not_said_to_end(monkeypatch, capsys):
     monkeypatch.setenv("EBB_STRICT", "1")
     monkeypatch.setenv("_EBB_TOLD", "")  # lines that were printed once
     taken = Assignment(ebb.policies.recompute_all, "EBB=1", ())
@@ -187,6 +176,7 @@ def in_place(model):
 
 @pytest.mark.sweep
 @pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore:Using .torch.compile:UserWarning")
 @pytest.mark.parametrize("compiled", [whole, each, in_place])
 def test_compiled_blocks_are_regions_in_their_graphs(install, capsys, compiled):
     def steps():
@@ -229,7 +219,7 @@ def saved_bytes(node, model):
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_checkpoints_in_compiled_code_are_named(install, capsys):
+def test_checkpoint_in_compiled_code_counts_as_a_call(install, capsys):
     install()
     job = Job(checkpoints=True)
     job.model.compile(backend="aot_eager")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.util
-import os
+import re
 import sys
 import time
 import types
@@ -22,7 +22,7 @@ from ebb._launch import takeover
 from ebb._launch.frameworks import takeover as frameworks
 from ebb._launch.frameworks.after_import import AfterImport
 from ebb._launch.frameworks.takeover import FRAMEWORKS
-from ebb_tests import fork_server
+from ebb_tests.programs_apart import run_program
 
 MEGATRON = "megatron.core.tensor_parallel.random"
 SOURCE = """
@@ -84,15 +84,11 @@ def package(tmp_path, monkeypatch):
 TOPS = {framework.module.split(".")[0] for framework in FRAMEWORKS}
 
 
-def install():
-    takeover.install(ebb.policies.recompute_all, "1", ())
-
-
 @pytest.fixture
-def random(package):
+def random(package, take_over):
     """The stand-in of Megatron's module, whose calls are regions."""
     package(MEGATRON, SOURCE)
-    install()
+    take_over()
     return importlib.import_module(MEGATRON)
 
 
@@ -109,11 +105,11 @@ def entered(call):
 
 
 @pytest.mark.parametrize("is_early", [False, True])
-def test_calls_are_regions(package, is_early, capfd):
+def test_calls_are_regions(package, take_over, is_early, capfd):
     package(MEGATRON, SOURCE)
     if is_early:
         random = importlib.import_module(MEGATRON)
-    install()
+    take_over()
     random = importlib.import_module(MEGATRON)
 
     _, count = entered(lambda x: random.checkpoint(block, False, x))
@@ -128,7 +124,7 @@ def test_calls_are_regions(package, is_early, capfd):
     ]
 
 
-def test_functions_are_the_frameworks_own_again(random):
+def test_functions_are_the_frameworks_own_after_removal(random):
     takeover.remove()
 
     _, count = entered(lambda x: random.checkpoint(block, False, x))
@@ -147,23 +143,22 @@ def test_functions_are_the_frameworks_own_again(random):
         ("0.16.9", SOURCE + "from torch.utils.checkpoint import checkpoint", "has changed"),
     ],
 )
-def test_other_functions_are_left_alone(package, version, source, why, capfd):
+def test_unknown_functions_are_left_alone_or_end_a_strict_job(
+    package, take_over, version, source, why, capfd, monkeypatch
+):
     package(MEGATRON, source, version=version)
-    install()
+    take_over()
 
     importlib.import_module(MEGATRON)
 
     (line,) = capfd.readouterr().err.splitlines()
     assert why in line
     assert "EBB_MODULES='*.layers.*'" in line
-
-
-def test_a_strict_job_ends(package, monkeypatch):
-    package(MEGATRON, SOURCE, version="0.99.0")
+    takeover.remove()
+    del sys.modules[MEGATRON]
     monkeypatch.setenv("EBB_STRICT", "1")
-    install()
-
-    with pytest.raises(ValueError, match=r"Megatron-Core 0\.99\.0"):
+    take_over()
+    with pytest.raises(ValueError, match=re.escape(why)):
         importlib.import_module(MEGATRON)
 
 
@@ -208,8 +203,8 @@ def gradient_of_square(seed):
     return x.grad
 
 
-def test_a_result_that_is_kept_is_not_discarded(random):
-    call = without_output(random, lambda x: x.view(2, 8))  # of an input: nothing to recompute
+def test_result_that_is_a_view_of_an_input_is_not_discarded(random):
+    call = without_output(random, lambda x: x.view(2, 8))
 
     _, count = entered(call)
 
@@ -226,11 +221,8 @@ def test_real_fp8_is_left_to_megatron(random, capfd):
     assert "FP8 is on" in capfd.readouterr().err
 
 
-def test_the_warm_up_of_a_graph_is_left_to_megatron(package):
-    package(MEGATRON, SOURCE)
+def test_warm_up_of_a_graph_is_left_to_megatron(package, random):
     package("megatron.core.transformer.cuda_graphs", "def is_graph_warmup(): return True", "x")
-    install()
-    random = importlib.import_module(MEGATRON)
     importlib.import_module("megatron.core.transformer.cuda_graphs")
 
     _, count = entered(without_output(random, block))
@@ -238,15 +230,15 @@ def test_the_warm_up_of_a_graph_is_left_to_megatron(package):
     assert (count, random.RAN) == (0, ["without output", "discard"])
 
 
-def test_a_module_that_fails_to_import_raises_its_own_error(package):
+def test_module_that_fails_to_import_raises_its_own_error(package, take_over):
     package(MEGATRON, "raise RuntimeError('no GPU')")
-    install()
+    take_over()
 
     with pytest.raises(RuntimeError, match="no GPU"):
         importlib.import_module(MEGATRON)
 
 
-def test_the_loader_stays_what_it_is(random):
+def test_loader_and_source_are_unchanged(random):
     assert "exec_module" not in vars(random.__loader__)
     assert random.__spec__.loader.get_source(MEGATRON) == SOURCE
     assert importlib.reload(random).RAN == []
@@ -265,27 +257,17 @@ print(ebb.stats()["total"]["entered"])
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("value", "regions"), [("1", "1"), ("0", "0")])
-def test_an_unchanged_job(package, tmp_path, value, regions):
+def test_job_in_a_process(package, tmp_path, value, regions):
     package(MEGATRON, SOURCE)
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    done = fork_server.run([tmp_path / "train.py"], env=os.environ | {"EBB": value}, check=True)
+    done = run_program(tmp_path / "train.py", EBB=value)
 
     assert done.stdout.split() == [regions]
     assert ("calls of checkpoint of Megatron-Core" in done.stderr) == (value == "1")
 
 
-def test_a_job_without_frameworks_pays_nothing():
-    finder = AfterImport(dict.fromkeys(framework.module for framework in FRAMEWORKS))
-
-    begin = time.perf_counter()
-    for _ in range(1000):
-        finder.find_spec("json.decoder", None)
-
-    assert time.perf_counter() - begin < 0.01  # 1,000 imports
-
-
-def test_several_may_wait_for_one_module(tmp_path, monkeypatch):
+def test_several_finders_may_wait_for_one_module(tmp_path, monkeypatch):
     (tmp_path / "waited_for.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     seen = []
@@ -308,12 +290,12 @@ def test_several_may_wait_for_one_module(tmp_path, monkeypatch):
 DEEPSPEED = "deepspeed.runtime.activation_checkpointing.checkpointing"
 
 
-def test_keywords_have_any_name(package):
+def test_keywords_have_any_name(package, take_over):
     source = "def checkpoint(function, *args, **kwargs): return function(*args, **kwargs)\n"
     package(
         DEEPSPEED, source + source.replace("def c", "def non_reentrant_c"), "deepspeed", "0.19.1"
     )
-    install()
+    take_over()
     checkpoint = importlib.import_module(DEEPSPEED).checkpoint
 
     def function(x, *, original, framework, what):
@@ -326,10 +308,8 @@ def test_keywords_have_any_name(package):
 
 
 @pytest.mark.parametrize("kind", ["returned twice", "discarded twice", "written"])
-def test_what_megatron_allows_is_no_error(package, kind):
-    package(MEGATRON, SOURCE)
-    install()
-    held = importlib.import_module(MEGATRON).CheckpointWithoutOutput()
+def test_result_may_be_returned_twice_discarded_twice_or_written(random, kind):
+    held = random.CheckpointWithoutOutput()
 
     def program(x):
         y = held.checkpoint(lambda x: (x.sin(),) * (2 if kind == "returned twice" else 1), x)[0]
@@ -372,7 +352,7 @@ class FixedLoader(importlib.abc.Loader):
 
 
 @pytest.mark.parametrize("loader", [OldLoader, FixedLoader])
-def test_import_hooks_of_other_kinds_work(monkeypatch, loader, package):
+def test_import_hooks_of_other_kinds_work(monkeypatch, loader, package, take_over):
     package("megatron.core.tensor_parallel.other", "")
 
     class Finder(importlib.abc.MetaPathFinder):
@@ -380,13 +360,13 @@ def test_import_hooks_of_other_kinds_work(monkeypatch, loader, package):
             return ModuleSpec(name, loader()) if name == MEGATRON else None
 
     monkeypatch.setattr(sys, "meta_path", [OldFinder(), Finder(), *sys.meta_path])
-    install()
+    take_over()
 
     with warnings.catch_warnings(action="ignore"):
         assert importlib.import_module(MEGATRON).checkpoint == "its own"
 
 
-def test_a_job_without_frameworks_hardly_pays(monkeypatch):
+def test_job_without_frameworks_hardly_pays(monkeypatch):
     for framework in FRAMEWORKS:
         monkeypatch.delitem(sys.modules, framework.module, raising=False)  # other tests import them
     seconds = []
@@ -395,8 +375,13 @@ def test_a_job_without_frameworks_hardly_pays(monkeypatch):
             began = time.perf_counter()
             frameworks.take_over(undo)
             seconds.append(time.perf_counter() - began)
-
     assert min(seconds) < 2e-4
+
+    finder = AfterImport(dict.fromkeys(framework.module for framework in FRAMEWORKS))
+    began = time.perf_counter()
+    for _ in range(1000):
+        finder.find_spec("json.decoder", None)
+    assert time.perf_counter() - began < 0.01
 
 
 class SharedLoader(importlib.abc.Loader):
@@ -406,7 +391,7 @@ class SharedLoader(importlib.abc.Loader):
         module.checkpoint = "its own"
 
 
-def test_a_loader_of_several_modules(package, monkeypatch, capfd):
+def test_loader_of_several_modules(package, take_over, monkeypatch, capfd):
     package("megatron.core.tensor_parallel.other", "")
     loader = SharedLoader()
 
@@ -415,7 +400,7 @@ def test_a_loader_of_several_modules(package, monkeypatch, capfd):
             return ModuleSpec(name, loader) if name.startswith(f"{MEGATRON[:-7]}.") else None
 
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    install()
+    take_over()
 
     importlib.util.find_spec(MEGATRON)  # it is only looked for
     importlib.import_module("megatron.core.tensor_parallel.layers")

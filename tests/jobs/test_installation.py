@@ -1,4 +1,4 @@
-"""What a user meets first: import, version, errors; and the C++ example."""
+"""Import, version, docstrings, and the native libraries of an installation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,12 @@ from ebb.__main__ import main
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.sweep
-def test_version_from_the_command_line():
-    result = subprocess.run(
-        [sys.executable, "-m", "ebb", "--version"], capture_output=True, text=True
-    )
-
-    assert result.returncode == 0
-    assert result.stdout == f"ebb {ebb.__version__}\n"
+def test_version_from_the_command_line(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ebb {ebb.__version__}\n"
+    declared = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert declared is not None
+    assert declared.group(1) == ebb.__version__
 
 
 def described(capsys):
@@ -39,7 +37,7 @@ def described(capsys):
     return dict(line.rsplit(" ", 1) if "kernels" in line else line.split(" ", 1) for line in lines)
 
 
-def test_the_verbose_version_names_all_parts(capsys, monkeypatch, tmp_path):
+def test_verbose_version_names_all_parts(capsys, monkeypatch, tmp_path):
     found = described(capsys)
 
     assert found["ebb"] == ebb.__version__
@@ -71,13 +69,7 @@ def test_dynamo_is_not_imported(program):
     assert "torch._dynamo" not in done.stderr
 
 
-def test_version_is_the_one_in_pyproject():
-    declared = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
-    assert declared is not None
-    assert declared.group(1) == ebb.__version__
-
-
-def test_the_core_does_not_know_python():
+def test_core_does_not_use_python():
     libraries = subprocess.run(
         ["ldd", str(Path(ebb._C.__file__).with_name("libebb.so"))], capture_output=True, text=True
     )

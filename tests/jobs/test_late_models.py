@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ebb
-from ebb._launch import models, takeover
+from ebb._launch import models
 from ebb._support.job import _TOLD
 from ebb_tests.exactness import same_bits
 
@@ -49,17 +49,8 @@ def is_region(module):
     return marks is not None and marks.region is not None
 
 
-@pytest.fixture
-def install():
-    def by_name(*patterns):
-        takeover.install(ebb.policies.recompute_all, "1", patterns)
-
-    yield by_name
-    takeover.remove()
-
-
-def test_a_forward_costs_nothing_after_two_steps(install):
-    install("[01]")
+def test_forward_has_no_hook_after_two_steps(take_over):
+    take_over("[01]")
     model = net()
     optimizer = sgd(model)
 
@@ -72,9 +63,9 @@ def test_a_forward_costs_nothing_after_two_steps(install):
     assert all(map(is_region, model))
 
 
-def test_each_fold_has_regions_from_its_first_forward(install, capsys):
+def test_each_fold_has_regions_from_its_first_forward(take_over, capsys):
     expected = train(net(), 4)
-    install("[01]")
+    take_over("[01]")
 
     for _ in range(3):
         model = net()
@@ -88,41 +79,28 @@ def test_each_fold_has_regions_from_its_first_forward(install, capsys):
     assert capsys.readouterr().err.count("2 modules are regions: 0-1") == 1
 
 
-def test_a_model_that_was_built_early_and_starts_late(install):
-    install("[01]")
-    model, critic = net(), net()
-    optimizer, late = sgd(model), sgd(critic)
-    train(model, 5, optimizer)
-
-    train(critic, 2, late)
-
-    assert all(map(is_region, critic))
-
-
-def test_a_model_without_parts_that_starts_late(install):
-    install("*")
-    train(net(), 5)
-    model = Block()
-
-    train(model, 2)
-
-    assert is_region(model)
-
-
-def test_parameters_that_an_optimizer_gets_later(install):
-    install("[01]")
-    first, second = net(), net()
-    optimizer = sgd(first)
+@pytest.mark.parametrize(
+    "kind", ["built early", "without parts", "optimizer gets parameters later"]
+)
+def test_model_that_starts_late_becomes_regions(take_over, kind):
+    take_over("*" if kind == "without parts" else "[01]")
+    first, late = net(), net()
+    optimizer, late_optimizer = sgd(first), sgd(late)
     train(first, 5, optimizer)
-    optimizer.add_param_group({"params": second.parameters()})
+    if kind == "without parts":
+        late = Block()
+        late_optimizer = sgd(late)
+    elif kind != "built early":
+        optimizer.add_param_group({"params": late.parameters()})
+        late_optimizer = optimizer
 
-    train(second, 2, optimizer)
+    train(late, 2, late_optimizer)
 
-    assert all(map(is_region, second))
+    assert is_region(late) if kind == "without parts" else all(map(is_region, late))
 
 
-def test_models_that_are_gone_are_not_kept(install):
-    install("[01]")
+def test_models_that_are_gone_are_not_kept(take_over):
+    take_over("[01]")
 
     for _ in range(5):
         train(net(), 2)
@@ -132,7 +110,7 @@ def test_models_that_are_gone_are_not_kept(install):
     assert len(models._models.optimizers) == 0
 
 
-def test_slices_of_a_list_do_not_prolong_the_search(install):
+def test_slices_of_a_list_do_not_prolong_the_search(take_over):
     class Decoder(nn.Module):
         def __init__(self):
             super().__init__()
@@ -143,7 +121,7 @@ def test_slices_of_a_list_do_not_prolong_the_search(install):
                 x = layer(x)
             return x
 
-    install("*.layers.*", "layers.*")
+    take_over("*.layers.*", "layers.*")
     before = len(hooks)
     model = Decoder()
     optimizer = sgd(model)
@@ -157,9 +135,9 @@ def test_slices_of_a_list_do_not_prolong_the_search(install):
     assert all(map(is_region, model.layers[:2]))
 
 
-def test_the_line_that_nothing_matches_comes_once(install, monkeypatch, capsys):
+def test_line_that_nothing_matches_comes_once(take_over, monkeypatch, capsys):
     monkeypatch.delenv(_TOLD, raising=False)
-    install("layers.*")
+    take_over("layers.*")
     train(net(), 2)
 
     expected = r"no module matches .*layers.*, .* module names of Sequential: 0-1"
@@ -169,8 +147,8 @@ def test_the_line_that_nothing_matches_comes_once(install, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_whole_model_is_named_by_its_class(install, capsys):
-    install("*")
+def test_whole_model_is_named_by_its_class(take_over, capsys):
+    take_over("*")
 
     train(net(), 1)
 
@@ -178,9 +156,9 @@ def test_the_whole_model_is_named_by_its_class(install, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_is_exported_after_two_steps(install):
+def test_model_can_be_exported_after_two_steps(take_over):
     """torch.export refuses a model while there are hooks for all modules."""
-    install("nothing")
+    take_over("nothing")
     model = net()
     train(model, 2)
 
@@ -190,7 +168,7 @@ def test_a_model_is_exported_after_two_steps(install):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_optimizer_step_that_is_compiled(install):
+def test_optimizer_step_that_is_compiled(take_over):
     def trained():
         model = net()
         optimizer = sgd(model)
@@ -199,7 +177,7 @@ def test_an_optimizer_step_that_is_compiled(install):
 
     expected = trained()
     torch._dynamo.reset()
-    install("[01]")
+    take_over("[01]")
     found = trained()
 
     assert all(map(same_bits, found, expected))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 
@@ -15,8 +14,8 @@ import ebb
 from ebb._launch import takeover
 from ebb._launch.start import policy_from
 from ebb._support.job import _TOLD
-from ebb_tests import fork_server
 from ebb_tests.exactness import replayed, same_bits
+from ebb_tests.programs_apart import run_program
 
 FILE = '[[rules]]\nop = "ebb_late::{}"\ndecision = "save"\n'
 
@@ -36,13 +35,10 @@ def library():
     library._destroy()
 
 
-@contextlib.contextmanager
-def taken_over(text):
-    takeover.install(policy_from(text), text, ())
-    try:
-        yield
-    finally:
-        takeover.remove()
+@pytest.fixture
+def take(take_over, monkeypatch):
+    monkeypatch.delenv(_TOLD, raising=False)
+    return lambda text: take_over(policy=policy_from(text), text=text)
 
 
 @pytest.fixture(params=["line", "file"])
@@ -67,30 +63,32 @@ def step(operator):
     torch.optim.SGD([x], lr=0.1).step()
 
 
-def test_a_library_that_comes_later(text, library, capsys, monkeypatch):
-    monkeypatch.delenv(_TOLD, raising=False)
-    with taken_over(text("dequant")):
-        operator = library()
+def test_library_that_is_imported_later(text, library, take, capsys):
+    take(text("dequant"))
+    operator = library()
+    step(operator)
+    assert replayed() == 1  # the product; what the rule saves is not run again
+    assert "matches" not in capsys.readouterr().err
+
+
+def test_misspelt_operator_is_told_of_when_an_optimizer_steps(
+    text, library, take, capsys, monkeypatch
+):
+    take(text("dequat"))
+    operator = library()
+    for count in (1, 0):
         step(operator)
-        assert replayed() == 1  # the product; what the rule saves is not run again
-        assert "matches" not in capsys.readouterr().err
-
-
-def test_a_misspelt_operator_is_told_of_when_an_optimizer_steps(text, library, capsys, monkeypatch):
-    monkeypatch.delenv(_TOLD, raising=False)
-    with taken_over(text("dequat")):
-        operator = library()
-        for count in (1, 0):
-            step(operator)
-            told = capsys.readouterr().err
-            assert told.count("the rule 'ebb_late::dequat' matches no registered op") == count
-            assert told.count("did you mean ebb_late::dequant?") == count
+        told = capsys.readouterr().err
+        assert told.count("the rule 'ebb_late::dequat' matches no registered op") == count
+        assert told.count("did you mean ebb_late::dequant?") == count
+    takeover.remove()
     monkeypatch.setenv("EBB_STRICT", "1")
-    with taken_over(text("dequat")), pytest.raises(ValueError, match="did you mean ebb_late"):
+    take(text("dequat"))
+    with pytest.raises(ValueError, match="did you mean ebb_late"):
         step(operator)
 
 
-def test_torchs_own_operators_are_known_at_once():
+def test_unknown_operator_of_torch_raises_at_once():
     with pytest.raises(ValueError, match="the rule 'aten::mn' matches no registered operator"):
         policy_from("mn:save")
     with pytest.raises(ValueError, match="import it before making the policy"):
@@ -107,19 +105,16 @@ if sys.argv[1] == "checkpoints":
 
 
 @pytest.mark.sweep
-def test_what_is_told_when_the_process_ends():
-    for argument, count in (("checkpoints", 1), ("starts", 0)):
-        done = fork_server.run(
-            ["-c", "import ebb\n" + PROGRAM, argument],
-            env=os.environ
-            | {"EBB": "ebb_never::op:recompute", "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert done.returncode == 0, done.stderr
-        line = "ebb: EBB=ebb_never::op:recompute: the rule 'ebb_never::op' matches no registered"
-        assert done.stderr.count(line) == count, done.stderr
+@pytest.mark.parametrize(("argument", "count"), [("checkpoints", 1), ("starts", 0)])
+def test_rule_without_an_operator_is_told_of_when_the_process_ends(argument, count):
+    path = os.pathsep.join(sys.path)
+    variables = {"EBB": "ebb_never::op:recompute", "PYTHONPATH": path}
+    done = run_program("-c", "import ebb\n" + PROGRAM, argument, **variables)
+    line = "ebb: EBB=ebb_never::op:recompute: the rule 'ebb_never::op' matches no registered"
+    assert done.stderr.count(line) == count, done.stderr
 
 
-def test_a_preset_may_be_followed_by_rules():
+def test_preset_may_be_followed_by_rules():
     rules = ebb.Policy.parse("gelu:offload,torchtitan,mm:recompute")
     own = (ebb.Rule("aten::gelu", ebb.OFFLOAD), ebb.Rule("aten::mm", ebb.RECOMPUTE))
     assert rules.rules == own + ebb.policies.torchtitan.rules

@@ -1,28 +1,25 @@
-"""A budget's plan in a file: the next start of the job takes it from its first step on, or says why
-it does not; with the same bits.
+"""A budget's plan in a file: the next start of the job takes it from its first step on, with the
+same bits, and plans again where the plan does not fit.
 """
 
 from __future__ import annotations
 
-import re
+import functools
 import tomllib
 
 import pytest
 import torch
-from torch import nn
 
 import ebb
 from ebb import _C
 from ebb._launch import step_memory_monitor, takeover
 from ebb._launch.budget_phases import Measure, Planned
-from ebb._launch.plan_file import StoredPlan
 from ebb._launch.taken import Taken
 from ebb_tests.budget_jobs import (
     PLANNED,
     ROWS,
     STEPS,
     WIDTH,
-    Block,
     Job,
     Net,
     Quiet,
@@ -31,42 +28,101 @@ from ebb_tests.budget_jobs import (
 )
 from ebb_tests.report_page import can_be_shown, shown
 
-# A start that takes the plan ----------------------------------------------------------------------
+
+class Pair(Job):
+    """A second model of the same class, which is first called in the middle of a step."""
+
+    def __init__(self, second=Net, **settings):
+        super().__init__(**settings)
+        self.second = second()
+        self.optimizer.add_param_group({"params": list(self.second.parameters())})
+
+    def step(self, step):
+        self.optimizer.zero_grad()
+        batch = self.batch(step)
+        loss = self.model(batch).square().mean() + self.second(batch).square().mean()
+        loss.backward()
+        self.note(loss)
+        self.optimizer.step()
 
 
-def test_the_next_start_takes_the_plan_from_its_first_step_on(start, first, told):
-    expected = Job().train()
+class Distilling(Job):
+    """A teacher of the same class, whose blocks have no gradients."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.teacher = Net().eval()
+
+    def step(self, step):
+        self.optimizer.zero_grad()
+        batch = self.batch(step)
+        with torch.no_grad():
+            wanted = self.teacher(batch)
+        loss = (self.model(batch) - wanted).square().mean()
+        loss.backward()
+        self.note(loss)
+        self.optimizer.step()
+
+
+class Alternating(Job):
+    """Its second optimizer steps once in two steps of the first, and marks the steps then."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.second = torch.optim.SGD(self.model.head.parameters(), lr=1e-3)
+
+    def step(self, step):
+        super().step(step)
+        if step % 2:
+            self.second.step()
+
+
+class EvaluatingFirst(Job):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        state = torch.get_rng_state()
+        self.model.eval()
+        with torch.no_grad():
+            self.model(torch.ones(4, WIDTH))
+        self.model.train()
+        torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "budget", "steps", "plan"),
+    [
+        (Job, "60%", PLANNED, r"\d regions? \(layers\."),
+        (Quiet, "1GiB", PLANNED, ""),
+        (Quiet, "700KiB", PLANNED, r"\d regions? \(layers\."),
+        (Job, "1KiB", PLANNED, r"a budget of 1\.0 KiB is too small"),
+        (EvaluatingFirst, "60%", PLANNED, r"\d regions? \(layers\."),
+        (Pair, "60%", PLANNED, r"\d regions? \("),
+        (Distilling, "60%", PLANNED, r"\d regions? \("),
+        (functools.partial(Job, checkpoints=True), "60%", PLANNED, r"\d regions? \("),
+        (Alternating, "60%", 4 * PLANNED, r"\d regions? \("),
+    ],
+)
+def test_next_start_takes_the_plan(restarted, tmp_path, make, budget, steps, plan):
+    job = restarted(budget, make, steps, plan)
+
+    assert bool(regions(job.model)) == (budget != "1GiB")
+    assert make is not Pair or regions(job.second)
+    table = tomllib.loads((tmp_path / "plan.toml").read_text())["plan"]
+    assert ("is too small" in table["too_small"]) == (budget == "1KiB")
+
+
+def test_no_step_is_profiled(start, first, monkeypatch):
     text = first()
-    budget = start()
-    job = Job()
-
-    job.train(1)
-    assert isinstance(budget.job.phase, Taken)
-    planned = {name: policy.to_toml() for name, policy in regions(job.model).items()}
-    job.train(STEPS - 1)
-
-    (line,) = told()
-    assert re.match(
-        r"60%: the plan from plan.toml, without profiling: \d regions? \(layers\.", line
-    )
-    assert_same(job, expected)
-    document = tomllib.loads(text)
-    names = [name for table in document["regions"] for name in table["modules"]]
-    assert sorted(planned) == sorted(names) != []
-    assert {n: p.to_toml() for n, p in regions(job.model).items()} == planned
-    assert isinstance(budget.job.phase, Taken)
-
-
-def test_no_step_is_measured(start, first, monkeypatch):
-    first()
     begun = []
     monkeypatch.setattr(Measure, "begin", lambda phase: begun.append(phase))
     monkeypatch.setattr(_C, "begin_profile", lambda *_: begun.append("a profile"))
     start()
 
-    Job().train(STEPS)
+    job = Job().train(STEPS)
 
     assert begun == []
+    names = [name for table in tomllib.loads(text)["regions"] for name in table["modules"]]
+    assert sorted(regions(job.model)) == sorted(names) != []
 
 
 class Counting(Job):
@@ -76,7 +132,7 @@ class Counting(Job):
         self.bits.append(_C.stats()["total"]["ops_replayed"])
 
 
-def test_the_first_step_replays_as_little_as_later_ones(start, first):
+def test_first_step_replays_as_little_as_later_ones(start, first):
     everything = Counting()
     with ebb.apply(everything.model, ebb.policies.recompute_all, "layers.*"):
         everything.train(2)
@@ -90,7 +146,7 @@ def test_the_first_step_replays_as_little_as_later_ones(start, first):
 
 @pytest.mark.not_sanitized
 @pytest.mark.parametrize("share", [0.5, 0.7])
-def test_the_peak_of_the_first_steps_is_in_the_budget(start, first, share):
+def test_peak_of_the_first_steps_is_in_the_budget(start, first, share):
     """The first step has no gradients and no optimizer states when it begins: without the bytes
     that it adds to them, its peak is that of a later one."""
 
@@ -118,44 +174,7 @@ def test_the_peak_of_the_first_steps_is_in_the_budget(start, first, share):
     assert found[1] > 0.7 * share * plain[1]
 
 
-@pytest.mark.parametrize("budget", ["1GiB", "700KiB"])
-def test_a_budget_in_bytes(start, first, told, budget):
-    expected = Quiet().train()
-    first(budget, make=Quiet)
-    found = start(budget)
-
-    job = Quiet().train()
-
-    assert len(told()) == 1
-    assert isinstance(found.job.phase, Taken)
-    assert bool(regions(job.model)) == (budget != "1GiB")
-    assert_same(job, expected)
-
-
-def test_a_step_above_a_budget_in_bytes_is_noticed(start, first, told):
-    first("700KiB", make=Quiet)
-    found = start("700KiB")
-    job = Quiet(rows=lambda step: ROWS if step < 3 else 3 * ROWS).train(3)
-    assert isinstance(found.job.phase, Taken)
-
-    job.train(1)
-
-    assert "but the budget leaves only" in told()[-1]
-    assert isinstance(found.job.phase, Measure)
-
-
-class Wide(nn.Module):
-    """The outputs of its blocks need most of the memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Block(dropout=0.0) for _ in range(16))
-        self.head = nn.Linear(WIDTH, 1)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+Wide = functools.partial(Net, depth=16, dropout=0.0)  # outputs of blocks need most of the memory
 
 
 def test_regions_around_blocks_follow_after_the_first_step(start, tmp_path, told):
@@ -171,7 +190,7 @@ def test_regions_around_blocks_follow_after_the_first_step(start, tmp_path, told
     told()
     found = start(budget)
     job = Job(Wide).train(1)
-    assert "Wide" in regions(job.model) or "" in regions(job.model)
+    assert "Net" in regions(job.model) or "" in regions(job.model)
     job.train(PLANNED + 1)
 
     (line,) = told()
@@ -180,158 +199,46 @@ def test_regions_around_blocks_follow_after_the_first_step(start, tmp_path, told
     assert_same(job, expected)
 
 
-def test_evaluation_before_the_first_step(start, first, told):
-    first()
-    found = start()
-    job = Job()
-    state = torch.get_rng_state()
-    job.model.eval()
-    with torch.no_grad():
-        job.model(torch.ones(4, WIDTH))
-    job.model.train()
-    torch.set_rng_state(state)
-
-    job.train(2)
-
-    assert isinstance(found.job.phase, Taken)
-    assert len(told()) == 1
-
-
-def test_a_report_names_the_file(start, first, tmp_path):
-    first()
+@pytest.fixture
+def report(start, first):
+    first(make=Quiet)
     with ebb.record_reports():
         start()
-        Job().train(9)
-        report = ebb.report()
+        Quiet().train(9)
+        return ebb.report()
 
-    text = str(report)
-    assert f"(from {tmp_path / 'plan.toml'}):" in text
+
+def test_report_names_the_file(report, tmp_path):
+    assert f"(from {tmp_path / 'plan.toml'}):" in str(report)
     assert report.plan.measured.peak <= report.plan.budget
     assert abs(report.plan.deviation["peak"]) < 0.03
     report.save(tmp_path / "report.json")
 
 
 @can_be_shown
-def test_the_page_of_a_plan_from_a_file(start, first, tmp_path):
-    first(make=Quiet)
-    with ebb.record_reports():
-        start()
-        Quiet().train(9)
-        report = ebb.report()
-
+def test_page_of_a_plan_from_a_file(report, tmp_path):
     page = shown(report, tmp_path)
 
     assert ebb._report.text.size(report.plan.measured.peak) in page["plan-figures"].html
     assert "NaN" not in page["memory"].html + page["plan-curve"].html
 
 
-# A start that measures ----------------------------------------------------------------------------
+# A plan that does not fit -------------------------------------------------------------------------
 
 
-def test_another_budget(measures, first):
-    first()
-    measures("the budget was 60%, and is 50%", "50%")
-
-
-class Deeper(Job):
-    def __init__(self):
-        super().__init__(depth=5)
-
-
-class OtherClass(Job):
-    def __init__(self):
-        super().__init__(type("Other", (Net,), {}))
-
-
-class Frozen(Job):
-    def __init__(self):
-        super().__init__()
-        self.model.layers[0].requires_grad_(False)
-
-
-class Double(Job):
-    def __init__(self):
-        super().__init__()
-        self.model.double()
-
-    def batch(self, step):
-        return super().batch(step).double()
-
-
-@pytest.mark.parametrize("make", [Deeper, OtherClass, Frozen, Double])
-def test_another_model(measures, first, make):
-    first()
-    measures("the model has changed", make=make)
-
-
-class Larger(Job):
-    def __init__(self):
-        super().__init__(rows=lambda step: 2 * ROWS)
-
-
-class Smaller(Job):
-    def __init__(self):
-        super().__init__(rows=lambda step: ROWS // 2)
-
-
-class Autocast(Job):
-    def step(self, step):
-        with torch.autocast("cpu", torch.bfloat16):
-            super().step(step)
-
-
-@pytest.mark.parametrize("make", [Larger, Smaller, Autocast])
-def test_another_batch(measures, first, make):
-    first()
-    before = r"the inputs of the first block were layers.0: float32\[256, 16\], and are layers.0: "
-    measures(before, make=make)
-
-
-def test_other_blocks(measures, first):
-    first()
-    measures("EBB_MODULES or settings", patterns=("layers.[01]",))
-
-
-def test_other_settings(measures, first):
-    first()
-    with ebb.config.patch(offload_min_bytes=1234):
-        measures("EBB_MODULES or settings")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("torch_release", "1.0", r"torch was 1\.0, and is "),
-        ("ebb_release", "1.0", r"ebb was 1\.0, and is "),
-        ("device", "cuda NVIDIA X", "the device was cuda NVIDIA X, and is cpu"),
-        ("memory_limit", 1 << 20, "the memory limit was 1048576 bytes, and is "),
-        ("ranks", 8, "the job had 8 ranks, and has 1"),
-    ],
-)
-def test_what_else_has_changed(measures, first, tmp_path, name, value, why):
-    text = first()
-    stored = StoredPlan.parse(text, "")
-    vars(stored.made_for)[name] = value
-    (tmp_path / "plan.toml").write_text("# Plan of EBB_BUDGET\n" + stored.to_toml())
-
-    measures(why)
-
-
-def test_a_memory_limit_that_is_almost_the_same(start, first, tmp_path):
-    text = first()
-    stored = StoredPlan.parse(text, "")
-    vars(stored.made_for)["memory_limit"] = int(stored.made_for.memory_limit * 1.01)
-    (tmp_path / "plan.toml").write_text(stored.to_toml())
-    found = start()
-
-    Job().train(1)
-
+def test_step_above_a_budget_in_bytes_ends_the_plan(start, first, told):
+    first("700KiB", make=Quiet)
+    found = start("700KiB")
+    job = Quiet(rows=lambda step: ROWS if step < 3 else 3 * ROWS).train(3)
     assert isinstance(found.job.phase, Taken)
 
+    job.train(1)
 
-def test_a_later_batch_that_is_larger(start, first, tmp_path, told):
-    """The step exceeds the budget: the file is written again, for the new batch."""
+    assert "but the budget leaves only" in told()[-1]
+    assert isinstance(found.job.phase, Measure)
 
+
+def test_larger_batch_later_gives_another_plan_and_file(start, first, tmp_path, told):
     def rows(step):
         return ROWS if step < 3 else 3 * ROWS
 
@@ -353,27 +260,20 @@ def test_a_later_batch_that_is_larger(start, first, tmp_path, told):
     assert "float32[768, 16]" in again
 
 
-def test_later_batches_that_are_smaller(start, first, tmp_path, told):
-    def rows(step):
-        return ROWS if step < 1 else ROWS // 2
-
+def test_smaller_batches_later_give_another_plan_and_file(start, first, tmp_path, told):
     first("50%")
     start("50%")
 
-    Job(rows=rows).train(3 + step_memory_monitor._STEPS_BELOW + PLANNED)
+    job = Job(rows=lambda step: ROWS if step < 1 else ROWS // 2)
+    job.train(3 + step_memory_monitor._STEPS_BELOW + PLANNED)
 
     assert any("steps allocate less than planned; ebb profiles steps again" in x for x in told())
     assert "float32[128, 16]" in (tmp_path / "plan.toml").read_text()
 
 
-def test_batches_of_many_sizes(start, tmp_path, told):
-    """A step takes the plan unless its batch is larger than all that were measured."""
-
-    def varied(step):
-        return ROWS - 32 * (step % 3)
-
+def test_plan_is_taken_unless_the_batch_is_larger_than_all_profiled_ones(start, tmp_path, told):
     start()
-    Job(rows=varied).train(3 * PLANNED)
+    Job(rows=lambda step: ROWS - 32 * (step % 3)).train(3 * PLANNED)
     takeover.remove()
     table = tomllib.loads((tmp_path / "plan.toml").read_text())["plan"]
     assert len(table["inputs"]) > 1
@@ -384,3 +284,40 @@ def test_batches_of_many_sizes(start, tmp_path, told):
         Job(rows=lambda step, rows=rows: rows).train(1)
         assert isinstance(found.job.phase, Taken) == is_taken, rows
         takeover.remove()
+
+
+def test_second_model_that_differs_ends_the_plan(start, first, told):
+    first(make=Pair)
+    found = start()
+
+    Pair(lambda: Net(depth=3)).train(1)
+
+    line = told()[-1]
+    assert "plan.toml is not for all models and optimizers of this job; ebb profiles" in line
+    assert isinstance(found.job.phase, Measure)
+
+
+class Folds(Job):
+    """Another model from some step on; the one before stays."""
+
+    def step(self, step):
+        if step == PLANNED:
+            self.before = self.model
+            self.model = Net()
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        super().step(step)
+
+
+def test_plan_for_a_later_model_is_not_one_for_the_first(start, tmp_path, told):
+    start()
+    Folds().train(3 * PLANNED)
+    takeover.remove()
+    assert '"Net.layers.0"' in (tmp_path / "plan.toml").read_text()
+    told()
+    found = start()
+
+    job = Folds().train(1)
+
+    assert "the inputs of the first block were Net.layers.0: " in told()[0]
+    assert not isinstance(found.job.phase, Taken)
+    assert set(regions(job.model).values()) == {ebb.policies.recompute_all}

@@ -1,4 +1,4 @@
-"""Calls of torch.utils.checkpoint, and modules by name, as regions in code that knows of none."""
+"""Calls of torch.utils.checkpoint, and modules by name, as regions in programs without ebb."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
 from torch.utils.checkpoint import (
+    CheckpointFunction,
     checkpoint,
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
@@ -105,7 +106,7 @@ def gradients(model, x):
 
 @pytest.mark.filterwarnings("ignore:torch.utils.checkpoint. the use_reentrant:UserWarning")
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_to_checkpoint(taken, way):
+def test_each_way_to_checkpoint_is_exact_and_recomputed(taken, way):
     x = torch.randn(3, 4, requires_grad=True)
     expected, _ = gradients(net(), x)
     model = WAYS[way]()
@@ -124,7 +125,7 @@ def test_ways_to_checkpoint(taken, way):
         assert set(ebb.stats()["regions"]) <= {"Block", "CheckpointWrapper"}
 
 
-def test_an_exception_inside_leaves_the_region(taken):
+def test_exception_inside_leaves_the_region(taken):
     def fails(x):
         raise ZeroDivisionError
 
@@ -141,44 +142,26 @@ def test_an_exception_inside_leaves_the_region(taken):
     assert not ebb._C.in_region()
 
 
-def test_torchs_functions_look_as_before():
-    before = inspect.signature(checkpoint), inspect.getsource(inspect.unwrap(checkpoint))[:20]
+def test_torchs_functions_look_and_work_as_before():
+    def look():
+        source = inspect.getsource(inspect.unwrap(checkpoint))[:20]
+        return inspect.signature(checkpoint), source, CheckpointFunction.apply
+
+    before = look()
     takeover.install(ebb.policies.recompute_all, "1", ())
-    assert inspect.signature(checkpoint) == before[0]
+    during = look()
     takeover.remove()
-    assert (
-        inspect.signature(checkpoint),
-        inspect.getsource(inspect.unwrap(checkpoint))[:20],
-    ) == before
+
+    assert during[0] == before[0]
+    assert during[2] != before[2]
+    assert look() == before
     x = torch.randn(4, 4, requires_grad=True)
     block = net(1)[0]
     checkpoint(block, x, use_reentrant=False).sum().backward()
     assert block.calls == 2
 
 
-def test_under_compile_torch_decides(taken):
-    block = net(1)[0]
-    x = torch.randn(4, 4, requires_grad=True)
-    expected = torch.autograd.grad(block(x).sum(), x)[0]
-
-    @functools.partial(torch.compile, backend="aot_eager")
-    def program(x):
-        return checkpoint(block, x, use_reentrant=False)
-
-    assert torch.allclose(torch.autograd.grad(program(x).sum(), x)[0], expected)
-
-
 # Modules
-
-
-@pytest.fixture
-def by_name():
-    def install(*patterns, policy=ebb.policies.recompute_all):
-        takeover.install(policy, "1", patterns)
-        ebb.reset_stats()
-
-    yield install
-    takeover.remove()
 
 
 def step(model, x):
@@ -188,8 +171,8 @@ def step(model, x):
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_modules_that_may_not_exist_are_not_called_regions(by_name, capsys, is_file):
-    by_name("*blokcs.*")
+def test_modules_that_may_not_exist_are_not_called_regions(take_over, capsys, is_file):
+    take_over("*blokcs.*")
     if is_file:
         policies = ebb.ModulePolicies({"blokcs.0": ebb.policies.recompute_all})
         takeover.install_modules(policies, "plan.toml")
@@ -204,8 +187,8 @@ def test_modules_that_may_not_exist_are_not_called_regions(by_name, capsys, is_f
     )
 
 
-def test_modules_become_regions_at_the_first_forward(by_name, capsys):
-    by_name("*0", "other.*")
+def test_modules_become_regions_at_the_first_forward(take_over, capsys):
+    take_over("*0", "other.*")
     model = nn.Sequential(net(), net())
     x = torch.randn(4, 4, requires_grad=True)
     expected = torch.autograd.grad(net()(net()(x)).sum(), x)[0]
@@ -217,9 +200,11 @@ def test_modules_become_regions_at_the_first_forward(by_name, capsys):
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_names_that_match_nothing(by_name, strict, monkeypatch, capsys):
+def test_name_that_matches_nothing_is_told_of_or_ends_a_strict_job(
+    take_over, strict, monkeypatch, capsys
+):
     monkeypatch.delenv(_TOLD, raising=False)
-    by_name("*.layres.*")
+    take_over("*.layres.*")
     model = net()
     step(model, torch.randn(4, 4))
     expected = r"no module matches .*\*\.layres\.\*, .* module names of Sequential: 0-1"
@@ -232,10 +217,10 @@ def test_names_that_match_nothing(by_name, strict, monkeypatch, capsys):
         assert re.search(expected, capsys.readouterr().err)
 
 
-def test_rules_for_modules(by_name):
+def test_rules_for_modules(take_over):
     x = torch.randn(4, 4, requires_grad=True)
     for pattern, nbytes in [("1", 0), ("inner.1", 128), ("inner", 0), ("*", 256)]:
-        by_name(policy=ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, module=pattern)]))
+        take_over(policy=ebb.Policy([ebb.Rule("aten::mm", ebb.SAVE, module=pattern)]))
         gradients(Checkpointed(net(), use_reentrant=False), x)
         assert ebb.stats()["total"]["bytes_saved"] == nbytes
 
@@ -272,13 +257,19 @@ def test_gradient_checkpointing_of_transformers(taken, reentrant):
     assert ebb.stats()["total"]["bytes_saved"] == 0
 
 
-def test_layers_of_transformers_by_name(by_name):
+def test_layers_of_transformers_by_name(take_over):
     expected = train(tiny_llama())
-    by_name("*.layers.?")
+    take_over("*.layers.?")
     assert train(tiny_llama()) == expected
     regions = ebb.stats()["regions"]
     assert set(regions) == {f"model.layers.{i}" for i in range(3)}
     assert all(region["ops_replayed"] > 0 for region in regions.values())
+
+
+def lazy(x):
+    model = nn.Sequential(nn.Sequential(nn.LazyLinear(4)))
+    model(x)
+    model(x)
 
 
 @pytest.mark.parametrize(
@@ -289,15 +280,9 @@ def test_layers_of_transformers_by_name(by_name):
         lambda m, x: (m(x), copy.deepcopy(m)(x)),
         lambda m, x: (ebb.apply(m, modules="0.0"), m(x)),
         lambda m, x: (ebb.apply(m, modules=""), m(x)),
+        lambda m, x: lazy(x),
     ],
 )
-def test_models_whose_parts_are_regions_already(by_name, use):
-    by_name("*0")
+def test_model_runs_whose_parts_are_regions_already_or_are_made_later(take_over, use):
+    take_over("*0")
     use(nn.Sequential(net(), net()), torch.randn(4, 4))
-
-
-def test_lazy_models_run(by_name):
-    by_name("*0")
-    model = nn.Sequential(nn.Sequential(nn.LazyLinear(4)))
-    model(torch.randn(3, 4))
-    model(torch.randn(3, 4))

@@ -1,4 +1,4 @@
-"""What torch.utils.checkpoint says about its arguments, it says with ebb in its place."""
+"""Errors and warnings of torch.utils.checkpoint about its arguments are the same with ebb."""
 
 from __future__ import annotations
 
@@ -19,18 +19,9 @@ from torch.utils.checkpoint import (
 )
 
 import ebb
-from ebb._launch import checkpoint_calls, takeover
+from ebb._launch import checkpoint_calls
 
 mm = torch.ops.aten.mm.default
-
-
-@contextlib.contextmanager
-def taken():
-    takeover.install(ebb.policies.recompute_all, "1", ())
-    try:
-        yield
-    finally:
-        takeover.remove()
 
 
 class Swallows(contextlib.AbstractContextManager):
@@ -182,12 +173,13 @@ def outcome(program):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_checkpoint_raises_and_warns_as_torch_does(name):
+def test_checkpoint_raises_and_warns_as_torch_does(take_over, name):
     expected, warned = outcome(PROGRAMS[name])
+    take_over()
 
-    with taken():
-        found, warned_here = outcome(PROGRAMS[name])
-        assert not ebb._C.in_region()
+    found, warned_here = outcome(PROGRAMS[name])
+
+    assert not ebb._C.in_region()
 
     assert len(found) == len(expected)
     assert all(
@@ -197,7 +189,7 @@ def test_checkpoint_raises_and_warns_as_torch_does(name):
     assert warned_here == warned
 
 
-def test_a_context_is_not_entered_without_gradients():
+def test_context_is_not_entered_without_gradients(taken):
     entered = []
 
     class Context(contextlib.AbstractContextManager):
@@ -207,13 +199,13 @@ def test_a_context_is_not_entered_without_gradients():
         def __exit__(self, *_):
             pass
 
-    with taken(), torch.no_grad():
+    with torch.no_grad():
         checkpoint(product, torch.ones(2, 2), use_reentrant=False, context_fn=contexts(Context))
 
     assert not entered
 
 
-def test_an_exception_leaves_the_region_where_torch_does_not_tell_its_generator(monkeypatch):
+def test_exception_leaves_the_region_where_torch_does_not_tell_its_generator(taken, monkeypatch):
     """torch before 2.13."""
 
     def older(function, *args, use_reentrant=None):
@@ -230,16 +222,15 @@ def test_an_exception_leaves_the_region_where_torch_does_not_tell_its_generator(
             kept.append(error)  # and its traceback with what it holds
 
     monkeypatch.setattr(checkpoint_calls, "_TORCHS_CHECKPOINT", older)
-    with taken():
-        program()
+    program()
 
-        assert kept
-        assert not ebb._C.in_region()
-        with pytest.raises(TypeError):
-            checkpoint_calls._leaving_its_generator(use_reentrance=True)
+    assert kept
+    assert not ebb._C.in_region()
+    with pytest.raises(TypeError):
+        checkpoint_calls._leaving_its_generator(use_reentrance=True)
 
 
-def test_a_subclass_of_torchs_function_runs_as_it_is():
+def test_subclass_of_torchs_function_runs_as_it_is(taken):
     class Own(torch.utils.checkpoint.CheckpointFunction):
         @staticmethod
         def forward(ctx, x):
@@ -250,14 +241,6 @@ def test_a_subclass_of_torchs_function_runs_as_it_is():
             return gradient * 3
 
     x = torch.ones(2, requires_grad=True)
-    with taken():
-        Own.apply(x).sum().backward()
+    Own.apply(x).sum().backward()
 
     assert torch.equal(x.grad, torch.full((2,), 3.0))
-
-
-def test_reentrant_checkpoints_are_given_back():
-    apply = torch.utils.checkpoint.CheckpointFunction.apply
-    with taken():
-        assert torch.utils.checkpoint.CheckpointFunction.apply != apply
-    assert torch.utils.checkpoint.CheckpointFunction.apply == apply

@@ -4,7 +4,6 @@ checkpoint, with eager's bits; operators that do not repeat are refused.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import itertools
@@ -19,7 +18,6 @@ from torch.utils.checkpoint import (
 )
 
 import ebb
-from ebb._launch import takeover
 from ebb_tests.exactness import same_bits
 from ebb_tests.memory_use import allocations
 from ebb_tests.programs.library_operators import LAYERS, SIZE
@@ -84,15 +82,6 @@ def step(layer, way):
     return held, x.grad
 
 
-@contextlib.contextmanager
-def taken_over(policy=ebb.policies.recompute_all):
-    takeover.install(policy, "1", ())
-    try:
-        yield
-    finally:
-        takeover.remove()
-
-
 PAIRS = list(itertools.product(LAYERS, WAYS))
 # Each layer and each way, some times.
 FAST = [pair for i, pair in enumerate(PAIRS) if i % 6 == 0]
@@ -101,7 +90,7 @@ SLOW = [pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS if pair no
 
 @pytest.mark.not_sanitized
 @pytest.mark.parametrize(("layer", "way"), FAST + SLOW)
-def test_no_more_is_held_than_by_torchs_checkpoint(layer, way):
+def test_no_more_is_held_than_by_torchs_checkpoint(take_over, layer, way):
     if way == "without random state" and layer == "random":
         pytest.skip("torch's checkpoint gives other gradients than eager")
     _, expected = step(LAYERS[layer], lambda layer, x, w: layer(x, w))
@@ -110,11 +99,11 @@ def test_no_more_is_held_than_by_torchs_checkpoint(layer, way):
     torchs = WAYS["not reentrant" if way == "ebb.checkpoint" else way]
     most, found = step(LAYERS[layer], torchs)
     assert same_bits(found, expected)
-    with taken_over():
-        for number in range(2):
-            held, found = step(LAYERS[layer], WAYS[way])
-            assert same_bits(found, expected), number
-            assert held <= most, number
+    take_over()
+    for number in range(2):
+        held, found = step(LAYERS[layer], WAYS[way])
+        assert same_bits(found, expected), number
+        assert held <= most, number
 
 
 # Operators that give other bits when they run again
@@ -147,12 +136,11 @@ def counted_into(x):
     ("operator", "output"), [(counted, "result 1"), (counted_into, "argument 1")]
 )
 @pytest.mark.parametrize("way", ["reentrant", "function", "ebb.checkpoint"])
-def test_state_of_its_own_is_refused(operator, output, way):
+def test_operator_with_state_is_refused(taken, operator, output, way):
     x = torch.randn(SIZE, SIZE, requires_grad=True)
-    with taken_over():
-        loss = WAYS[way](lambda x, _: (operator(x) * x).sin(), x, None).sum()
-        with pytest.raises(RuntimeError) as error:
-            loss.backward()
+    loss = WAYS[way](lambda x, _: (operator(x) * x).sin(), x, None).sum()
+    with pytest.raises(RuntimeError) as error:
+        loss.backward()
     name = "count_into" if operator is counted_into else "count"
     for part in (
         f"ebb: cannot recompute ebb_stateful::{name}.default in region '",
@@ -162,18 +150,17 @@ def test_state_of_its_own_is_refused(operator, output, way):
         assert part in str(error.value)
 
 
-def test_what_a_rule_saves_may_have_state():
+def test_operator_that_a_rule_saves_may_have_state(take_over):
     x = torch.randn(SIZE, SIZE, requires_grad=True)
-    with taken_over(ebb.Policy({"ebb_stateful::count": ebb.SAVE})):
-        loss = checkpoint(lambda x: (counted(x) * x).sin(), x, use_reentrant=False).sum()
-        loss.backward()
+    take_over(policy=ebb.Policy({"ebb_stateful::count": ebb.SAVE}))
+    checkpoint(lambda x: (counted(x) * x).sin(), x, use_reentrant=False).sum().backward()
     y = x.detach() + (len(_calls) - 1)
     z = x.detach().requires_grad_()
     (y * z).sin().sum().backward()
     assert same_bits(x.grad, z.grad)
 
 
-def test_memory_that_others_have_filled_is_no_operators_to_fill():
+def test_memory_that_numpy_filled_is_kept(take_over):
     def layer(x):
         out = torch.empty_like(x)
         out.numpy()[:] = 3
@@ -182,15 +169,12 @@ def test_memory_that_others_have_filled_is_no_operators_to_fill():
 
     x = torch.randn(SIZE, SIZE, requires_grad=True)
     expected = torch.autograd.grad(layer(x).sum(), x)[0]
-    with taken_over():
-        loss = checkpoint(layer, x, use_reentrant=False).sum()
-        assert same_bits(torch.autograd.grad(loss, x)[0], expected)
+    take_over()
+    loss = checkpoint(layer, x, use_reentrant=False).sum()
+    assert same_bits(torch.autograd.grad(loss, x)[0], expected)
 
 
-# Elsewhere
-
-
-def test_the_log_says_what_is_held_elsewhere(caplog):
+def test_log_names_results_that_regions_save_elsewhere(caplog):
     library = Library("ebb_told", "FRAGMENT")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2, "CPU")

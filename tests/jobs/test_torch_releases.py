@@ -44,7 +44,7 @@ def test_cpu_and_cuda_builds_of_a_release_have_the_same_part(tmp_path, running, 
 
 
 @pytest.mark.parametrize("running", ["2.12.0", "2.13.1", "2.13.0a0+git1234567", "2.14.0+cpu"])
-def test_another_release_is_an_error_that_names_the_releases_that_fit(tmp_path, running):
+def test_another_release_raises_and_names_the_releases_that_fit(tmp_path, running):
     with pytest.raises(ImportError) as raised:
         find(running, native_for(tmp_path, WHEEL))
 
@@ -54,12 +54,12 @@ def test_another_release_is_an_error_that_names_the_releases_that_fit(tmp_path, 
     assert "pip install --no-build-isolation --no-deps --force-reinstall ." in message
 
 
-def test_an_unbuilt_checkout_is_an_error(tmp_path):
+def test_unbuilt_checkout_raises(tmp_path):
     with pytest.raises(ImportError, match="not built for this Python"):
         find("2.13.0", tmp_path)
 
 
-def test_a_part_for_another_python_does_not_count(tmp_path):
+def test_part_for_another_python_does_not_count(tmp_path):
     for module in native_for(tmp_path, WHEEL).rglob("_C*"):
         module.rename(module.with_name("_C.cpython-39-x86_64-linux-gnu.so"))
 
@@ -68,7 +68,7 @@ def test_a_part_for_another_python_does_not_count(tmp_path):
 
 
 @pytest.mark.sweep
-def test_another_torch_is_noticed_before_the_dynamic_linker(tmp_path):
+def test_another_torch_raises_before_libraries_are_loaded(tmp_path):
     package = tmp_path / "ebb"
     ignored = shutil.ignore_patterns("_native", "__pycache__")
     shutil.copytree(Path(ebb.__file__).parent, package, ignore=ignored)
@@ -102,7 +102,7 @@ def required(tmp_path, monkeypatch):
     return required
 
 
-def test_a_wheel_requires_the_torch_releases_that_it_has_parts_for(required):
+def test_wheel_requires_the_torch_releases_that_it_has_parts_for(required):
     specifier = required("2.13.0+cpu", "2.9.1", "2.11.0+cu130", "2.12.1").specifier
 
     for inside in ("2.9.1", "2.11.0", "2.11.0+cpu", "2.12.1+cu130", "2.13.0", "2.13.0+cpu"):
@@ -111,5 +111,5 @@ def test_a_wheel_requires_the_torch_releases_that_it_has_parts_for(required):
         assert other not in specifier
 
 
-def test_a_wheel_for_one_torch_requires_that_one(required):
+def test_wheel_for_one_torch_requires_that_one(required):
     assert str(required("2.15.0a0+git1234567")) == "torch==2.15.0a0"

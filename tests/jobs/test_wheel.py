@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -39,8 +40,22 @@ def wheel(tmp_path_factory):
     return found
 
 
-def test_it_has_what_the_package_has_and_nothing_that_is_left_of_other_builds(wheel):
-    names = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("ebb/")}
+@pytest.fixture(scope="module")
+def unpacked(wheel, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metadata(unpacked):
+    (path,) = unpacked.glob("*.dist-info/METADATA")
+    return path.read_text()
+
+
+def test_wheel_has_the_package_and_nothing_left_of_other_builds(unpacked):
+    names = {str(path.relative_to(unpacked)) for path in (unpacked / "ebb").rglob("*")}
     sources = {str(f.relative_to(ROOT / "python")) for f in (ROOT / "python/ebb").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
     headers = [f"{NATIVE}/include/ebb/{file.name}" for file in (ROOT / "include/ebb").iterdir()]
@@ -62,11 +77,10 @@ def names_for_tests(library):
     return sorted(name for name in named if FOR_TESTS.search(SOMETHING_ELSE.sub("", name)))
 
 
-def test_it_has_nothing_that_only_tests_use(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as packed:
-        assert [name for name in packed.namelist() if FOR_TESTS.search(name)] == []
-        packed.extractall(tmp_path)
-    compiled = list((tmp_path / "ebb" / NATIVE).glob("*.so"))
+def test_wheel_has_nothing_that_only_tests_use(unpacked):
+    files = [str(path.relative_to(unpacked)) for path in unpacked.rglob("*")]
+    assert [name for name in files if FOR_TESTS.search(name)] == []
+    compiled = list((unpacked / "ebb" / NATIVE).glob("*.so"))
 
     assert {"libebb.so", Path(ebb._C.__file__).name} <= {library.name for library in compiled}
     assert [name for library in compiled for name in names_for_tests(library)] == []
@@ -78,10 +92,8 @@ NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": 
 
 
 @pytest.mark.skipif(not ON_X86, reason="EBB_MANYLINUX is for x86-64")
-def test_its_libraries_load_on_systems_as_old_as_those_of_torchs_own_wheels(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(tmp_path)
-    libraries = list(tmp_path.rglob("*.so"))
+def test_libraries_load_on_systems_as_old_as_those_of_torchs_wheels(unpacked):
+    libraries = list(unpacked.rglob("*.so"))
     assert len(libraries) >= 2
     for library in libraries:
         used = subprocess.run(["nm", "-D", library], capture_output=True, text=True, check=True)
@@ -93,43 +105,34 @@ def test_its_libraries_load_on_systems_as_old_as_those_of_torchs_own_wheels(whee
         assert "libpthread.so.0" in dynamic.stdout  # has these functions on such systems
 
 
-def test_its_metadata_name_the_license_and_the_commit(wheel):
-    packed = zipfile.ZipFile(wheel)
-    (metadata,) = [name for name in packed.namelist() if name.endswith("dist-info/METADATA")]
-    text = packed.read(metadata).decode()
-    assert "\nLicense-Expression: BSD-3-Clause\n" in text
-    assert "\nLicense: " not in text
-    assert "\nClassifier: License ::" not in text
-    assert any(name.endswith("licenses/LICENSE") for name in packed.namelist())
-    commit = packed.read(f"ebb/{NATIVE}/commit.txt").decode().strip()
+def test_wheel_names_its_license_torch_and_commit(unpacked, metadata):
+    assert "\nLicense-Expression: BSD-3-Clause\n" in metadata
+    assert "\nLicense: " not in metadata
+    assert "\nClassifier: License ::" not in metadata
+    assert f"Requires-Dist: torch=={RELEASE}\n" in metadata
+    assert list(unpacked.glob("*.dist-info/licenses/LICENSE"))
+    commit = (unpacked / f"ebb/{NATIVE}/commit.txt").read_text().strip()
     assert re.fullmatch("[0-9a-f]{12}(-dirty)?|unknown", commit)
 
 
-def test_it_asks_for_the_torch_that_it_is_built_against(wheel):
-    packed = zipfile.ZipFile(wheel)
-    (metadata,) = [name for name in packed.namelist() if name.endswith("dist-info/METADATA")]
-    assert f"Requires-Dist: torch=={RELEASE}\n" in packed.read(metadata).decode()
-
-
-def test_it_names_no_folder_of_the_machine_that_built_it(wheel):
-    packed = zipfile.ZipFile(wheel)
+def test_wheel_names_no_folder_of_the_machine_that_built_it(unpacked):
+    files = [path for path in unpacked.rglob("*") if path.is_file()]
     for folder in (ROOT, Path(torch.__file__).parent):
-        naming = [name for name in packed.namelist() if bytes(folder) in packed.read(name)]
-        assert naming == []
+        assert [path for path in files if bytes(folder) in path.read_bytes()] == []
 
 
-def test_its_cmake_package_finds_the_torch_beside_it(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(tmp_path / "site")
-    (tmp_path / "site/torch").symlink_to(Path(torch.__file__).parent)
+def test_cmake_package_of_a_wheel_finds_the_torch_beside_it(unpacked, tmp_path):
+    site = tmp_path / "site"
+    shutil.copytree(unpacked, site)
+    (site / "torch").symlink_to(Path(torch.__file__).parent)
     command = ["cmake", "-S", ROOT / "examples/cpp", "-B", tmp_path / "build"]
-    command += [f"-Debb_DIR={tmp_path}/site/ebb/{NATIVE}/cmake"]
+    command += [f"-Debb_DIR={site}/ebb/{NATIVE}/cmake"]
     subprocess.run(command, check=True, capture_output=True)
     subprocess.run(["cmake", "--build", tmp_path / "build"], check=True, capture_output=True)
     subprocess.run([tmp_path / "build/train_mlp"], check=True, capture_output=True)
 
 
-def test_it_works_without_a_compiler(wheel, tmp_path):
+def test_wheel_works_without_a_compiler(wheel, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env/bin/python"
     bare = {"HOME": str(tmp_path), "PATH": str(tmp_path / "env/bin")}

@@ -67,33 +67,23 @@ assert torch.equal(step(x, ebb.region(ebb.policies.recompute_all)), expected)
 """
 
 
-def configure(tmp_path, *options):
-    torch_folder = Path(torch.__file__).parent
-    return subprocess.run(
-        [
-            "cmake",
-            "-S",
-            ROOT,
-            "-B",
-            tmp_path / "build",
-            f"-DEBB_TORCH_DIR={torch_folder}",
-            *options,
-        ],
+def test_unknown_plugin_is_named(tmp_path):
+    folder = Path(torch.__file__).parent
+    options = [f"-DEBB_TORCH_DIR={folder}", "-DEBB_PLUGINS=report;reprot", "-DEBB_CUDA=0"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    found = subprocess.run(
+        ["cmake", "-S", ROOT, "-B", tmp_path / "build", *options],
         capture_output=True,
         text=True,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env=os.environ | {"PATH": path},
     )
-
-
-def test_an_unknown_plugin_is_named(tmp_path):
-    found = configure(tmp_path, "-DEBB_PLUGINS=report;reprot", "-DEBB_CUDA=0")
 
     assert found.returncode != 0
     assert "EBB_PLUGINS names 'reprot'" in found.stderr
 
 
 @pytest.mark.sweep
-def test_without_plugins(tmp_path):
+def test_build_without_plugins(tmp_path):
     """Two minutes on two cores: all of the core is compiled."""
     environment = os.environ | {
         "EBB_BUILD_DIR": str(tmp_path / "build"),

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ebb
 from ebb._plan.plan import plan_of
-from ebb_tests.budget_jobs import PLANNED, WIDTH, Job, Net, Quiet, peak_of, regions
+from ebb_tests.budget_jobs import PLANNED, STEPS, WIDTH, Job, Net, Quiet, peak_of, regions
 
 
 class Calls(Net):
@@ -52,7 +52,7 @@ def entered_in_a_step(job):
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_call_around_a_block_recomputes_nothing_that_the_plan_keeps(trained, call, use_reentrant):
+def test_call_around_a_block_recomputes_nothing_that_the_plan_saves(trained, call, use_reentrant):
     class Asked(Job):
         def batch(self, step):
             return super().batch(step).requires_grad_()
@@ -65,7 +65,7 @@ def test_a_call_around_a_block_recomputes_nothing_that_the_plan_keeps(trained, c
     assert entered_in_a_step(found) == 0
 
 
-def test_a_policy_for_calls_counts_for_no_block(trained, told):
+def test_policy_for_calls_does_not_apply_to_blocks(trained, told):
     calls = (ebb.policies.save_matmuls, "save_matmuls")
 
     found = trained("1GiB", lambda: Job(checkpoints=True), plain=Job, calls=calls)
@@ -74,7 +74,7 @@ def test_a_policy_for_calls_counts_for_no_block(trained, told):
     assert "EBB=save_matmuls applies only to calls" in "".join(told())
 
 
-def test_one_line_says_what_becomes_of_calls(trained, capsys):
+def test_one_line_says_that_calls_do_not_checkpoint(trained, capsys):
     trained("60%", lambda: Job(checkpoints=True), plain=Job)
 
     calls = [line for line in capsys.readouterr().err.splitlines() if "ebb: calls of" in line]
@@ -86,7 +86,7 @@ def test_one_line_says_what_becomes_of_calls(trained, capsys):
 
 
 @pytest.mark.not_sanitized
-def test_a_block_in_a_call_frees_as_much_as_one_without(install, monkeypatch):
+def test_block_in_a_call_frees_as_much_as_one_without(install, monkeypatch):
     """RECOMPUTE_EACH_TIME counts in a block's own region only."""
     plans, freed = [], []  # freed: gradients, with which a step begins
 
@@ -105,85 +105,91 @@ def test_a_block_in_a_call_frees_as_much_as_one_without(install, monkeypatch):
     assert abs(found + freed[0] - plans[0].peak) <= 0.0025 * found
 
 
-def test_a_call_beside_the_blocks_stays_a_region(trained):
-    class Head(Net):
-        def forward(self, x):
-            for layer in self.layers:
-                x = checkpoint(layer, x, use_reentrant=False)
-            return checkpoint(lambda x: self.head(x.sin().exp()), x, use_reentrant=False)
+class WithHead(Net):
+    def forward(self, x):
+        if not self.checkpoints:
+            return self.of_head(super().forward(x))
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return checkpoint(lambda x: self.of_head(self.head(x)), x, use_reentrant=False)
 
-    class Plain(Net):
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)
-            return self.head(x.sin().exp())
+    def of_head(self, x):
+        return x.sin().exp()
 
-    found = trained("1GiB", lambda: Job(Head), plain=lambda: Job(Plain))
+
+def test_call_beside_the_blocks_stays_a_region(trained):
+    plain = functools.partial(Job, WithHead)
+    found = trained("1GiB", functools.partial(plain, checkpoints=True), plain=plain)
 
     assert entered_in_a_step(found) == 1
 
 
-def test_a_call_in_which_a_block_runs_later(trained):
-    """Steps with a block inside are measured once there is one."""
+class Later(Net):
+    """Steps with a block inside of the call are profiled once there is one."""
 
-    class Later(Net):
-        def __init__(self):
-            super().__init__()
-            self.step = 0
+    def __init__(self):
+        super().__init__()
+        self.step = 0
 
-        def forward(self, x):
-            self.step += 1
-            return self.head(checkpoint(self.inside, x, use_reentrant=False))
+    def forward(self, x):
+        self.step += 1
+        return self.head(checkpoint(self.inside, x, use_reentrant=False))
 
-        def inside(self, x):
-            for layer in self.layers[: 2 if self.step < PLANNED + 2 else 4]:
-                x = layer(x)
-            return x
-
-    assert regions(trained("60%", lambda: Job(Later), 3 * PLANNED).model)
+    def inside(self, x):
+        for layer in self.layers[: 2 if self.step < PLANNED + 2 else 4]:
+            x = layer(x)
+        return x
 
 
-def test_a_block_that_checkpoints_inside(trained):
-    class Inside(Net):
-        def __init__(self):
-            super().__init__()
-            for layer in self.layers:
-                layer.forward = lambda x, run=layer.forward: checkpoint(run, x, use_reentrant=False)
+class Inside(Net):
+    """Its blocks checkpoint inside."""
 
-    assert regions(trained("60%", lambda: Job(Inside), plain=Job).model)
-
-
-def test_a_function_whose_closure_has_a_variable_without_a_value(trained):
-    class Empty(Net):
-        def forward(self, x):
-            def run(x):
-                return later(x) if x is None else layer(x)
-
-            for layer in self.layers:  # noqa: B007
-                x = checkpoint(run, x, use_reentrant=False)
-            later = self.head
-            return later(x)
-
-    trained("60%", lambda: Job(Empty), plain=Job)
+    def __init__(self):
+        super().__init__()
+        for layer in self.layers:
+            layer.forward = lambda x, run=layer.forward: checkpoint(run, x, use_reentrant=False)
 
 
-def test_models_of_two_kinds_in_one_call(trained):
-    """The module that a call runs tells it from others of the same function."""
+class ReadsLaterVariable(Net):
+    """The closure of its function has a variable that has no value yet."""
 
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net, self.last = Net(), nn.Linear(1, WIDTH)
+    def forward(self, x):
+        def run(x):
+            return later(x) if x is None else layer(x)
 
-        def forward(self, x):
-            for part in (self.net, self.last):
-                x = checkpoint(part, x, use_reentrant=False)
-            return x
+        for layer in self.layers:  # noqa: B007
+            x = checkpoint(run, x, use_reentrant=False)
+        later = self.head
+        return later(x)
 
-    class Plain(Two):
-        def forward(self, x):
-            return self.last(self.net(x))
 
-    trained("60%", lambda: Job(Two), plain=lambda: Job(Plain))
+class TwoKinds(nn.Module):
+    """Calls run modules of two kinds: the module tells a call from others of the same function."""
 
+    def __init__(self, calls=True):
+        super().__init__()
+        self.layers, self.last = Net(), nn.Linear(1, WIDTH)
+        self.calls = calls
+
+    def forward(self, x):
+        if not self.calls:
+            return self.last(self.layers(x))
+        for part in (self.layers, self.last):
+            x = checkpoint(part, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "plain", "steps"),
+    [
+        (Later, Later, 3 * PLANNED),
+        (Inside, Net, STEPS),
+        (ReadsLaterVariable, Net, STEPS),
+        (TwoKinds, lambda: TwoKinds(calls=False), STEPS),
+    ],
+)
+def test_job_with_unusual_calls_has_a_plan_and_the_same_bits(trained, model, plain, steps):
+    found = trained("60%", lambda: Job(model), steps, plain=lambda: Job(plain))
+
+    assert regions(found.model)
     assert torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""Functions of a job that recompute or offload beside ebb; integration/ tests real ones."""
+"""Functions of a job that recompute or offload themselves; integration/ tests real ones."""
 
 from __future__ import annotations
 
@@ -46,16 +46,10 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def install(monkeypatch):
+def install(take_over, monkeypatch):
     """Takes jobs over; with `patterns`, modules with these names."""
     monkeypatch.setenv("_EBB_TOLD", "")  # lines that were printed once
-
-    def take(*patterns):
-        takeover.install(ebb.policies.recompute_all, "1", patterns, finds_blocks=not patterns)
-        ebb.reset_stats()
-
-    yield take
-    takeover.remove()
+    return lambda *patterns: take_over(*patterns, finds_blocks=not patterns)
 
 
 def gradients(call=lambda block, x: block(x)):
@@ -71,7 +65,9 @@ def entered():
 
 
 @pytest.mark.parametrize("patterns", [(), ("layers.*",)], ids=["found", "named"])
-def test_a_function_that_recomputes_is_left_alone(install, capfd, patterns):
+def test_function_that_recomputes_is_left_alone_or_ends_a_strict_job(
+    install, capfd, monkeypatch, patterns
+):
     expected = gradients()
     install(*patterns)
 
@@ -85,6 +81,11 @@ def test_a_function_that_recomputes_is_left_alone(install, capfd, patterns):
         "to let ebb recompute them; if it offloads, set EBB=offload_inputs to offload the inputs "
         "of blocks"
     ]
+    takeover.remove()
+    monkeypatch.setenv("EBB_STRICT", "1")
+    install(*patterns)
+    with pytest.raises(ValueError, match="no regions inside Recomputes"):
+        gradients(Recomputes.apply)
 
 
 def test_other_blocks_stay_regions(install):
@@ -96,15 +97,7 @@ def test_other_blocks_stay_regions(install):
     assert entered() == 2
 
 
-def test_a_strict_job_ends(install, monkeypatch):
-    monkeypatch.setenv("EBB_STRICT", "1")
-    install()
-
-    with pytest.raises(ValueError, match="no regions inside Recomputes"):
-        gradients(Recomputes.apply)
-
-
-def test_no_line_says_that_nothing_ran(install, capfd):
+def test_only_the_function_is_told_of(install, capfd):
     install()
     torch.manual_seed(1)
     model = Model(Recomputes.apply)
@@ -116,7 +109,7 @@ def test_no_line_says_that_nothing_ran(install, capfd):
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
-def test_a_model_that_runs_in_a_hook_has_regions(install, capfd):
+def test_model_that_runs_in_a_hook_has_regions(install, capfd):
     """Losses with a cache of gradients run the model with gradients only in such a hook."""
     install()
     model, x = Model(), torch.randn(4, 8)
@@ -169,7 +162,7 @@ def checkpointed(block, x):
     return checkpoint(block, x, use_reentrant=False)
 
 
-def test_an_exchanged_class_is_not_changed(install, monkeypatch):
+def test_exchanged_class_is_not_changed(install, monkeypatch):
     """As unsloth does, a class takes the place of torch's while ebb is on."""
     module = torch.utils.checkpoint
     torchs = module.CheckpointFunction

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
-from torch import nn
 
 from ebb import _C
 from ebb._launch import step_memory_monitor
 from ebb._plan.profile.measuring import base_bytes
-from ebb._region.blocks import find_blocks
 from ebb_tests.budget_jobs import (
     PLANNED,
     ROWS,
@@ -23,6 +19,7 @@ from ebb_tests.budget_jobs import (
     Quiet,
     assert_same,
     regions,
+    step_bytes,
 )
 from ebb_tests.exactness import same_bits
 from ebb_tests.other_threads import in_thread
@@ -30,16 +27,7 @@ from ebb_tests.other_threads import in_thread
 LATER = PLANNED + 12  # steps, all told
 
 
-class Called(Net):
-    """Calls its blocks in another way than by one positional tensor."""
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = self.call(layer, x)
-        return self.head(x)
-
-
-class ByKeyword(Called):
+class ByKeyword(Net):
     def call(self, layer, x):
         return layer(x=x)
 
@@ -49,11 +37,7 @@ class Pair(Block):
         return super().forward(pair[0]), pair[1]
 
 
-class InTuples(Called):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Pair() for _ in range(4))
-
+class InTuples(Net):
     def call(self, layer, x):
         return layer((x, None))[0]
 
@@ -66,10 +50,6 @@ class Crossing(Block):
 
 
 class WithMemory(Net):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Crossing() for _ in range(4))
-
     def forward(self, x):
         x, memory = x[:ROWS], x[ROWS // 2 :]
         for layer in self.layers:
@@ -82,27 +62,16 @@ class Attending(Block):
         return super().forward(x + torch.softmax(x @ x.transpose(-1, -2), -1) @ x)
 
 
-class OfEqualSize(Called):
-    """What it is called with has other shapes of the same size."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Attending() for _ in range(4))
-
-    def call(self, layer, x):
-        return layer(x)
-
-
 class Steady(Quiet):
-    """Changes after PLANNED steps."""
+    """Its batches grow after PLANNED steps."""
 
     def __init__(self, model=Net, factor=1.3, **settings):
-        super().__init__(model, lambda step: ROWS if step < PLANNED else int(factor * ROWS))
+        rows = [ROWS, int(factor * ROWS)]
+        super().__init__(model, lambda step: rows[step >= PLANNED], **settings)
 
 
 class Reshaped(Quiet):
-    def __init__(self):
-        super().__init__(OfEqualSize)
+    """Its batches get another shape of the same size."""
 
     def batch(self, step):
         return torch.randn(*((8, 32) if step < PLANNED else (2, 128)), WIDTH)
@@ -130,42 +99,17 @@ class Precise(Quiet):
 KINDS = {
     "a batch": Steady,
     "by keyword": lambda: Steady(ByKeyword),
-    "in tuples": lambda: Steady(InTuples),
-    "a second argument": lambda: Steady(WithMemory, factor=1.6),
-    "shapes of equal size": Reshaped,
+    "in tuples": lambda: Steady(InTuples, block=Pair),
+    "a second argument": lambda: Steady(WithMemory, factor=1.6, block=Crossing),
+    "shapes of equal size": lambda: Reshaped(block=Attending),
     "parameters that train": Unfrozen,
     "no autocast": Precise,
 }
 
 
-def step_bytes(job, steps):
-    """Of each step: the most that is there at a time, counted by an allocator."""
-    _C.use_counting_allocator()
-    seen, read = [], _C.tensor_bytes
-    most = 0
-
-    def reading():  # what counts begins anew in the midst of a step's end
-        nonlocal most
-        now, since, is_exact = read()
-        most = max(most, since)
-        return now, since, is_exact
-
-    _C.tensor_bytes = reading
-    try:
-        for _ in range(steps):
-            gc.collect()
-            _C.reset_most_tensor_bytes()
-            began, most = read()[0], 0
-            job.train(1)
-            seen.append(max(most, read()[1]) - began + base_bytes([job.model], [job.optimizer]))
-    finally:
-        _C.tensor_bytes = read
-    return seen
-
-
 @pytest.mark.not_sanitized
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_step_that_grows_is_told_and_the_budget_holds_again(install, told, kind):
+def test_budget_holds_again_after_a_step_that_grows(install, told, kind):
     job = kind()
     plain = step_bytes(job, LATER)
     before, later = max(plain[2 : PLANNED - 1]), max(plain[PLANNED:])
@@ -185,7 +129,7 @@ def test_a_step_that_grows_is_told_and_the_budget_holds_again(install, told, kin
 
 
 @pytest.mark.sweep
-def test_a_kind_of_step_that_recurs_is_planned_for(install, told):
+def test_kind_of_step_that_recurs_is_planned_for(install, told):
     """Every eighth step is larger: it is in no step that is measured, so what it took tells."""
 
     def rows(step):
@@ -237,7 +181,7 @@ def test_memory_that_grows_between_steps_counts(install, told):
     assert all(map(same_bits, job.model.parameters(), expected.model.parameters()))
 
 
-def test_what_no_plan_can_hold_is_said_once(install, told):
+def test_too_small_budget_is_told_of_once_for_each_plan(install, told):
     install("100KiB")  # less than weights take
 
     found = Quiet(rows=lambda step: ROWS if step < STEPS else 4 * ROWS).train(2 * STEPS)
@@ -248,38 +192,26 @@ def test_what_no_plan_can_hold_is_said_once(install, told):
     assert len(regions(found.model)) == 4
 
 
-def test_smaller_steps_are_measured_anew(install, told):
-    job = Quiet(rows=lambda step: ROWS if step < PLANNED else ROWS // 3)
+def test_smaller_steps_are_profiled_again(install, told):
+    def rows(step):
+        return ROWS if step < PLANNED else ROWS // 3
+
+    job = Quiet(rows=rows)
     plain = max(step_bytes(job, PLANNED)[1:])
     held = base_bytes([job.model], [job.optimizer])
     install(held + (plain - held) // 2)
-    found = Quiet(rows=lambda step: ROWS if step < PLANNED else ROWS // 3).train(PLANNED)
+    found = Quiet(rows=rows).train(PLANNED)
     assert regions(found.model)
 
-    found.train(
-        2 * step_memory_monitor._STEPS_BELOW + PLANNED
-    )  # they count anew after one that allocates more
+    # they count anew after one that allocates more
+    found.train(2 * step_memory_monitor._STEPS_BELOW + PLANNED)
 
     lines = told()
     assert regions(found.model) == {}, lines
     assert "steps allocate less than planned" in "".join(lines)
 
 
-# Jobs that had no plan ----------------------------------------------------------------------------
-
-
-def test_calls_without_gradients_do_not_count(trained):
-    class Generating(Job):
-        def step(self, step):
-            with torch.no_grad():
-                for _ in range(1 + step * 7 % 5):
-                    self.model(torch.ones(2, WIDTH))
-            super().step(step)
-
-    assert regions(trained("60%", Generating).model)
-
-
-def test_a_model_that_is_frozen_at_first(install, told):
+def test_model_that_is_frozen_at_first_is_planned_later(install, told):
     class Thawed(Quiet):
         def step(self, step):
             if step in (0, STEPS):
@@ -296,7 +228,7 @@ def test_a_model_that_is_frozen_at_first(install, told):
     assert 0 < len(regions(job.model)) <= 4
 
 
-def test_two_threads_that_train(install, told):
+def test_two_threads_that_train_prevent_a_plan(install, told):
     install("60%")
     jobs = [Quiet(), Quiet()]
     jobs[0].train(2)
@@ -308,75 +240,15 @@ def test_two_threads_that_train(install, told):
     _C.end_profile()
 
 
-# Models without blocks ----------------------------------------------------------------------------
+def test_first_profiled_step_makes_no_plan_larger(install, told):
+    class Early(Quiet):
+        """Its second step allocates more than all others."""
 
+        def step(self, step):
+            if step == 1:
+                torch.ones(2**18)  # 1 MiB, freed at once
+            super().step(step)
 
-class Layers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = torch.tanh(layer(x)) * 1.5
-        return x
-
-
-class Weights(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weights = nn.ParameterList(torch.randn(WIDTH, WIDTH) / 4 for _ in range(6))
-
-    def forward(self, x):
-        for weight in self.weights:
-            x = nn.functional.gelu(x @ weight)
-        return x
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.LSTM(WIDTH, WIDTH) for _ in range(3))
-        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
-
-    def forward(self, x):
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-            x = norm(layer(x)[0])
-        return x
-
-
-@pytest.mark.not_sanitized
-@pytest.mark.parametrize("model", [Layers, Weights, Recurrent])
-def test_a_model_of_layers_is_a_block_itself(install, model):
-    is_recurrent = model is Recurrent  # an LSTM has many operators inside: each is a block
-    assert find_blocks(model()) == (("layers.0", "layers.1", "layers.2") if is_recurrent else ("",))
-    job = Quiet(model)
-    plain = max(step_bytes(job, PLANNED + 3)[1:])
-    held = base_bytes([job.model], [job.optimizer])
-    budget = held + 7 * (plain - held) // 10
-    expected = Job(model).train()
-    install(budget)
-
-    found = step_bytes(Quiet(model), PLANNED + 4)
-
-    # a model is met within its first call, which is no region yet
-    assert max(found[PLANNED + 1 :]) <= budget
-    assert_same(Job(model).train(), expected)
-
-
-# Steps and memory that budgets count -------------------------------------------------------------
-
-
-class Early(Quiet):
-    """Its second step allocates more than all others."""
-
-    def step(self, step):
-        if step == 1:
-            torch.ones(2**18)  # 1 MiB, freed at once
-        super().step(step)
-
-
-def test_what_the_first_measured_step_allocates_makes_no_plan_larger(install, told):
     install("60%")
 
     Early().train()
@@ -384,16 +256,11 @@ def test_what_the_first_measured_step_allocates_makes_no_plan_larger(install, to
     assert not any("the peak memory of steps varies" in line for line in told())
 
 
-class Growing(Quiet):
-    def __init__(self):
-        super().__init__(rows=lambda step: ROWS + 16 * max(0, step - PLANNED))
-
-
 @pytest.mark.sweep
 def test_steps_that_grow_on_are_told_of_a_few_times(install, told):
     install("35%")
 
-    Growing().train(60)
+    Quiet(rows=lambda step: ROWS + 16 * max(0, step - PLANNED)).train(60)
 
     lines = told()
     assert sum("already has the lowest possible peak" in line for line in lines) <= 6
@@ -414,7 +281,7 @@ def test_other_tensors_of_the_program_give_a_budget_no_slack(install, told):
     assert data.numel()
 
 
-def test_a_job_that_checkpoints_is_not_measured_with_larger_regions(install, told):
+def test_job_that_checkpoints_is_not_profiled_with_larger_regions(install, told):
     install("5%")
 
     Quiet(checkpoints=True).train()
@@ -422,18 +289,7 @@ def test_a_job_that_checkpoints_is_not_measured_with_larger_regions(install, tol
     assert not any("other modules as regions" in line for line in told())
 
 
-def test_hooks_of_the_job_on_saved_tensors_are_told_of(trained, told):
-    class Hooked(Job):
-        def step(self, step):
-            with torch.autograd.graph.save_on_cpu():
-                super().step(step)
-
-    trained("60%", Hooked)
-
-    assert sum("job's saved-tensor hooks" in line for line in told()) == 1
-
-
-def test_a_job_that_ends_before_there_is_a_plan_says_so(install, told):
+def test_job_that_ends_before_there_is_a_plan_is_told_so(install, told):
     budget = install("60%")
     Quiet().train(3)
 
