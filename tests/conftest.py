@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 
@@ -138,6 +139,8 @@ def pytest_runtest_call(item):
     except (Exception, pytest.fail.Exception):
         if not marker:
             raise
+        with contextlib.suppress(RuntimeError):
+            late.synchronize()
         late.findings()
         pytest.skip(marker.args[0])
     assert not marker, f"passes on the test device, so the mark on_cpu is wrong: {marker.args[0]}"

@@ -99,6 +99,12 @@ class Processes:
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         for report in self._reports(name, item, nextitem):
             hook.pytest_runtest_logreport(report=report)
+        # An earlier test of this process may have left fixtures of its module to this one.
+        state = item.session._setupstate
+        call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), "teardown")
+        if call.excinfo is not None:
+            report = hook.pytest_runtest_makereport(item=item, call=call)
+            hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 

@@ -109,7 +109,9 @@ def _write_raw(t: torch.Tensor) -> None:
 
 
 # Dispatch keys of kernels. None: that of the device on which the test runs.
-KEYS = pytest.mark.parametrize("key", [None, "CompositeExplicitAutograd"], ids=["device", "all"])
+KEYS = pytest.mark.parametrize(
+    "key", [None, "CompositeExplicitAutograd"], ids=["of the device", "of all"]
+)
 
 
 def _library() -> torch.library.Library:

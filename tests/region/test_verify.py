@@ -56,6 +56,7 @@ def test_values_are_recomputed_even_while_their_tensors_live(x):
     assert h is not None
 
 
+@pytest.mark.on_cpu("fused cells have kernels for the CPU and CUDA only")
 @pytest.mark.usefixtures("_verify")
 def test_workspaces_are_not_compared():
     net = nn.LSTM(4, 4)
