@@ -249,7 +249,7 @@ for _ in range(2):
     except NotImplementedError as error:
         print(type(error).__name__, str(error).splitlines()[0])
     print(ebb.stats()["paging"]["stashes"], ebb.stats()["open_regions"])
-accelerator.have_pages()
+late.have_pages()
 print(len(gradients(net, x, n, region)), ebb.experimental.paging.step_ok())
 """
 
