@@ -161,7 +161,7 @@ def test_threads_have_modules_of_their_own(net, x):
 def test_a_tracked_model_is_pickled_and_copied_as_before(net, x):
     saved(in_modules("*"), net, x, root=net)
     text = pickle.dumps(net)
-    assert b"ebb" not in text
+    assert b"ebb" not in text.replace(b"ebb_tests", b"")
     assert type(pickle.loads(text)[0]) is Block
     twin = copy.deepcopy(net)
     assert saved(in_modules("0.*"), twin, x, root=twin) == 64
