@@ -50,6 +50,8 @@ def on_device(profile: Profile) -> Profile:
     times = list(accumulate(each))
 
     def there(time: float) -> float:
+        if time < 0:  # never
+            return time
         index = bisect.bisect_right(points, time) - 1
         if index + 1 == len(points):
             return max(profile.duration, times[-1]) if time > points[-1] else times[-1]
