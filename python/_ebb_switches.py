@@ -72,7 +72,7 @@ def launched_rank() -> int:
 
 def is_child() -> bool:
     """True if multiprocessing started this process."""
-    from multiprocessing import current_process, parent_process  # noqa: PLC0415 - torch has it
+    from multiprocessing import current_process, parent_process  # noqa: PLC0415 - imported by torch
 
     # A spawned process imports the main module before it knows its parent.
     return parent_process() is not None or hasattr(current_process(), "_inheriting")

@@ -1,4 +1,4 @@
-"""What ebb asks of a device and its allocator, and memory that is shared or not aligned."""
+"""Queries of a device and its allocator, and memory that is shared or not aligned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANOTHER_CAPTURE, OTHER_ERROR = 906, 710  # CUDA's numbers
 
 @pytest.fixture
 def asked_of_captures():
-    """What asking whether a stream is captured raises from now on; 0: an error without a number."""
+    """Sets the error's number that a query of a stream's capture raises; 0: without a number."""
     yield torch.ops.late.fail_asked_of_captures
     torch.ops.late.fail_asked_of_captures(-1)
 

@@ -50,7 +50,7 @@ def test_no_memory_is_left_on_the_device_after_a_step(x):
     ebb.stats()["offload"]
     before = in_use(x.device)
     y = forward(x)
-    late.synchronize()  # all has left, but nobody has asked
+    late.synchronize()  # the copies are done, and ebb has not noticed yet
     torch.autograd.grad(y, x)
     del y
 
@@ -74,7 +74,7 @@ def test_host_memory_is_freed_after_its_copies(under_a_limit, x):
     late.synchronize()
 
 
-def test_host_memory_is_freed_after_a_copy_that_nobody_needs(x):
+def test_host_memory_is_freed_after_a_copy_that_is_never_fetched(x):
     """A write sent the tensor early, and then the tensor was dropped."""
     with ebb.region(SINES):
         h, y = sine_and_cosine(x)
@@ -206,7 +206,7 @@ def test_taken_tensor_is_not_fetched_ahead_though_the_device_failed(x):
 
 
 def saved(y):
-    """What each function saved, as backward asks for it; not what the input is."""
+    """The tensor that each function saved, unpacked in the order of backward, without the input."""
     node = y.grad_fn.next_functions[0][0]
     while node.next_functions[0][0].next_functions:
         yield node._saved_self

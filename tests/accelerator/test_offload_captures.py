@@ -369,9 +369,7 @@ def backward_of_a_part(x):
 
 @pytest.mark.parametrize("in_flight", [0, 1 << 30])
 @pytest.mark.parametrize("before", [forward_only, forward_twice, backward_of_a_part])
-def test_copies_that_nobody_fetches_before_a_capture_do_not_break_it(
-    before, in_flight, device, stream
-):
+def test_copies_never_fetched_before_a_capture_do_not_break_it(before, in_flight, device, stream):
     """They run on the stream that will be captured, which may not wait for them then."""
     ebb.config.offload.in_flight_bytes = in_flight
     x = warmed_up(device, stream)

@@ -204,7 +204,7 @@ def test_setting_dead_rows_fills_padding_rows(dead_rows, device):
 
 
 def test_padded_memory_is_free_between_forward_and_backward(device):
-    """Of each layer but the last, which nothing has waited for yet."""
+    """The last layer's memory is excepted: no stream has waited for its copy yet."""
     net, x, n = masked(device, 64, layers=6, width=64, rows=2048)
     for _ in range(2):
         gradients(net, x, n, region)
@@ -256,7 +256,7 @@ def test_memory_of_what_has_left_is_free_when_the_step_ends_on_another_stream(de
 
 
 def test_memory_of_the_last_that_has_left_is_waited_for(device):
-    """Though an older stash is given up later, since the order of the step has changed."""
+    """The order of the step has changed, so ebb frees an older stash later than the last one."""
     ebb.config.paging.prefetch = 1
     _, x, n = masked(device)
     for _ in range(2):

@@ -117,7 +117,7 @@ def test_asking_waits_for_one_event_of_each_device(ask, device):
 @pytest.mark.parametrize("ask", ["step_ok", "optimizer", "found_inf", "before backward"])
 def test_asking_waits_for_pools_alone(ask, device):
     """And not for work that the compute stream was given after the last rows had left or come back.
-    Streams run nothing that nobody waits for."""
+    A stream runs its work only when something waits for it."""
     (step,) = steady(device)
     net = Masked(device=device)
     parameter = torch.ones(4).to(device).requires_grad_()

@@ -1,4 +1,4 @@
-"""Values that one stream computes and another one uses: their order, and who gets the memory next.
+"""Values that one stream computes and another uses: the order of accesses, and reuse of memory.
 
 Streams run as late as they may. Tests of OFFLOAD on several streams are in test_offload_waits.py.
 """
@@ -28,7 +28,7 @@ def sine_and_cosine(x):
 
 
 def saved_on(*where):
-    """What the function before `y` has saved, unpacked on each of these pairs of stream and `y`."""
+    """The tensor that the function before `y` saved, unpacked on the stream, for each pair."""
     found = []
     for stream, y in where:
         with stream:
@@ -331,7 +331,7 @@ def test_record_stream_is_no_write(streams, x):
     assert_gradient(found, lambda x: (h := x.sin()).exp() * h, x)
 
 
-# Who gets the memory next
+# Reuse of freed memory
 
 
 def test_memory_of_copied_state_is_free_when_its_stream_is_done(streams, x, device):

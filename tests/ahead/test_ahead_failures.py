@@ -128,7 +128,8 @@ def assert_none_left():
 
 @pytest.mark.parametrize(("is_anywhere", "every"), [(False, 60), (True, 150)])
 def test_regions_give_memory_back_when_an_allocation_fails(is_anywhere, every, assert_none_left):
-    """Of regions' kernels, or of any, also in backward. A step after a failed one is exact too."""
+    """An allocation of a region's kernel fails, or any other one, also in backward. The step after
+    a failed one is exact too."""
     expected = step(Net(), inputs(), in_regions=False)
     came_through, before = 0, _C.room_stats()
 

@@ -177,7 +177,7 @@ def is_ahead():
 
 @pytest.fixture
 def python_sine():
-    """What a kernel of aten::sin in Python does first; replays ahead run it too."""
+    """Functions that a kernel of aten::sin in Python calls first, also in replays ahead."""
     acts = []
 
     def sine(x):

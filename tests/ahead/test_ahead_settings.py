@@ -54,7 +54,7 @@ def test_environment_variable_sets_regions_and_limit(value, regions, limit):
 
 
 def report_of(regions):
-    """Of a step of five blocks."""
+    """The report of a step with five blocks."""
     modules, h = blocks(5), torch.randn(X, requires_grad=True)
     with replays_ahead(regions), ebb.record_reports():
         for i, module in enumerate(modules):

@@ -121,7 +121,7 @@ def test_number_of_threads_may_change_and_stays_as_set():
 
 
 def test_warnings_are_not_repeated(capfd):
-    """The worker would give them where nobody catches them."""
+    """A warning on the worker's thread could not be caught by the program."""
     x = torch.randn(4, 6, requires_grad=True)
     bounds = torch.linspace(-1, 1, 5)
 

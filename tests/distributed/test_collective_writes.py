@@ -201,7 +201,7 @@ def saved_as_a_result(x, first, second, write):
 
 
 def not_needed(x, first, second, write):
-    """As Megatron-LM has it: what is reduced is a product's result, which nobody has read."""
+    """As in Megatron-LM: the collective reduces a product before any operator has read it."""
     with first():
         h = x.sin() @ x.t()
     with second():
@@ -217,8 +217,8 @@ def without_autograd(x, first, second, write):
         return out + h.exp() * x
 
 
-# Of these eager's backward reads nothing that was written, so ebb's must not raise either, but for
-# what was offloaded, which cannot be made again.
+# In these, eager's backward does not read the written tensor. So ebb's backward must not raise,
+# unless the tensor was offloaded: ebb cannot recompute that one.
 NEVER_REFUSED = {f.__name__: f for f in (computed_from_it_before, not_needed, without_autograd)}
 AFTER_A_REGION = NEVER_REFUSED | {f.__name__: f for f in (saved_before, saved_as_a_result)}
 
@@ -257,7 +257,7 @@ def other(rank: int, *shape: int) -> Tensor:
     return torch.full(shape or (4,), 0.25 * (rank + 1), dtype=torch.float64)
 
 
-# What rank r does with a computed tensor h of four elements, in its group g.
+# Calls on group g by rank r, with a tensor h of four elements that the region computed.
 METHODS: dict[str, Callable[[Any, int, Tensor], Any]] = {
     "allreduce": lambda g, r, h: g.allreduce([h]),
     "allreduce of a view": lambda g, r, h: g.allreduce([h[1:3]]),

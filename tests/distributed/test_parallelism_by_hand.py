@@ -143,7 +143,7 @@ def transfer(operation, tensor, how):
     return tensor
 
 
-@pytest.mark.parametrize("kept", ["by nobody", "new buffers", "one buffer"])
+@pytest.mark.parametrize("kept", ["not at all", "new buffers", "one buffer"])
 @pytest.mark.parametrize("how", ["sync", "async", "batch"])
 @on_two_ranks
 def test_stages_that_send_and_receive(how, kept):

@@ -23,7 +23,7 @@ import torch
 import ebb
 from ebb import _testing
 from ebb_tests import device as late
-from ebb_tests.replays import wait_for_replays
+from ebb_tests.replays import delays, replays_ahead
 from ebb_tests.stand_ins import fake_accelerator
 
 Context = Callable[[], contextlib.AbstractContextManager[object]]
@@ -74,7 +74,7 @@ def policies_each_time(keep: int) -> Policies:
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """What a test of exactness runs under.
+    """The policies, device and settings under which a test of exactness runs.
 
     Attributes:
         name: in the ids of tests; has no "-".
@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def dispatch_key(self) -> str:
-        """Of the device's kernels."""
+        """The key of the device's kernels."""
         return "PrivateUse1" if self.is_on_device else "CPU"
 
     @property
@@ -203,25 +203,20 @@ def from_one_byte() -> contextlib.AbstractContextManager[object]:
     return offload_settings(min_bytes=1)
 
 
-@contextlib.contextmanager
-def ahead() -> Iterator[None]:
+def ahead() -> contextlib.AbstractContextManager[object]:
     """Replays ahead, as much as possible."""
-    with ebb.config.patch(ahead_regions=2):
-        yield
-        wait_for_replays()
+    return replays_ahead(regions=2)
 
 
 @contextlib.contextmanager
 def ahead_at_once() -> Iterator[None]:
     """Each region is replayed as soon as it is left, with random delays."""
-    with ahead():
+    with ahead(), delays(50):
         _testing.replay_when_closed(True)
-        _testing.delay_replays_ahead(50)
         try:
             yield
         finally:
             _testing.replay_when_closed(False)
-            _testing.delay_replays_ahead(0)
 
 
 def reports() -> contextlib.AbstractContextManager[object]:

@@ -182,7 +182,7 @@ class TwoBackwards(Loop):
 
 
 class DroppedGraph(Loop):
-    """A validation loss with gradients on, whose graph nobody uses."""
+    """Computes a validation loss with gradients enabled, and runs no backward for it."""
 
     def step(self, step):
         super().step(step)

@@ -22,7 +22,7 @@ pytestmark = [
 
 
 def digest(tensors):
-    """Of the tensors' bytes. Makes no tensor, which would count as the step's memory."""
+    """A hash of the tensors' bytes, without a new tensor, which would count as the step's."""
     found = hashlib.sha1()
     for one in tensors:
         found.update(b"none" if one is None else np.ascontiguousarray(one.detach().numpy()))

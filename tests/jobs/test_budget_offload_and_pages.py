@@ -23,7 +23,7 @@ FAST = Link(out=1e9, back=1e9, least=1, room=1 << 30, is_disk=True)
 
 @pytest.fixture
 def disk(tmp_path):
-    """Of which nothing is said about its speed."""
+    """A disk tier whose speed is not known."""
     before = ebb.config.to_dict()
     _testing.drain_offload()
     ebb.config.update(
@@ -43,7 +43,7 @@ def fast_disk(disk, monkeypatch):
 
 @pytest.mark.parametrize(("budget", "has_room"), [("80%", True), ("25%", False)])
 def test_step_that_offloads_all_is_profiled_if_there_is_room(fast_disk, install, budget, has_room):
-    """What leaves is there for a moment, so that may take more than recomputing does."""
+    """Offloaded values stay in memory for a moment, so the step may need more than a replay."""
     install(budget)
     job = Job()
 

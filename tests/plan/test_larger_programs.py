@@ -84,7 +84,7 @@ def test_times_are_the_predicted_ones(make, monkeypatch):
 
 
 def by_hand(found, seed):
-    """What a user might write: of some operators, all results are saved, in the first blocks."""
+    """Choices as a user might write them: the first blocks save all results of some operators."""
     draw = random.Random(seed)
     step = found.simulator.step
     names = sorted({one.func_name for one in found.measured.profile.operators})

@@ -24,7 +24,7 @@ def sent(place, size, packed, asked):
 
 
 def all_sent(*storages):
-    """Of each storage: its size, when it is packed, and when backward needs it."""
+    """`storages`: for each its size, when it is packed, and when backward needs it."""
     return [sent(place, *one) for place, one in enumerate(storages)]
 
 

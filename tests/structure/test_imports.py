@@ -1,4 +1,4 @@
-"""What `lint-imports` (see pyproject.toml) and ruff do not check about the modules of ebb."""
+"""Rules for the modules of ebb that neither `lint-imports` (see pyproject.toml) nor ruff checks."""
 
 from __future__ import annotations
 

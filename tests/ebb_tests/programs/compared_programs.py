@@ -139,7 +139,8 @@ def is_refusal(eager: Observation, ours: Observation) -> bool:
 
 
 def check(program: Program, sees_all: bool = False) -> str:
-    """What the program came to: gradients, an error, nothing to differentiate, or a refusal.
+    """Runs a program and returns its outcome: gradients, an error, nothing to differentiate, or
+    a refusal.
 
     A refusal counts as "overwritten" if the program is not refused when it leaves out the writes
     that ebb cannot see: those bytes are nowhere any more. Otherwise it counts as "refused".

@@ -23,7 +23,7 @@ def peer() -> int:
 
 
 def source(like: Tensor, part: int = 1) -> Tensor:
-    """What this rank sends: other numbers on each, and none that depend on `like`'s."""
+    """The tensor that this rank sends. Its numbers differ between ranks, and are not `like`'s."""
     rows = like.shape[0] // part
     numbers = torch.arange(rows * like[0].numel(), dtype=like.dtype)
     return ((numbers + 1) * (0.1 + 0.25 * rank())).reshape(rows, *like.shape[1:])
